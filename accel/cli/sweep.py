@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +15,12 @@ from accel.imports.options import CLI, PolicySource
 from accel.monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
-    from accel.sweep import CandidateOptions, SearchOptions, SweepResult
+    from accel.sweep import SweepResult
     from accel.sweep.pareto import Candidate
 
-_SEARCH = ("trials", "sampler", "pruner", "seed", "storage", "study", "out", "max_seconds")
-_CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "sample", "max_kl", "no_sensitivity")
-
+_SEARCH = ("trials", "objectives", "sampler", "pruner", "seed", "storage", "study", "out", "max_seconds")
+_CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "sample", "max_kl")
+_LISTS = {"objectives", "bits", "prune", "rank"}
 _PARTS_OF_LATENCY = ("policy_us", "fp32_us", "latency_q1", "latency_q3")
 
 
@@ -70,7 +70,8 @@ class SweepOptions(PolicySource):
     ] = None
     seed: Annotated[int | None, argument("seed of sampler and episodes; default: 0")] = None
     storage: Annotated[
-        str | None, argument("Optuna storage URL; default: sqlite:///OUT/study.db, for workers on one host")
+        str | None,
+        argument("Optuna storage URL; default: journal:OUT/study.log; sqlite:///FILE is for one host"),
     ] = None
     study: Annotated[str | None, argument("the study's name in the storage; default: OUT's name")] = None
     out: Annotated[Path | None, argument("output directory; default: results/sweeps/NAME")] = None
@@ -110,64 +111,38 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("--population trains, so it needs --config")
     if options.generations is not None and options.population is None:
         raise ConfigError("--generations are those of a --population")
-    from accel.sweep import sweep_population, sweep_run, sweep_training
-
-    command = ("accel", "sweep", *argv)
-    if policies:
-        result = sweep_run(options.load(), _search(options), _candidates(options), command=command)
-    else:
-        own = (*_CANDIDATES, *(field.name for field in fields(PolicySource)))
-        given = [name for name in own if getattr(options, name) != getattr(SweepOptions, name)]
-        if given:
-            raise ConfigError(
-                f"--{given[0].replace('_', '-')} needs --run, --module or --sb3: trials of --config are training runs"
-            )
-        if options.population is not None:
-            search, generations = _search(options), 10 if options.generations is None else options.generations
-            trained = sweep_population(
-                Path(str(options.config)), options.population, generations, search, command=command
-            )
-            print(without_controls(trained.text()))
-            return 0
-        result = sweep_training(Path(str(options.config)), _search(options), command=command)
-    print(without_controls(result_text(result)))
+    own = (*_CANDIDATES, "no_sensitivity", *(field.name for field in fields(PolicySource)))
+    given = [name for name in own if getattr(options, name) != getattr(SweepOptions, name)]
+    if options.config is not None and given:
+        raise ConfigError(
+            f"--{given[0].replace('_', '-')} needs --run, --module or --sb3: trials of --config are training runs"
+        )
+    print(without_controls(_sweep(options, ("accel", "sweep", *argv))))
     return 0
 
 
-def _search(options: SweepOptions) -> SearchOptions:
-    from accel.sweep import SearchOptions
+def _sweep(options: SweepOptions, command: tuple[str, ...]) -> str:
+    """Sweep as the options say; returns the result in a few lines."""
+    from accel.sweep import CandidateOptions, SearchOptions, sweep_population, sweep_run, sweep_training
 
-    values = {name: getattr(options, name) for name in _SEARCH}
-    values["objectives"] = None if options.objectives is None else _words(options.objectives)
-    values["constraints"] = options.constraint or None
-    return SearchOptions.create(values, "--")
-
-
-def _candidates(options: SweepOptions) -> CandidateOptions:
-    from accel.sweep import CandidateOptions, ChoiceOptions
-
-    choices = ChoiceOptions()
-    if options.bits is not None:
-        choices = ChoiceOptions.with_bits(_words(options.bits))
-    choices = replace(
-        choices,
-        pruned=choices.pruned if options.prune is None else _numbers("prune", options.prune),
-        ranks=choices.ranks if options.rank is None else _numbers("rank", options.rank),
-    )
-    given = {name: getattr(options, name) for name in ("rows", "batch", "episodes", "max_kl")}
-    changes = {name: value for name, value in given.items() if value is not None}
-    return replace(CandidateOptions(choices, sample=options.sample, sensitivity=not options.no_sensitivity), **changes)
+    constraints = {"constraints": options.constraint} if options.constraint else {}
+    search = SearchOptions.create({**_given(options, _SEARCH), **constraints}, "--")
+    if options.config is None:
+        values = {**_given(options, _CANDIDATES), "sensitivity": not options.no_sensitivity}
+        return result_text(sweep_run(options.load(), search, CandidateOptions.create(values, "--"), command=command))
+    if options.population is None:
+        return result_text(sweep_training(options.config, search, command=command))
+    return sweep_population(
+        options.config, options.population, options.generations or 10, search, command=command
+    ).text()
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _numbers(name: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(word) for word in _words(text))
-    except ValueError:
-        raise ConfigError(f"--{name} {text}: give numbers, separated by commas") from None
+def _given(options: SweepOptions, names: Sequence[str]) -> dict[str, object]:
+    """The options that were given, lists as tuples."""
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    for name in _LISTS & given.keys():
+        given[name] = tuple(word.strip() for word in str(given[name]).split(",") if word.strip())
+    return given
 
 
 def result_text(result: SweepResult) -> str:

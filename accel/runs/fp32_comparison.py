@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -43,17 +43,8 @@ def compare_with_fp32(
         env_us: duration of a vector step of the environments, for comparison.
         runtime: see ``PolicySession``.
     """
-    sessions = [PolicySession(a, batch=batch, runtime=runtime) for a in (artifact, fp32)]
-    rows = len(next(iter(inputs.values())))
-    order = np.resize(np.arange(rows), batch)
-    for session in sessions:
-        for name, values in inputs.items():
-            session.inputs[name][...] = values[order]
-    samples: list[list[float]] = [[], []]
-    calls = max(int(ROUND_S / max(_seconds(sessions[1], 3), 1e-7)), 1)
-    for turn in range(ROUNDS):
-        for k in (0, 1) if turn % 2 else (1, 0):
-            samples[k].append(1e6 * _seconds(sessions[k], calls))
+    sessions = _sessions((artifact, fp32), inputs, batch, runtime)
+    samples = _in_turns(sessions, ROUNDS, ROUND_S)
     params = [torch.from_numpy(_outputs(session, inputs, batch)) for session in sessions]
     compressed, full = (distribution(p) for p in params)
     agreement = None
@@ -71,6 +62,35 @@ def compare_with_fp32(
         fp32_bytes=len(fp32.to_bytes()),
         weight_only=bool(weight_only_layers(artifact)),
     )
+
+
+def time_in_turns(
+    artifacts: Sequence[CompressedPolicy], inputs: Mapping[str, Array], batch: int, *, rounds: int, round_s: float
+) -> npt.NDArray[np.float64]:
+    """Microseconds of a policy call, [artifact, round]: means over about ``round_s`` seconds, all in every round."""
+    return _in_turns(_sessions(artifacts, inputs, batch), rounds, round_s)
+
+
+def _sessions(
+    artifacts: Sequence[CompressedPolicy], inputs: Mapping[str, Array], batch: int, runtime: Runtime = "native"
+) -> list[PolicySession]:
+    """As actors load them, with real rows as inputs."""
+    sessions = [PolicySession(artifact, batch=batch, runtime=runtime) for artifact in artifacts]
+    rows = np.resize(np.arange(len(next(iter(inputs.values())))), batch)
+    for session in sessions:
+        for name, values in inputs.items():
+            session.inputs[name][...] = values[rows]
+    return sessions
+
+
+def _in_turns(sessions: Sequence[PolicySession], rounds: int, round_s: float) -> npt.NDArray[np.float64]:
+    samples = np.empty((len(sessions), rounds))
+    calls = [max(int(round_s / max(_seconds(session, 3), 1e-7)), 1) for session in sessions]
+    for turn in range(rounds):
+        places = range(len(sessions))
+        for place in places if turn % 2 else reversed(places):
+            samples[place, turn] = 1e6 * _seconds(sessions[place], calls[place])
+    return samples
 
 
 def _seconds(session: PolicySession, calls: int) -> float:

@@ -13,15 +13,13 @@ from accel.system.extras import install_command, missing_distributions
 
 if TYPE_CHECKING:
     from accel.sweep.driver import SweepResult, sweep_run, sweep_training
-    from accel.sweep.options import CandidateOptions, SearchOptions
     from accel.sweep.population import PopulationResult, sweep_population
-    from accel.sweep.scheme_space import ChoiceOptions
+    from accel.sweep.search import CandidateOptions, SearchOptions
 
 _HOMES = {
-    "CandidateOptions": "options",
-    "ChoiceOptions": "scheme_space",
+    "CandidateOptions": "search",
     "PopulationResult": "population",
-    "SearchOptions": "options",
+    "SearchOptions": "search",
     "SweepResult": "driver",
     "sweep_population": "population",
     "sweep_run": "driver",
@@ -29,7 +27,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "CandidateOptions", "ChoiceOptions", "PopulationResult", "SearchOptions", "SweepResult", "sweep_population",
+    "CandidateOptions", "PopulationResult", "SearchOptions", "SweepResult", "sweep_population",
     "sweep_run", "sweep_training",
 ]  # fmt: skip
 

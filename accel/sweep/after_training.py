@@ -1,6 +1,6 @@
 """Sweeps after training: per-layer compression of a trained policy, screened by mismatch before any episode is played.
 
-``AfterTraining`` is the experiment, ``Workbench`` measures candidates, ``measure_sensitivity`` measures each layer
+``AfterTraining`` is the experiment, ``CandidateMeasurements`` measures candidates, ``measure_sensitivity`` each layer
 alone.
 """
 
@@ -10,10 +10,8 @@ import json
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -23,18 +21,19 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import SchemeError, UnsupportedLayerError
 from accel.compressors.layer_inventory import policy_layers
-from accel.compressors.runtime import PolicySession
 from accel.errors import ConfigError
 from accel.json_object import Json
-from accel.runs.fp32_comparison import compare_with_fp32
+from accel.runs.fp32_comparison import compare_with_fp32, time_in_turns
 from accel.runs.loading import TrainedRun
 from accel.runs.playing import collect_inputs, play
 from accel.runs.trained_policy import TrainedPolicy
+from accel.sweep.experiment import Experiment
 from accel.sweep.objectives import AFTER_TRAINING, Values
-from accel.sweep.options import CandidateOptions
+from accel.sweep.outputs import markdown_table
 from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import ERROR
-from accel.sweep.scheme_space import LayerChoice, SchemeSpace
+from accel.sweep.scheme_space import SchemeSpace
+from accel.sweep.search import CandidateOptions
 from accel.sweep.study import CAVEAT, MEASURED, SAME_AS, SKIPPED, UNBUILT, Measurement, StudyOptions, has_ended
 from accel.system.atomic import write_atomically
 
@@ -48,70 +47,54 @@ _BUILT, _NEAR = _OWN_CONSTRAINTS = ("can be built", "kl<=max_kl")
 logger = logging.getLogger("accel")
 
 
-class AfterTraining:
-    """One trained policy under search; see ``driver.Experiment``."""
+class AfterTraining(Experiment):
+    """One trained policy under search."""
 
     metrics = AFTER_TRAINING
     kind = "after training"
 
     def __init__(self, run: TrainedPolicy, options: CandidateOptions, study: StudyOptions) -> None:
         """Raises ConfigError: an empty space, or ``agreement`` of continuous actions."""
-        if not options.max_kl > 0:
-            raise ConfigError(f"max_kl = {options.max_kl}: give a bound above 0, in nats")
         self._wanted = {q.name for q in study.objectives} | {c.metric for c in study.constraints}
         if "agreement" in self._wanted and run.spec.action.kind == "gaussian":
             raise ConfigError("agreement counts equal actions, which continuous ones never are: use kl")
         torch.set_num_threads(1)
         self._run = run
-        self._options = options
+        self._options = options.model_copy(update={"batch": options.batch or run.config.acting.envs_per_actor})
         self._study = study
-        layers = policy_layers(run.policy, run.example_inputs, run.policy.output_names)
-        self._space = SchemeSpace(layers, options.choices)
-        self._bench: Workbench | None = None
-        self._references: dict[str, float] = {}
+        self._schemes = SchemeSpace(policy_layers(run.policy, run.example_inputs, run.policy.output_names), options)
+        self._bench: CandidateMeasurements | None = None
+        self.title = f"{run.config.environment.env}, {run.architecture}, {run.path.name}"
+        self.space = self._schemes.parameters
+        self.references: Values = {}
 
     @property
-    def title(self) -> str:
-        """See ``driver.Experiment.title``."""
-        return f"{self._run.config.environment.env}, {self._run.architecture}, {self._run.path.name}"
-
-    @property
-    def bench(self) -> Workbench:
+    def bench(self) -> CandidateMeasurements:
         """Created on first use, as that plays episodes."""
         if self._bench is None:
-            self._bench = Workbench(self._run, self._options, self._study.seed)
+            self._bench = CandidateMeasurements(self._run, self._options, self._study.seed)
         return self._bench
 
-    @property
-    def _batch(self) -> int:
-        return self._options.batch or self._run.config.acting.envs_per_actor
-
     def subject(self) -> Json:
-        """See ``driver.Experiment.subject``."""
-        options = self._options
+        """See ``Experiment.subject``."""
+        options = self._options.model_dump(mode="json", exclude={"sensitivity", "sample"})
         return {
             "kind": self.kind,
             **self._run.identity,
-            "layers": [layer.name for layer in self._space.layers],
-            "bits": list(options.choices.bits),
-            "prune": list(options.choices.pruned),
-            "rank": list(options.choices.ranks),
-            "rows": options.rows,
-            "batch": self._batch,
-            "episodes": options.episodes,
+            "layers": [layer.name for layer in self._schemes.layers],
+            **options,
             "episode_seed": self._study.seed,
-            "acted": "sampled" if options.sample else "greedy",
-            "max_kl": options.max_kl,
+            "acted": "sampled" if self._options.sample else "greedy",
         }
 
     def prepare(self, study: Study, directory: Path) -> None:
-        """See ``driver.Experiment.prepare``: fp32's metrics, sensitivities, uniform schemes as first trials."""
+        """See ``Experiment.prepare``: fp32's metrics, sensitivities, uniform schemes as first trials."""
         bench = self.bench
         known = study.user_attrs.get(_REFERENCES)
         if known is None:
             screened = bench.screen(bench.fp32)
             # all latencies refer to this one, and the minimum is the least disturbed by other processes
-            latency = min(bench.latencies([bench.fp32])[0].median_us for _ in range(_REFERENCE_MEASUREMENTS))
+            latency = min(bench.latencies([bench.fp32])[0][1] for _ in range(_REFERENCE_MEASUREMENTS))
             known = {"bytes": screened["bytes"], "latency": latency, "kl": 0.0, "agreement": 1.0}
             if "return" in self._wanted:
                 returns = bench.play(bench.fp32)
@@ -121,30 +104,21 @@ class AfterTraining:
                     logger.warning("%s (--sample)", bench.caveat)
                     study.set_user_attr(CAVEAT, bench.caveat)
             study.set_user_attr(_REFERENCES, known)
-        self._references = dict(known)
+        self.references = known
         table = directory / "sensitivity.json"
         if self._options.sensitivity and not table.exists():
             logger.info("measuring each layer alone")
-            rows = measure_sensitivity(self._space, bench)
-            size = int(self._references["bytes"])
-            text = sensitivity_markdown(rows, size, self.title)
-            write_atomically(directory / "sensitivity.md", text.encode())
-            write_atomically(
-                table,
-                json.dumps({"fp32_bytes": size, "rows": [asdict(row) for row in rows]}, indent=2).encode() + b"\n",
-            )
+            rows = measure_sensitivity(self._schemes, bench)
+            size = int(known["bytes"])
+            write_atomically(directory / "sensitivity.md", sensitivity_markdown(rows, size, self.title).encode())
+            write_atomically(table, json.dumps({"fp32_bytes": size, "rows": rows}, indent=2).encode() + b"\n")
         if not study.get_trials(deepcopy=False):
-            for parameters in islice(self._space.uniform(), self._study.trials):
+            for parameters in islice(self._schemes.uniform(), self._study.trials):
                 study.enqueue_trial(dict(parameters), skip_if_exists=True)
 
-    @property
-    def references(self) -> Values:
-        """See ``driver.Experiment.references``."""
-        return self._references
-
     def evaluate(self, trial: Trial) -> Measurement:
-        """See ``driver.Experiment.evaluate``."""
-        scheme = self._space.suggest(trial)
+        """See ``Experiment.evaluate``."""
+        scheme = self._schemes.scheme_of(trial.params)
         trial.set_user_attr(_SCHEME, scheme)
         trials = trial.study.get_trials(deepcopy=False)
         for other in trials:
@@ -154,106 +128,88 @@ class AfterTraining:
                 skipped = other.user_attrs.get(SKIPPED)
                 if ERROR in other.user_attrs:
                     skipped = f"failed as trial {other.number}"
-                return Measurement(other.user_attrs.get(MEASURED, {}), self._references, violations, skipped)
+                return Measurement(other.user_attrs.get(MEASURED, {}), self.references, violations, skipped)
         try:
             artifact = self.bench.compress(scheme)
         except (SchemeError, UnsupportedLayerError) as error:
-            return Measurement({}, self._references, {_BUILT: 1.0}, f"cannot be built: {error}", UNBUILT)
+            return Measurement({}, self.references, {_BUILT: 1.0}, f"cannot be built: {error}", UNBUILT)
         measured = self.bench.screen(artifact)
         measured["latency"] = self._latency(measured["policy_us"], measured["fp32_us"])
         trial.set_user_attr(MEASURED, measured)
         if "return" not in self._wanted:
-            return Measurement(measured, self._references)
+            return Measurement(measured, self.references)
         if measured["kl"] > self._options.max_kl:
             excess = measured["kl"] / self._options.max_kl - 1.0
             reason = f"not played: KL {measured['kl']:.3g} is over {self._options.max_kl:g} nats"
-            return Measurement(measured, self._references, {_NEAR: excess}, reason, "too far from fp32")
+            return Measurement(measured, self.references, {_NEAR: excess}, reason, "too far from fp32")
         better = next((other for other in trials if _dominates(other, measured)), None)
         if better is not None:
             reason = f"not played: trial {better.number} is closer to fp32, faster and smaller"
-            return Measurement(measured, self._references, {_NEAR: -1.0}, reason, "dominated")
+            return Measurement(measured, self.references, {_NEAR: -1.0}, reason, "dominated")
         returns = self.bench.play(artifact)
         trial.set_user_attr(_RETURNS, returns)
-        return Measurement({**measured, "return": sum(returns) / len(returns)}, self._references, {_NEAR: -1.0})
+        return Measurement({**measured, "return": sum(returns) / len(returns)}, self.references, {_NEAR: -1.0})
 
     def label(self, trial: FrozenTrial) -> str:
-        """See ``driver.Experiment.label``."""
+        """See ``Experiment.label``."""
         return str(trial.user_attrs.get(_SCHEME, "?"))
 
     def configuration(self, trial: FrozenTrial) -> Mapping[str, object] | None:
-        """See ``driver.Experiment.configuration``: the run's own, with the scheme in it."""
+        """See ``Experiment.configuration``: the run's own, with the scheme in it."""
         if not isinstance(self._run, TrainedRun):
             return None
         config = self._run.config.replace(compressor=self.label(trial), actor_runtime="native", name=None)
         return {name: value for name, value in config.to_toml_values().items() if name != "results_dir"}
 
     def export_command(self, label: str, directory: Path) -> str | None:
-        """See ``driver.Experiment.export_command``."""
+        """See ``Experiment.export_command``."""
         if self._run.arguments is None:
             return None
         scheme = ("--scheme", label, "--format", "onnx", "--out", str(directory))
         return shlex.join(("accel", "export", *self._run.arguments, *scheme))
 
     def how_measured(self) -> str:
-        """See ``driver.Experiment.how_measured``."""
-        batch, latency = self._batch, self._references["latency"]
+        """See ``Experiment.how_measured``."""
+        batch, latency = self._options.batch, self.references["latency"]
         return (
-            f"Latency: median of a policy call of {batch} observation{'' if batch == 1 else 's'} on onnxruntime, this "
-            f"machine, one thread, relative to fp32 measured in turns, scaled to fp32's {latency:.4g} µs. The Pareto "
-            "front was measured again, all in turns, with quartiles in pareto.json. Devices usually act on one "
+            f"Latency: median of a policy call of {batch} observation{'' if batch == 1 else 's'} as actors run it, "
+            f"this machine, one thread, relative to fp32 measured in turns, scaled to fp32's {latency:.4g} µs. The "
+            "Pareto front was measured again, all in turns, with quartiles in pareto.json. Devices usually act on one "
             "observation: `--batch 1`."
         )
 
-    def measure_again(self, rows: list[Candidate]) -> list[Candidate]:
-        """See ``driver.Experiment.measure_again``: latencies of all in turns, with fp32 among them."""
+    def measure_again(self, rows: Sequence[Candidate]) -> list[Candidate]:
+        """See ``Experiment.measure_again``: latencies of all in turns, with fp32 among them."""
         if "latency" not in self._wanted or not rows:
-            return rows
+            return list(rows)
         logger.info("measuring the latency of %d candidates again, in turns", len(rows))
         artifacts = [self.bench.fp32, *(self.bench.compress(row.label) for row in rows)]
-        fp32, *found = self.bench.latencies(artifacts)
-        return [
-            row.with_values(
-                **{
-                    name: self._latency(us, fp32.median_us)
-                    for name, us in (
-                        ("latency", timed.median_us),
-                        ("latency_q1", timed.q1_us),
-                        ("latency_q3", timed.q3_us),
-                    )
-                },
-                policy_us=timed.median_us,
-                fp32_us=fp32.median_us,
-            )
-            for row, timed in zip(rows, found, strict=True)
-        ]
+        (_, fp32_us, _), *quartiles = self.bench.latencies(artifacts)
+        found = []
+        for row, (q1, median, q3) in zip(rows, quartiles, strict=True):
+            scaled = (self._latency(us, fp32_us) for us in (median, q1, q3))
+            times = dict(zip(("latency", "latency_q1", "latency_q3"), scaled, strict=True))
+            found.append(row.with_values(**times, policy_us=median, fp32_us=fp32_us))
+        return found
 
     def _latency(self, policy_us: float, fp32_us: float) -> float:
         """Microseconds under the conditions of fp32's first measurement; later slow-downs of both cancel out."""
-        return policy_us / fp32_us * self._references["latency"]
+        return policy_us / fp32_us * self.references["latency"]
 
 
 def _dominates(other: FrozenTrial, measured: Values) -> bool:
     """Whether a played trial is no worse in mismatch and bytes, and faster by more than measurements vary."""
-    if other.state != TrialState.COMPLETE:
-        return False
-    theirs: Values = other.user_attrs[MEASURED]
+    theirs: Values = other.user_attrs.get(MEASURED, {})
     return (
-        theirs["kl"] <= measured["kl"]
+        other.state == TrialState.COMPLETE
+        and {"kl", "bytes", "latency"} <= theirs.keys()
+        and theirs["kl"] <= measured["kl"]
         and theirs["bytes"] <= measured["bytes"]
         and theirs["latency"] * _LATENCY_MARGIN <= measured["latency"]
     )
 
 
-@dataclass(frozen=True)
-class CallTime:
-    """Microseconds of a policy call: median and quartiles over rounds."""
-
-    median_us: float
-    q1_us: float
-    q3_us: float
-
-
-class Workbench:
+class CandidateMeasurements:
     """Measures schemes on one trained policy; all but the latency is deterministic.
 
     Attributes:
@@ -264,7 +220,7 @@ class Workbench:
     def __init__(self, run: TrainedPolicy, options: CandidateOptions, seed: int) -> None:
         """Plays to collect real observations. Raises what ``collect_inputs`` raises."""
         self._run, self._options, self._seed = run, options, seed
-        self._batch = options.batch or run.config.acting.envs_per_actor
+        self._batch = options.batch or 1
         self.caveat: str | None = None
         self.fp32 = run.compress("fp32")
         self._calibration = collect_inputs(run, options.rows, seed, policy=self.fp32)
@@ -280,7 +236,7 @@ class Workbench:
         run = self._run
         found = compare_with_fp32(
             artifact, self.fp32, self._inputs, run.distribution, run.spec.action,
-            batch=self._batch, env_us=0.0, runtime="onnxruntime",
+            batch=self._batch, env_us=0.0,
         )  # fmt: skip
         measured = {
             "kl": found.kl, "policy_us": found.policy_us, "fp32_us": found.fp32_us, "bytes": float(found.bytes),
@@ -296,82 +252,43 @@ class Workbench:
         self.caveat = episodes.caveat
         return [float(value) for value in episodes.returns]
 
-    def latencies(self, artifacts: Sequence[CompressedPolicy]) -> list[CallTime]:
-        """Times of a policy call of each of at least one artifact, in turns over many rounds."""
-        sessions = [PolicySession(artifact, batch=self._batch, runtime="onnxruntime") for artifact in artifacts]
-        rows = np.resize(np.arange(len(next(iter(self._inputs.values())))), self._batch)
-        calls = []
-        for session in sessions:
-            for name, values in self._inputs.items():
-                session.inputs[name][...] = values[rows]
-            calls.append(max(int(_ROUND_S / max(_seconds(session, 3), 1e-7)), 1))
-        samples = np.empty((_ROUNDS, len(sessions)))
-        for number in range(_ROUNDS):
-            for index, session in enumerate(sessions):
-                samples[number, index] = 1e6 * _seconds(session, calls[index])
-        q1, median, q3 = np.quantile(samples, (0.25, 0.5, 0.75), axis=0)
-        return [CallTime(float(m), float(low), float(high)) for m, low, high in zip(median, q1, q3, strict=True)]
+    def latencies(self, artifacts: Sequence[CompressedPolicy]) -> list[tuple[float, float, float]]:
+        """(first quartile, median, third quartile) of the microseconds of a policy call, all artifacts in turns."""
+        samples = time_in_turns(artifacts, self._inputs, self._batch, rounds=_ROUNDS, round_s=_ROUND_S)
+        q1, median, q3 = np.quantile(samples, (0.25, 0.5, 0.75), axis=1)
+        return list(zip(q1.tolist(), median.tolist(), q3.tolist(), strict=True))
 
 
-def _seconds(session: PolicySession, calls: int) -> float:
-    session.run()
-    start = perf_counter()
-    for _ in range(calls):
-        session.run()
-    return (perf_counter() - start) / calls
+def measure_sensitivity(space: SchemeSpace, bench: CandidateMeasurements) -> list[Json]:
+    """Each layer compressed alone by each of its options; takes a fraction of a second each.
 
-
-@dataclass(frozen=True)
-class SensitivityRow:
-    """One layer compressed alone, the others in single precision.
-
-    Attributes:
-        layer: its name. shape: of its weight as a matrix, such as ``256x17``.
-        choice: its compression, such as ``int8`` or ``prune 0.5``.
-        scheme: the scheme text.
-        kl: mean KL(fp32 || compressed), nats. agreement: share of equal greedy actions, None for Box actions.
-        latency_us, fp32_latency_us: measured in turns.
-        bytes: size of the artifact. refusal: why the scheme cannot be built, with no measurements; else None.
+    Returns:
+        Per layer and option, plain JSON: ``layer``, ``shape`` of its weight as a matrix, ``choice``, ``scheme``, and
+        what ``CandidateMeasurements.screen`` measures, or ``refusal``: why the scheme cannot be built.
     """
-
-    layer: str
-    shape: str
-    choice: str
-    scheme: str
-    kl: float | None = None
-    agreement: float | None = None
-    latency_us: float | None = None
-    fp32_latency_us: float | None = None
-    bytes: int | None = None
-    refusal: str | None = None
-
-
-def measure_sensitivity(space: SchemeSpace, bench: Workbench) -> list[SensitivityRow]:
-    """One row per layer and option; takes a fraction of a second each."""
-    rows: list[SensitivityRow] = []
+    rows: list[Json] = []
     for layer, choice in space.alone():
         scheme = space.scheme({layer.name: choice})
-        row = SensitivityRow(layer.name, f"{layer.outputs}x{layer.inputs}", _choice_text(choice), scheme)
+        row = {"layer": layer.name, "shape": f"{layer.outputs}x{layer.inputs}", "choice": str(choice), "scheme": scheme}
         try:
-            found = bench.screen(bench.compress(scheme))
+            rows.append({**row, **bench.screen(bench.compress(scheme))})
         except (SchemeError, UnsupportedLayerError) as error:
-            rows.append(replace(row, refusal=str(error)))
-            continue
-        rows.append(
-            replace(
-                row,
-                kl=found["kl"],
-                agreement=found.get("agreement"),
-                latency_us=found["policy_us"],
-                fp32_latency_us=found["fp32_us"],
-                bytes=int(found["bytes"]),
-            )
-        )
+            rows.append({**row, "refusal": str(error)})
     return rows
 
 
-def sensitivity_markdown(rows: Sequence[SensitivityRow], fp32_bytes: int, title: str) -> str:
+def sensitivity_markdown(rows: Sequence[Json], fp32_bytes: int, title: str) -> str:
     """A table, layer by layer."""
+    cells = []
+    for row in rows:
+        name, text = (str(row[key]) for key in ("layer", "shape")), str(row["choice"])
+        if "refusal" in row:
+            cells.append([*name, text, f"refused: {row['refusal']}", "", "", ""])
+            continue
+        kl, policy_us, fp32_us, size = (float(str(row[key])) for key in ("kl", "policy_us", "fp32_us", "bytes"))
+        agreement = f"{float(str(row['agreement'])):.1%}" if "agreement" in row else ""
+        cells.append([*name, text, f"{kl:.2g}", agreement, f"{policy_us / fp32_us:.2f}", f"{size / fp32_bytes:.2f}"])
+    columns = ["layer", "weight", "option", "KL [nats]", "same action", "latency / fp32", "bytes / fp32"]
     lines = [
         f"# Sensitivity of {title}",
         "",
@@ -379,23 +296,7 @@ def sensitivity_markdown(rows: Sequence[SensitivityRow], fp32_bytes: int, title:
         "relative to fp32 measured in turns on this machine, and bytes relative to fp32. A layer with a high KL is "
         "better left alone, and compression that saves neither time nor bytes is pointless.",
         "",
-        "| layer | weight | option | KL [nats] | same action | latency / fp32 | bytes / fp32 |",
-        "|---|---|---|---:|---:|---:|---:|",
+        *markdown_table(columns, cells, left=columns[:3]),
+        "",
     ]
-    previous = ""
-    for row in rows:
-        layer, shape = (row.layer, row.shape) if row.layer != previous else ("", "")
-        previous = row.layer
-        if row.kl is None or row.latency_us is None or row.fp32_latency_us is None or row.bytes is None:
-            lines.append(f"| {layer} | {shape} | {row.choice} | refused: {row.refusal} | | | |")
-            continue
-        agreement = "" if row.agreement is None else f"{row.agreement:.1%}"
-        speed, size = row.latency_us / row.fp32_latency_us, row.bytes / fp32_bytes
-        lines.append(f"| {layer} | {shape} | {row.choice} | {row.kl:.2g} | {agreement} | {speed:.2f} | {size:.2f} |")
-    return "\n".join([*lines, ""])
-
-
-def _choice_text(choice: LayerChoice) -> str:
-    if choice.pruned:
-        return f"prune {choice.pruned:g}"
-    return f"rank {choice.rank:g}" if choice.rank < 1.0 else choice.bits
+    return "\n".join(lines)

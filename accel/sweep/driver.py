@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from accel.display.text import duration
 from accel.errors import ConfigError, SweepError
-from accel.json_object import Json
 from accel.runs.loading import load_run
 from accel.runs.trained_policy import TrainedPolicy
 from accel.sweep.after_training import AfterTraining
 from accel.sweep.directory import check_directory, one_at_a_time, writable, write_about
+from accel.sweep.experiment import Experiment
 from accel.sweep.in_training import InTraining
-from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING, Metric, Values
-from accel.sweep.options import CandidateOptions, SearchOptions
+from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING, Values
 from accel.sweep.outputs import Findings, write_outputs
-from accel.sweep.pareto import Candidate, balanced, front, nearest_miss
+from accel.sweep.pareto import Candidate, front, nearest_miss
 from accel.sweep.recovery import ERROR
-from accel.sweep.storage import connected, one_host, storage_file
+from accel.sweep.search import CandidateOptions, SearchOptions
+from accel.sweep.storage import connected, storage_file
 from accel.sweep.study import (
     MEASURED,
     OWN_BOUNDS,
     REPORTS,
     SAME_AS,
     SKIPPED,
-    Measurement,
     StudyOptions,
     counts,
     open_study,
@@ -47,62 +46,6 @@ from accel.system.signals import terminations_interrupt
 _SLACK = 0.1
 
 logger = logging.getLogger("accel")
-
-
-class Experiment(Protocol):
-    """The kind of trials that a sweep runs."""
-
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """The metrics that trials measure, by name."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """``after training`` or ``in training``."""
-        ...
-
-    @property
-    def title(self) -> str:
-        """The subject in a few words."""
-        ...
-
-    @property
-    def references(self) -> Values:
-        """The metrics of fp32, as far as they are measured."""
-        ...
-
-    def subject(self) -> Json:
-        """Plain JSON that identifies what is swept; a study has one subject."""
-        ...
-
-    def prepare(self, study: Study, directory: Path) -> None:
-        """Measure the references and queue the first trials; called by every worker, one at a time."""
-        ...
-
-    def evaluate(self, trial: Trial) -> Measurement:
-        """Measure one trial. Raises AccelError for one that fails."""
-        ...
-
-    def label(self, trial: FrozenTrial) -> str:
-        """The trial's candidate in a line; trials of equal labels are one candidate."""
-        ...
-
-    def configuration(self, trial: FrozenTrial) -> Mapping[str, object] | None:
-        """TOML values with which ``accel train`` trains the trial's candidate; None where something else trained it."""
-        ...
-
-    def export_command(self, label: str, directory: Path) -> str | None:
-        """The command that exports a candidate into a directory; None if it must be trained first, or has no file."""
-        ...
-
-    def how_measured(self) -> str:
-        """How the metrics were measured, in a few sentences, for the table."""
-        ...
-
-    def measure_again(self, rows: list[Candidate]) -> list[Candidate]:
-        """Candidates measured again under equal conditions, where that is more precise."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -140,12 +83,7 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
         KeyboardInterrupt: this worker was interrupted; its trial is queued again.
     """
     directory = directory.absolute()
-    with (
-        writable(directory),
-        one_host(options.url),
-        terminations_interrupt(),
-        connected(options.url) as storage,
-    ):
+    with writable(directory), terminations_interrupt(), connected(options.url) as storage:
         with one_at_a_time(directory):
             about = {"study": options.name, **json.loads(json.dumps(experiment.subject()))}
             check_directory(directory, about, storage_file(options.url))
@@ -155,7 +93,13 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
         done, _ = counts(study)
         if done:
             logger.info("study %r has %d of %d trials; continuing", options.name, done, options.trials)
-        work(study, options, experiment.evaluate, lambda s, trial: _report(experiment, options, s, trial))
+        work(
+            study,
+            options,
+            experiment.space,
+            experiment.evaluate,
+            partial(_report, experiment, options),
+        )
         with one_at_a_time(directory):
             return _conclude(experiment, options, study, directory, command)
 
@@ -185,10 +129,7 @@ def sweep_run(
     directory = search.directory(trained.path.stem if trained.path.is_file() else trained.path.name)
     options = search.study_options(AFTER_TRAINING, directory, 100, ("return", "latency", "bytes"))
     if options.pruner != "none":
-        raise ConfigError(
-            "a pruner stops training runs early, and a sweep after training has none: it screens candidates by "
-            "mismatch before it plays them; leave --pruner out"
-        )
+        raise ConfigError("a pruner stops training runs early, and a sweep after training has none: leave --pruner out")
     return run_sweep(AfterTraining(trained, candidates, options), options, directory, command)
 
 
@@ -210,53 +151,33 @@ def sweep_training(file: Path, search: SearchOptions | None = None, *, command: 
     return run_sweep(InTraining(loaded, options, directory), options, directory, command)
 
 
-def candidates_of(experiment: Experiment, study: Study) -> list[Candidate]:
+def candidates_of(experiment: Experiment, options: StudyOptions, study: Study) -> list[Candidate]:
     """The candidates of all complete trials, without repeated ones."""
+    wanted = {objective.name for objective in options.objectives}
     rows: list[Candidate] = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        if SAME_AS in trial.user_attrs:
+        measured: Values = trial.user_attrs.get(MEASURED, {})
+        if SAME_AS in trial.user_attrs or not wanted <= measured.keys():
             continue
         own = trial.user_attrs.get(OWN_BOUNDS, [])
-        unmet = {name: trial.constraints[name] for name in own if trial.constraints[name] > 0}
-        label, measured = experiment.label(trial), trial.user_attrs[MEASURED]
-        rows.append(Candidate(trial.number, label, measured, trial.params, experiment.references, unmet))
+        unmet = {name: violation for name, violation in trial.constraints.items() if name in own and violation > 0}
+        rows.append(
+            Candidate(trial.number, experiment.label(trial), measured, trial.params, experiment.references, unmet)
+        )
     return rows
 
 
 def _conclude(
     experiment: Experiment, options: StudyOptions, study: Study, directory: Path, command: Sequence[str]
 ) -> SweepResult:
-    rows = candidates_of(experiment, study)
     objectives, constraints = options.objectives, options.constraints
-    again: dict[int, Candidate] = {}
-    while True:  # a candidate that gets worse when measured again makes room for others, which are then measured too
-        contenders = front(rows, objectives, constraints, _SLACK)
-        if all(row.number in again for row in contenders):
-            break
-        again |= {row.number: row for row in experiment.measure_again(contenders)}
-        rows = [again.get(row.number, row) for row in rows]
-    found = front(contenders, objectives, constraints)
-    commands = [experiment.export_command(row.label, directory / "exported" / f"{row.number:04d}") for row in found]
+    contenders = front(candidates_of(experiment, options, study), objectives, constraints, _SLACK)
+    again = {row.number: row for row in experiment.measure_again(contenders)}
+    rows = [again.get(row.number, row) for row in candidates_of(experiment, options, study)]
+    found = front(again.values(), objectives, constraints)
+    commands = (experiment.export_command(row.label, directory / "exported" / f"{row.number:04d}") for row in found)
     exports = tuple(command for command in commands if command is not None)
-    findings = Findings(
-        kind=experiment.kind,
-        title=experiment.title,
-        options=options,
-        references=experiment.references,
-        rows=rows,
-        front=found,
-        balanced=balanced(found, objectives),
-        labels={trial.number: experiment.label(trial) for trial in study.get_trials(deepcopy=False)},
-        configurations={
-            row.number: values
-            for row in found
-            if (values := experiment.configuration(study.trials[row.number])) is not None
-        },
-        command=tuple(command),
-        exports=exports,
-        how_measured=experiment.how_measured(),
-    )
-    files = write_outputs(findings, study, directory)
+    files = write_outputs(Findings(experiment, options, study, rows, found, tuple(command), exports), directory)
     done, _ = counts(study)
     if not found:
         raise SweepError(_nothing_feasible(options, rows, done, directory))

@@ -14,8 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
+import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from accel.errors import SweepError
@@ -42,9 +44,11 @@ class Descent:
     parameters: Parameters
 
 
-def draw(space: Space, generator: np.random.Generator) -> dict[str, Value]:
-    """Parameters drawn independently: uniformly, log-uniformly where the distribution says so."""
-    return {name: _draw(distribution, generator) for name, distribution in space.items()}
+def draw(space: Space, members: int, seed: int) -> list[dict[str, Value]]:
+    """Parameters for each member, independent and uniform; log-uniform where the distribution says so."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    return [dict(study.ask(dict(space)).params) for _ in range(members)]
 
 
 def evolve(
@@ -84,47 +88,17 @@ def perturb(parameters: Parameters, space: Space, generator: np.random.Generator
     return {name: _perturb(parameters[name], space[name], generator) for name in space}
 
 
-def _draw(distribution: BaseDistribution, generator: np.random.Generator) -> Value:
-    if isinstance(distribution, CategoricalDistribution):
-        return _choice(distribution, generator)
-    low, high, step, log = _range(distribution)
-    if log:  # integers: as often as the interval that rounds to them
-        margin = step / 2 if step else 0.0
-        value = math.exp(generator.uniform(math.log(low - margin), math.log(high + margin)))
-    elif step:
-        value = low + step * float(generator.integers(round((high - low) / step) + 1))
-    else:
-        value = generator.uniform(low, high)
-    return _place(value, distribution)
-
-
 def _perturb(value: Value, distribution: BaseDistribution, generator: np.random.Generator) -> Value:
     if isinstance(distribution, CategoricalDistribution):
-        return _choice(distribution, generator) if generator.uniform() < RESAMPLED else value
-    _, _, step, _ = _range(distribution)
-    before = float(value)
+        choices = cast(tuple[Value, ...], distribution.choices)
+        return choices[int(generator.integers(len(choices)))] if generator.uniform() < RESAMPLED else value
+    if not isinstance(distribution, IntDistribution | FloatDistribution):
+        raise SweepError(f"unknown distribution {type(distribution).__name__}")
+    before, low, step = float(value), distribution.low, distribution.step
     after = before * FACTORS[int(generator.integers(len(FACTORS)))]
     if step and abs(after - before) < step:  # a small whole number would round back to itself
         after = before + math.copysign(step, after - before)
-    return _place(after, distribution)
-
-
-def _range(distribution: BaseDistribution) -> tuple[float, float, float | None, bool]:
-    """(low, high, step, log) of numbers. Raises SweepError for anything else."""
-    if not isinstance(distribution, IntDistribution | FloatDistribution):
-        raise SweepError(f"unknown distribution {type(distribution).__name__}")
-    return distribution.low, distribution.high, distribution.step, distribution.log
-
-
-def _place(value: float, distribution: BaseDistribution) -> Value:
-    """The nearest value that the distribution has."""
-    low, high, step, _ = _range(distribution)
     if step:
-        value = low + step * round((value - low) / step)
-    value = min(max(value, low), high)
-    return round(value) if isinstance(distribution, IntDistribution) else value
-
-
-def _choice(distribution: CategoricalDistribution, generator: np.random.Generator) -> Value:
-    choice = distribution.choices[int(generator.integers(len(distribution.choices)))]
-    return "none" if choice is None else choice
+        after = low + step * round((after - low) / step)
+    after = min(max(after, low), distribution.high)
+    return round(after) if isinstance(distribution, IntDistribution) else after

@@ -10,12 +10,13 @@ from optuna.exceptions import TrialPruned
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
+from accel.display.text import count, duration, format_return
 from accel.errors import AccelError, ConfigError, SweepError
 from accel.json_object import Json
+from accel.sweep.experiment import Experiment
 from accel.sweep.objectives import IN_TRAINING, Values
-from accel.sweep.pareto import Candidate
 from accel.sweep.study import Measurement, StudyOptions
-from accel.sweep.sweep_file import SweepFile, short
+from accel.sweep.sweep_file import SweepFile, parameters_text
 from accel.sweep.training_run import RunProgress, TrainingRun, measured_values
 
 _RUN, _REFERENCES, _BASELINE = "run", "references", "fp32"
@@ -24,8 +25,8 @@ _FOLLOWED = ("return", "env_steps_per_s")
 logger = logging.getLogger("accel")
 
 
-class InTraining:
-    """Training runs under search; see ``driver.Experiment``."""
+class InTraining(Experiment):
+    """Training runs under search."""
 
     metrics = IN_TRAINING
     kind = "in training"
@@ -48,47 +49,41 @@ class InTraining:
         self._file = file
         self._options = options
         self._directory = directory / "runs"
-        self._references: dict[str, float] = {}
-
-    @property
-    def title(self) -> str:
-        """See ``driver.Experiment.title``."""
-        return f"{self._file.base.environment.env}, {self._file.base.policy.network}"
-
-    @property
-    def references(self) -> Values:
-        """See ``driver.Experiment.references``; measured only if a constraint is relative."""
-        return self._references
+        self.title = f"{file.base.environment.env}, {file.base.policy.network}"
+        self.space = file.space
+        self.references: Values = {}
 
     def subject(self) -> Json:
-        """See ``driver.Experiment.subject``."""
-        space = {name: repr(distribution) for name, distribution in self._file.space.items()}
-        base = {k: v for k, v in self._file.base.to_json().items() if k not in ("name", "results_dir")}
-        return {"kind": self.kind, "space": space, "base": base}
+        """See ``Experiment.subject``."""
+        return {"kind": self.kind, **self._file.subject()}
 
     def prepare(self, study: Study, directory: Path) -> None:
-        """See ``driver.Experiment.prepare``: fp32's run if a constraint is relative; the base configuration first."""
+        """See ``Experiment.prepare``: fp32's run if a constraint is relative; the base configuration first."""
         if any(constraint.relative for constraint in self._options.constraints):
             known = study.user_attrs.get(_REFERENCES)
             if known is None:
                 known = dict(self._train_baseline())
                 study.set_user_attr(_REFERENCES, known)
-            self._references = dict(known)
+            self.references = dict(known)
         if not study.get_trials(deepcopy=False):
             if own := self._file.own_parameters():
                 study.enqueue_trial(own, skip_if_exists=True)
 
     def evaluate(self, trial: Trial) -> Measurement:
-        """See ``driver.Experiment.evaluate``."""
-        config = self._file.configure(self._file.suggest(trial))
+        """See ``Experiment.evaluate``; a run that a killed worker began is resumed."""
+        config = self._file.configure(trial.params)
         name = str(trial.user_attrs.get(_RUN, f"trial-{trial.number:04d}"))
         trial.set_user_attr(_RUN, name)
         run = TrainingRun(config, self._directory, name)
         reported: set[int] = set()
-        stopped = False
+        quarters, stopped = 0, False
+        logger.info("trial %d starts: %s", trial.number, parameters_text(trial.params))
 
         def follow(progress: RunProgress) -> bool:
-            nonlocal stopped
+            nonlocal quarters, stopped
+            if (passed := 4 * progress.env_steps // config.run.total_env_steps) > quarters:
+                quarters = passed
+                _log_progress(trial.number, progress, config.run.total_env_steps)
             step = progress.env_steps // self._options.report_interval * self._options.report_interval
             value = self._intermediate(progress)
             if len(self._options.objectives) > 1 or value is None or step == 0 or step in reported:
@@ -107,23 +102,19 @@ class InTraining:
                 f"run {run.path.name} has no {', '.join(sorted(missing))}, as its actors ran torch: leave torch out of "
                 "the space, or bytes out of objectives and constraints"
             )
-        return Measurement(measured, self._references, self._unreached(config.run.stop_at_return, measured))
+        return Measurement(measured, self.references, self._unreached(config.run.stop_at_return, measured))
 
     def label(self, trial: FrozenTrial) -> str:
-        """See ``driver.Experiment.label``."""
-        return ", ".join(f"{name}={short(value)}" for name, value in trial.params.items())
+        """See ``Experiment.label``."""
+        return parameters_text(trial.params)
 
     def configuration(self, trial: FrozenTrial) -> Mapping[str, object]:
-        """See ``driver.Experiment.configuration``."""
+        """See ``Experiment.configuration``."""
         values = self._file.configure(trial.params).to_toml_values()
         return {name: value for name, value in values.items() if name not in ("name", "results_dir")}
 
-    def export_command(self, label: str, directory: Path) -> str | None:
-        """See ``driver.Experiment.export_command``: there is none, as trials are training runs."""
-        return None
-
     def how_measured(self) -> str:
-        """See ``driver.Experiment.how_measured``."""
+        """See ``Experiment.how_measured``."""
         base, space = self._file.base, self._file.space
         ends = [] if base.run.stop_at_return is None else [f"a return of {base.run.stop_at_return:g}"]
         ends.append(f"{base.run.total_env_steps:,} environment steps")
@@ -139,10 +130,6 @@ class InTraining:
         if base.run.stop_at_return is not None and any(q.name == "return" for q in self._options.objectives):
             text += " Runs stop at a given return, so returns beyond it are not comparable: compare times."
         return text
-
-    def measure_again(self, rows: list[Candidate]) -> list[Candidate]:
-        """See ``driver.Experiment.measure_again``: training runs are not repeated."""
-        return rows
 
     def _intermediate(self, progress: RunProgress) -> float | None:
         if self._options.objectives[0].name == "env_steps_per_s":
@@ -170,3 +157,9 @@ class InTraining:
                 "its training_s is no reference: lower stop_at_return, raise total_env_steps, or give seconds"
             )
         return measured
+
+
+def _log_progress(trial: int, progress: RunProgress, total_env_steps: int) -> None:
+    earned = "no episode ended" if progress.return_mean is None else f"return {format_return(progress.return_mean)}"
+    steps = f"{count(progress.env_steps)} of {count(total_env_steps)} steps"
+    logger.info("trial %d | %s | %s | %s", trial, steps, earned, duration(progress.training_s))

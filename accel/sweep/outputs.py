@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,12 @@ from optuna.trial import FrozenTrial
 
 from accel.json_object import Json
 from accel.monitor.statistics import Interval, mean_interval
-from accel.sweep.importance import METHOD, Importance, Trials, importances
-from accel.sweep.objectives import Metric, Values
-from accel.sweep.pareto import Candidate
+from accel.sweep.experiment import Experiment
+from accel.sweep.importance import METHOD, Importance, importances
+from accel.sweep.pareto import Candidate, balanced
 from accel.sweep.plots import FrontFigure, draw_importances
 from accel.sweep.recovery import ERROR
-from accel.sweep.storage import public_url
+from accel.sweep.storage import without_passwords
 from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, SAME_AS, SKIP, SKIPPED, StudyOptions, counts, tally
 from accel.system.atomic import write_atomically
 from accel.system.machine import describe_machine
@@ -28,110 +29,121 @@ from accel.system.machine import describe_machine
 _MOST_IMPORTANT = 3
 
 
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> list[str]:
+    """Lines of a table; columns are aligned to the right, except those named in ``left``."""
+    rule = "".join("---|" if column in left else "---:|" for column in columns)
+    return ["| " + " | ".join(columns) + " |", "|" + rule, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
 @dataclass(frozen=True)
 class Findings:
     """The results of a sweep, ready to be written.
 
     Attributes:
-        kind, title: of the experiment.
-        options: how the study searched.
-        references: fp32's values.
-        rows: all candidates. front: the Pareto front. balanced: the most balanced one of the front.
-        labels: of all trials, by number.
-        configurations: of the front, by trial number; none for an imported policy.
+        experiment, options, study: what was searched, and how.
+        rows: all candidates. front: the Pareto front.
         command: the command line.
         exports: commands that export the front, in its order; none in training.
-        how_measured: how the metrics were measured.
     """
 
-    kind: str
-    title: str
+    experiment: Experiment
     options: StudyOptions
-    references: Values
+    study: Study
     rows: Sequence[Candidate]
     front: Sequence[Candidate]
-    balanced: Candidate | None
-    labels: Mapping[int, str]
-    configurations: Mapping[int, Mapping[str, object]]
     command: tuple[str, ...]
     exports: tuple[str, ...]
-    how_measured: str
+
+    @cached_property
+    def trials(self) -> Sequence[FrozenTrial]:
+        """All trials of the study."""
+        return self.study.get_trials(deepcopy=False)
+
+    @cached_property
+    def balanced(self) -> Candidate | None:
+        """The most balanced candidate of the front."""
+        return balanced(self.front, self.options.objectives)
+
+    @cached_property
+    def importances(self) -> Mapping[str, Importance]:
+        """Of all candidates that were measured at least in part, once each."""
+        trials = [trial for trial in self.trials if trial.user_attrs.get(MEASURED) and SAME_AS not in trial.user_attrs]
+        return importances([(trial, trial.user_attrs[MEASURED]) for trial in trials], self.options.objectives)
+
+    @cached_property
+    def differences(self) -> Mapping[int, Interval]:
+        """By trial: return minus fp32's on the same seeds, with its 95 % interval."""
+        full = self.study.user_attrs.get("returns")
+        if full is None or len(full) < 2:
+            return {}
+        played = [trial for trial in self.trials if "returns" in trial.user_attrs]
+        return {trial.number: mean_interval(np.subtract(trial.user_attrs["returns"], full)) for trial in played}
 
 
-def write_outputs(findings: Findings, study: Study, directory: Path) -> tuple[Path, ...]:
+def write_outputs(findings: Findings, directory: Path) -> tuple[Path, ...]:
     """Write ``pareto.json``, ``pareto.md``, ``pareto.png``, ``importance.png`` and ``best/*.toml``.
 
     Returns:
         The configurations, in the front's order.
     """
+    experiment, options = findings.experiment, findings.options
     files = _write_configurations(findings, directory)
-    importance = importances(_measured_trials(study), findings.options.objectives)
-    document = _document(findings, study, importance, files)
-    write_atomically(directory / "pareto.json", json.dumps(document, indent=2, default=str).encode() + b"\n")
-    write_atomically(directory / "pareto.md", _markdown(findings, study, importance, files).encode())
-    objectives, title = findings.options.objectives, f"{findings.title} ({findings.kind})"
-    bounds = {c.metric: c.bound(findings.references) for c in findings.options.constraints}
-    figure = FrontFigure(findings.rows, findings.front, objectives, findings.references, bounds, title)
+    places = {number: f"best/{file.name}" for number, file in files.items()}
+    document = json.dumps(_document(findings, places), indent=2, default=str)
+    write_atomically(directory / "pareto.json", document.encode() + b"\n")
+    write_atomically(directory / "pareto.md", _markdown(findings, places).encode())
+    title = f"{experiment.title} ({experiment.kind})"
+    bounds = {c.metric: c.bound(experiment.references) for c in options.constraints}
+    figure = FrontFigure(findings.rows, findings.front, options.objectives, experiment.references, bounds, title)
     write_atomically(directory / "pareto.png", figure.draw())
-    write_atomically(directory / "importance.png", draw_importances(importance, title))
+    write_atomically(directory / "importance.png", draw_importances(findings.importances, title))
     return tuple(files.values())
 
 
 def _write_configurations(findings: Findings, directory: Path) -> dict[int, Path]:
     """TOML files by trial number."""
-    best = directory / "best"
+    best, experiment = directory / "best", findings.experiment
     for outdated in best.glob("*-trial-*.toml"):
         outdated.unlink()
-    if findings.configurations:
-        best.mkdir(exist_ok=True)
     files: dict[int, Path] = {}
     for place, row in enumerate(findings.front, 1):
-        if row.number not in findings.configurations:
+        values = experiment.configuration(findings.trials[row.number])
+        if values is None:
             continue
+        best.mkdir(exist_ok=True)
         figures = ", ".join(f"{q.name} {row.values[q.name]:.6g}" for q in findings.options.objectives)
-        comment = f"# Trial {row.number} of a sweep {findings.kind} of {findings.title}: {figures}.\n"
-        path = best / f"{place:02d}-trial-{row.number:04d}.toml"
-        write_atomically(path, (comment + tomlkit.dumps(findings.configurations[row.number])).encode())
-        files[row.number] = path
+        comment = f"# Trial {row.number} of a sweep {experiment.kind} of {experiment.title}: {figures}.\n"
+        files[row.number] = best / f"{place:02d}-trial-{row.number:04d}.toml"
+        write_atomically(files[row.number], (comment + tomlkit.dumps(values)).encode())
     return files
 
 
-def _document(
-    findings: Findings, study: Study, importance: Mapping[str, Importance], files: Mapping[int, Path]
-) -> Json:
-    options, differences = findings.options, _differences(study)
-    by_number = {trial.number: trial for trial in study.trials}
+def _document(findings: Findings, places: Mapping[int, str]) -> Json:
+    options, experiment = findings.options, findings.experiment
     return {
-        "kind": findings.kind,
-        "title": findings.title,
-        "command": list(findings.command),
-        "study": {"name": options.name, "storage": public_url(options.url)},
-        "trials_done": counts(study)[0],
+        "kind": experiment.kind,
+        "title": experiment.title,
+        "command": [without_passwords(word) for word in findings.command],
+        "study": {"name": options.name, "storage": without_passwords(options.url)},
+        "trials_done": counts(findings.study)[0],
         "trials_wanted": options.trials,
         "sampler": options.sampler,
         "pruner": options.pruner,
         "seed": options.seed,
-        "objectives": [
-            {"name": q.name, "direction": q.direction, "unit": q.unit, "meaning": q.meaning} for q in options.objectives
-        ],
+        "objectives": [dataclasses.asdict(objective) for objective in options.objectives],
         "constraints": [constraint.text for constraint in options.constraints],
-        "fp32": dict(findings.references),
+        "fp32": dict(experiment.references),
         "front": [
-            _candidate_json(row, differences.get(row.number))
-            | {"configuration": _relative(files, row), "balanced": row is findings.balanced}
+            _candidate_json(row, findings.differences.get(row.number))
+            | {"configuration": places.get(row.number), "balanced": row is findings.balanced}
             for row in findings.front
         ],
-        "importances": {name: dataclasses.asdict(found) for name, found in importance.items()},
-        "subject": study.user_attrs.get("sweep"),
-        "fp32_returns": study.user_attrs.get("returns"),
+        "importances": {name: dataclasses.asdict(found) for name, found in findings.importances.items()},
+        "subject": findings.study.user_attrs.get("sweep"),
+        "fp32_returns": findings.study.user_attrs.get("returns"),
         "machine": describe_machine(),
-        "trials": [_trial_json(trial, findings.labels[number]) for number, trial in by_number.items()
-                   if number in findings.labels],
-    }  # fmt: skip
-
-
-def _relative(files: Mapping[int, Path], row: Candidate) -> str | None:
-    return f"best/{files[row.number].name}" if row.number in files else None
+        "trials": [_trial_json(trial, experiment.label(trial)) for trial in findings.trials],
+    }
 
 
 def _candidate_json(row: Candidate, difference: Interval | None) -> Json:
@@ -140,18 +152,6 @@ def _candidate_json(row: Candidate, difference: Interval | None) -> Json:
     if difference is not None:
         value["return_minus_fp32"] = {"mean": difference.estimate, "low": difference.low, "high": difference.high}
     return value
-
-
-def _differences(study: Study) -> dict[int, Interval]:
-    """By trial: return minus fp32's on the same seeds, with its 95 % interval."""
-    full = study.user_attrs.get("returns")
-    if full is None or len(full) < 2:
-        return {}
-    return {
-        trial.number: mean_interval(np.subtract(trial.user_attrs["returns"], full))
-        for trial in study.trials
-        if "returns" in trial.user_attrs
-    }
 
 
 def _trial_json(trial: FrozenTrial, label: str) -> Json:
@@ -171,61 +171,58 @@ def _trial_json(trial: FrozenTrial, label: str) -> Json:
     return value
 
 
-def _measured_trials(study: Study) -> Trials:
-    """All candidates that were measured at least in part, once each."""
-    trials = [trial for trial in study.trials if trial.user_attrs.get(MEASURED) and SAME_AS not in trial.user_attrs]
-    return [(trial.params, trial.user_attrs[MEASURED]) for trial in trials]
-
-
-def _markdown(findings: Findings, study: Study, importance: Mapping[str, Importance], files: Mapping[int, Path]) -> str:
-    options = findings.options
-    columns, differences = _columns(findings), _differences(study)
+def _markdown(findings: Findings, places: Mapping[int, str]) -> str:
+    options, experiment = findings.options, findings.experiment
     constraints = ", ".join(constraint.text for constraint in options.constraints) or "none"
     lines = [
-        f"# Pareto front of {findings.title}",
+        f"# Pareto front of {experiment.title}",
         "",
-        f"{tally(study.trials)}.",
+        f"{tally(findings.trials)}.",
         "",
-        f"Sweep {findings.kind}, sampler {options.sampler}, pruner {options.pruner}, seed {options.seed}. Objectives: "
+        f"Sweep {experiment.kind}, sampler {options.sampler}, pruner {options.pruner}, seed {options.seed}. "
+        "Objectives: "
         + ", ".join(f"{q.name} ({q.direction})" for q in options.objectives)
         + f". Constraints: {constraints}.",
         "",
-        *_how_played(study),
-        findings.how_measured,
+        *_how_played(findings.study),
+        experiment.how_measured(),
         "",
     ]
-    extra = ["return − fp32, same seeds [95 %]"] if differences else []
     if not findings.front:
         lines += ["**No trial meets the constraints.** All trials are in pareto.json.", ""]
-    lines += [
-        "| trial | "
-        + " | ".join([*(column.title for column in columns), *extra])
-        + " | candidate |"
-        + (" train with |" if files else ""),
-        "|---|" + "---:|" * (len(columns) + len(extra)) + "---|" + ("---|" if files else ""),
-    ]
-    if findings.references:
-        known = [_value_text(findings.references.get(column.name)) for column in columns] + [""] * len(extra)
-        lines.append("| fp32 | " + " | ".join(known) + " | the uncompressed policy |" + (" |" if files else ""))
-    for row in findings.front:
-        values = [_value_text(row.values.get(column.name)) for column in columns]
-        if extra:
-            found = differences.get(row.number)
-            values.append("" if found is None else f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}]")
-        trained = f" {_relative(files, row)} |" if files else ""
-        mark = " **balanced**" if row is findings.balanced else ""
-        lines.append(f"| {row.number}{mark} | " + " | ".join(values) + f" | `{row.label}` |{trained}")
+    lines += _front_table(findings, places)
     if findings.exports:
         lines += ["", "To export one:", "", "```", *findings.exports, "```"]
-    return "\n".join([*lines, "", *_importance_lines(importance), ""])
-
-
-def _importance_lines(importance: Mapping[str, Importance]) -> list[str]:
-    lines = ["## Parameter importance", "", f"{METHOD}.", ""]
-    for objective, found in importance.items():
+    lines += ["", "## Parameter importance", "", f"{METHOD}.", ""]
+    for objective, found in findings.importances.items():
         greatest = ", ".join(f"`{name}` {share:.2f}" for name, share in list(found.shares.items())[:_MOST_IMPORTANT])
         lines.append(f"- {objective}: " + (found.remark or f"{greatest} ({found.trials} trials)") + ".")
-    return lines
+    return "\n".join([*lines, ""])
+
+
+def _front_table(findings: Findings, places: Mapping[int, str]) -> list[str]:
+    """fp32 and the front: the objectives, then all other metrics that were measured."""
+    objectives, references = findings.options.objectives, findings.experiment.references
+    measured = {name for row in findings.rows for name in row.values}
+    others = [q for q in findings.experiment.metrics.values() if q.name in measured and q not in objectives]
+    metrics, differences = [*objectives, *others], findings.differences
+    rows = []
+    if references:
+        known = [_value_text(references.get(metric.name)) for metric in metrics]
+        rows.append(["fp32", *known, "", "the uncompressed policy", ""])
+    for row in findings.front:
+        found = differences.get(row.number)
+        difference = "" if found is None else f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}]"
+        number = f"{row.number} **balanced**" if row is findings.balanced else str(row.number)
+        values = [_value_text(row.values.get(metric.name)) for metric in metrics]
+        rows.append([number, *values, difference, f"`{row.label}`", places.get(row.number, "")])
+    last = ["return − fp32, same seeds [95 %]", "candidate", "train with"]
+    columns = ["trial", *(metric.title for metric in metrics), *last]
+    empty = ([] if differences else [last[0]]) + ([] if places else [last[2]])
+    kept = [place for place, column in enumerate(columns) if column not in empty]
+    return markdown_table(
+        [columns[place] for place in kept], [[row[place] for place in kept] for row in rows], left=("trial", *last[1:])
+    )
 
 
 def _how_played(study: Study) -> list[str]:
@@ -236,16 +233,6 @@ def _how_played(study: Study) -> list[str]:
     caveat = study.user_attrs.get(CAVEAT)
     ends = "." if caveat is None else f"; in full precision {caveat}."
     return [f"A return is the mean of {subject['episodes']} {subject['acted']} episodes on the same seeds{ends}", ""]
-
-
-def _columns(findings: Findings) -> list[Metric]:
-    """The objectives, then all other metrics that were measured."""
-    from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING
-
-    known = AFTER_TRAINING if findings.kind == "after training" else IN_TRAINING
-    measured = {name for row in findings.rows for name in row.values}
-    objectives = list(findings.options.objectives)
-    return objectives + [q for name, q in known.items() if name in measured and q not in objectives]
 
 
 def _value_text(value: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -41,7 +41,7 @@ class Candidate:
 
 
 def front(
-    rows: Sequence[Candidate], objectives: Sequence[Metric], constraints: Sequence[Constraint], slack: float = 0.0
+    rows: Iterable[Candidate], objectives: Sequence[Metric], constraints: Sequence[Constraint], slack: float = 0.0
 ) -> list[Candidate]:
     """Feasible candidates that no feasible one dominates, best in the first objective first; one per label.
 
@@ -51,7 +51,7 @@ def front(
             be kept, for noisy values. One that misses a constraint dominates no other.
     """
     near = [row for row in rows if row.violation(constraints) <= slack]
-    unique = list({row.label: row for row in reversed(near)}.values())
+    unique = list({row.label: row for row in near[::-1]}.values())
     feasible = [row for row in unique if row.violation(constraints) <= 0.0]
     best = [row for row in unique if not any(dominates(other, row, objectives, slack) for other in feasible)]
     return sorted(best, key=lambda row: _signed(row, objectives))

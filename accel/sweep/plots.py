@@ -121,7 +121,7 @@ def draw_importances(found: Mapping[str, Importance], title: str) -> bytes:
     remarks = "\n".join(f"{name}: {item.remark}" for name, item in found.items() if item.remark is not None)
     if names:
         panel.set_yticks(range(len(names)), names, fontsize=8)
-        panel.set_xlabel("share of variance explained by the parameter alone (ε²)", fontsize=8)
+        panel.set_xlabel("importance (PED-ANOVA)", fontsize=8)
         panel.set_xlim(0, 1)
         panel.legend(fontsize=8, frameon=False, loc="lower right")
         _plain(panel)

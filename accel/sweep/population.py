@@ -2,8 +2,8 @@
 
 Every member of every generation is a training run of its own, ``runs/generation-GGG-member-MM``. It begins with a copy
 of its parent's newest checkpoint, so that nothing is overwritten, and what a killed command leaves is whole or made
-again. ``population.jsonl`` has a line for each complete generation; what follows it is a function of these lines and
-the seed, so that any number of commands on one directory come to the same.
+again. Who trains next is a function of the seed and of the outcomes so far, ``runs/generation-GGG-member-MM.json``, so
+that any number of commands on one directory come to the same. ``population.jsonl`` lists all complete generations.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from accel.errors import ConfigError, SweepError
 from accel.json_object import Json
 from accel.sweep.directory import check_directory, one_at_a_time, writable, write_about
 from accel.sweep.evolution import Parameters, draw, evolve
-from accel.sweep.options import SearchOptions
+from accel.sweep.outputs import markdown_table
 from accel.sweep.plots import draw_population
-from accel.sweep.sweep_file import SweepFile, load_sweep_file, short
+from accel.sweep.search import SearchOptions
+from accel.sweep.sweep_file import SweepFile, load_sweep_file, parameters_text
 from accel.sweep.training_run import TrainingRun
 from accel.system.atomic import write_atomically
 from accel.system.signals import terminations_interrupt
@@ -118,14 +119,6 @@ class Outcome:
 Generation = list[tuple[Member, Outcome]]
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A member in the journal."""
-
-    member: Member
-    outcome: Outcome
-
-
 def run_name(generation: int, member: int) -> str:
     """``generation-003-member-07``."""
     return f"generation-{generation:03d}-member-{member:02d}"
@@ -157,20 +150,19 @@ class Population:
 
     def subject(self) -> Json:
         """Plain JSON that identifies the population; a directory has one."""
-        space = {name: repr(distribution) for name, distribution in self._file.space.items()}
-        base = {k: v for k, v in self._file.base.to_json().items() if k not in ("name", "results_dir")}
         counts = {name: getattr(self._options, name) for name in ("members", "generations", "seed")}
-        return {"kind": "population", **counts, "space": space, "base": base}
+        return {"kind": "population", **counts, **self._file.subject()}
 
     def train(self) -> list[Generation]:
         """Train what is not yet trained; returns the complete generations, all of them unless time ran out.
 
         Raises:
-            SweepError: every member of a generation failed, or the journal is damaged.
+            SweepError: every member of a generation failed, or an outcome is damaged.
         """
         started, limit_s = time.monotonic(), self._options.max_seconds
         (self._directory / RUNS).mkdir(exist_ok=True)
-        while not self.is_over(generations := self.journal()):
+        generations: list[Generation] = []
+        while not self._is_over(generations):
             members = self._next(generations)
             while missing := [member for member in members if self._outcome(member) is None]:
                 if limit_s is not None and time.monotonic() - started >= limit_s:
@@ -178,44 +170,17 @@ class Population:
                     return generations
                 if not any(map(self._claim, missing)):  # Other commands train them all.
                     time.sleep(_POLL_S)
-            self._close(members, len(generations))
+            generations.append([(m, outcome) for m in members if (outcome := self._outcome(m)) is not None])
+            self._close(generations)
         return generations
 
-    def is_over(self, generations: Sequence[Generation]) -> bool:
+    def _is_over(self, generations: Sequence[Generation]) -> bool:
         """Whether all generations are trained, or a member stopped before its end because it reached stop_at_return."""
         if not generations:
             return False
         steps = self._stop_at(len(generations) - 1)
         stopped = any(o.error is None and o.env_steps < steps for _, o in generations[-1])
         return stopped or len(generations) == self._options.generations
-
-    def journal(self) -> list[Generation]:
-        """The complete generations. Raises SweepError: the journal is damaged."""
-        try:
-            return [self._generation(number, line) for number, line in enumerate(self._lines().splitlines())]
-        except ValueError as error:
-            path = self._directory / JOURNAL
-            raise SweepError(f"{path} is damaged ({_in_a_line(error)}): restore it, or give another --out") from error
-
-    def _lines(self) -> bytes:
-        """The journal without an incomplete last line: its generation is closed again, from the members' outcomes."""
-        path = self._directory / JOURNAL
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            logger.warning("%s: skipped an incomplete last line of %d bytes", path, len(content) - len(whole))
-        return whole
-
-    def _generation(self, number: int, line: bytes) -> Generation:
-        """One line of the journal. Raises ValueError: it is none of this population's."""
-        entries = TypeAdapter(list[_Entry]).validate_json(line, strict=True)
-        options, names, found = self._options, self._file.space.keys(), [entry.member for entry in entries]
-        parents = range(options.members) if number else (None,)
-        if [(m.generation, m.number) for m in found] != [(number, i) for i in range(options.members)]:
-            raise ValueError(f"line {number + 1} has other members than generation {number}")
-        if not all(member.parameters.keys() == names and member.parent in parents for member in found):
-            raise ValueError(f"line {number + 1} has other parameters or parents than its population")
-        return [(entry.member, entry.outcome) for entry in entries]
 
     def _check(self) -> None:
         base, space = self._file.base, self._file.space
@@ -243,11 +208,11 @@ class Population:
     def _next(self, generations: Sequence[Generation]) -> list[Member]:
         """The members of the generation after these."""
         number = len(generations)
-        generator = np.random.default_rng([self._options.seed, number])
         if not generations:
-            drawn = [draw(self._file.space, generator) for _ in range(self._options.members)]
+            drawn = draw(self._file.space, self._options.members, self._options.seed)
             drawn[0] |= self._file.own_parameters()
             return [Member(0, i, None, parameters) for i, parameters in enumerate(drawn)]
+        generator = np.random.default_rng([self._options.seed, number])
         members, outcomes = zip(*generations[-1], strict=True)
         descents = evolve([o.rank for o in outcomes], [m.parameters for m in members], self._file.space, generator)
         return [Member(number, i, descent.parent, descent.parameters) for i, descent in enumerate(descents)]
@@ -297,27 +262,23 @@ class Population:
                 f"{path} is damaged ({_in_a_line(error)}): remove it, so that its run is looked at again"
             ) from error
 
-    def _close(self, members: Sequence[Member], generation: int) -> None:
-        """Add a complete generation to the journal, unless another command has. Raises SweepError: all failed."""
-        outcomes = [outcome for member in members if (outcome := self._outcome(member)) is not None]
+    def _close(self, generations: Sequence[Generation]) -> None:
+        """List the complete generations, and remove what nobody begins with any more. Raises SweepError: all failed."""
+        number, outcomes = len(generations) - 1, [outcome for _, outcome in generations[-1]]
         if all(outcome.error is not None for outcome in outcomes):
             raise SweepError(
-                f"every member of generation {generation} failed, the last one with: {outcomes[-1].error}. To try "
-                f"again, remove {self._directory / RUNS / run_name(generation, 0)[:-2]}*.json"
+                f"every member of generation {number} failed, the last one with: {outcomes[-1].error}. To try again, "
+                f"remove {self._directory / RUNS / run_name(number, 0)[:-2]}*.json"
             )
+        lines = [
+            json.dumps([{"member": asdict(m), "outcome": asdict(outcome)} for m, outcome in generation]) + "\n"
+            for generation in generations
+        ]
         with one_at_a_time(self._directory):
-            before = self._lines()
-            if before.count(b"\n") > generation:
-                return
-            line = [
-                {"member": asdict(m), "outcome": asdict(outcome)} for m, outcome in zip(members, outcomes, strict=True)
-            ]
-            write_atomically(self._directory / JOURNAL, before + json.dumps(line).encode() + b"\n")
-        if generation:  # Nobody begins with these any more.
-            for member in members:
-                run = self._directory / RUNS / run_name(generation - 1, member.number)
-                for unused in ("checkpoints", "replay"):
-                    shutil.rmtree(run / unused, ignore_errors=True)  # A failed member may have none.
+            write_atomically(self._directory / JOURNAL, "".join(lines).encode())
+        for member, _ in generations[number - 1] if number else ():
+            for unused in ("checkpoints", "replay"):
+                shutil.rmtree(self._directory / RUNS / member.name / unused, ignore_errors=True)
 
 
 def best_member(generation: Generation) -> int:
@@ -403,16 +364,24 @@ def _line(member: Member, outcome: Outcome) -> str:
     parent = "" if member.parent in (None, member.number) else f", from member {member.parent}"
     earned = "no episode ended" if outcome.return_mean is None else f"return {outcome.return_mean:.4g}"
     result = f"failed: {outcome.error}" if outcome.error is not None else f"{earned}, {outcome.env_steps:,} steps"
-    return f"generation {member.generation}, member {member.number}{parent} | {_text(member.parameters)} | {result}"
-
-
-def _text(parameters: Parameters) -> str:
-    return ", ".join(f"{name}={short(value)}" for name, value in parameters.items())
+    number = f"generation {member.generation}, member {member.number}{parent}"
+    return f"{number} | {parameters_text(member.parameters)} | {result}"
 
 
 def _markdown(generations: Sequence[Generation], title: str, options: PopulationOptions, command: Sequence[str]) -> str:
     """The parameters behind the best policy, and what everybody earned."""
-    ancestors = lineage(generations)
+    line = []
+    for generation, number in zip(generations, lineage(generations), strict=True):
+        member, outcome = generation[number]
+        steps, parameters = f"{outcome.env_steps:,}", f"`{parameters_text(member.parameters)}`"
+        line.append([str(member.generation), str(number), steps, _earned(outcome), parameters])
+    returns = []
+    for number in range(options.members):
+        cells = [str(number)]
+        for member, outcome in (generation[number] for generation in generations):
+            copied = "" if member.parent in (None, number) else f"{member.parent} → "
+            cells.append(f"{copied}{_earned(outcome)}")
+        returns.append(cells)
     lines = [
         f"# Population of {title}",
         "",
@@ -422,25 +391,16 @@ def _markdown(generations: Sequence[Generation], title: str, options: Population
         *(["```", shlex.join(command), "```", ""] if command else []),
         "## The best member's line",
         "",
-        "| generation | member | steps | return | trained with |",
-        "|---:|---:|---:|---:|---|",
+        *markdown_table(["generation", "member", "steps", "return", "trained with"], line, left=("trained with",)),
+        "",
+        "## Returns by generation",
+        "",
+        *markdown_table(["member", *map(str, range(len(generations)))], returns),
+        "",
+        "`2 → 31`: began with the weights of member 2, and earned 31.",
+        "",
     ]
-    for generation, number in zip(generations, ancestors, strict=True):
-        member, outcome = generation[number]
-        lines.append(
-            f"| {member.generation} | {number} | {outcome.env_steps:,} | {_earned(outcome)} | "
-            f"`{_text(member.parameters)}` |"
-        )
-    lines += ["", "## Returns by generation", "", "| member | " + " | ".join(map(str, range(len(generations)))) + " |"]
-    lines.append("|---:|" + "---:|" * len(generations))
-    for number in range(options.members):
-        cells = []
-        for generation in generations:
-            member, outcome = generation[number]
-            copied = "" if member.parent in (None, number) else f"{member.parent} → "
-            cells.append(f"{copied}{_earned(outcome)}")
-        lines.append(f"| {number} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", "`2 → 31`: began with the weights of member 2, and earned 31.", ""])
+    return "\n".join(lines)
 
 
 def _in_a_line(error: ValueError) -> str:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar, get_args
 
-from optuna.trial import Trial
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from accel.compressors.layer_inventory import PolicyLayer
-from accel.config import did_you_mean
 from accel.errors import ConfigError
+from accel.sweep.search import Bits, CandidateOptions
 
-T = TypeVar("T")
-Bits = Literal["fp32", "int8", "int8-per-channel", "int4"]
-BITS: tuple[Bits, ...] = get_args(Bits)
 ORDERS = ("prune+lowrank", "lowrank+prune")
 _LAYER_FORMATS: Mapping[Bits, str] = {
     "fp32": "float", "int8": "per_tensor", "int8-per-channel": "per_channel", "int4": "int4",
@@ -37,73 +33,51 @@ class LayerChoice:
     pruned: float = 0.0
     rank: float = _WHOLE_RANK
 
+    def __str__(self) -> str:
+        if self.pruned:
+            return f"prune {self.pruned:g}"
+        return f"rank {self.rank:g}" if self.rank < _WHOLE_RANK else self.bits
 
-@dataclass(frozen=True)
-class ChoiceOptions:
-    """The choices for each layer.
+
+class SchemeSpace:
+    """All schemes of per-layer choices for a policy.
 
     Attributes:
-        bits: see ``BITS``.
-        pruned: shares of units to remove, 0 for none, each below 1.
-        ranks: shares of the full rank, 1 for no factorisation.
+        layers: of the policy.
+        parameters: those of a trial, as far as there is a choice: ``bits/LAYER``, ``prune/LAYER``, ``rank/LAYER`` and
+            ``order``.
     """
 
-    bits: tuple[Bits, ...] = BITS
-    pruned: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
-    ranks: tuple[float, ...] = (1.0, 0.5, 0.25)
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError."""
-        if not self.bits or not self.pruned or not self.ranks:
-            raise ConfigError("the space is empty: bits, prune and rank need at least one choice each")
-        if any(not 0.0 <= share < 1.0 for share in self.pruned):
-            raise ConfigError(f"prune = {self.pruned}: shares to remove lie from 0 to below 1")
-        if any(not 0.0 < share <= 1.0 for share in self.ranks):
-            raise ConfigError(f"rank = {self.ranks}: shares of the full rank lie above 0 and up to 1")
-
-    @classmethod
-    def with_bits(cls, names: Sequence[str]) -> Self:
-        """The default choices with only the given number formats. Raises ConfigError: an unknown one."""
-        for name in names:
-            if name == "qat":
-                raise ConfigError(
-                    "bits 'qat' is a training method: after training its graph is that of int8, so give int8; for a "
-                    "sweep in training, make qat a choice of [space.compressor]"
-                )
-            if name not in BITS:
-                raise ConfigError(f"unknown bits {name!r}{did_you_mean(name, BITS)}; there are {', '.join(BITS)}")
-        return cls(tuple(bits for bits in BITS if bits in names))
-
-
-@dataclass(frozen=True)
-class SchemeSpace:
-    """All schemes of per-layer choices for a policy."""
-
-    layers: tuple[PolicyLayer, ...]
-    options: ChoiceOptions
-
-    def __post_init__(self) -> None:
+    def __init__(self, layers: Sequence[PolicyLayer], options: CandidateOptions) -> None:
         """Raises ConfigError if there is nothing to choose."""
-        if len(self.options.bits) == 1 and not any(len(self._pruned(a)) + len(self._ranks(a)) > 2 for a in self.layers):
+        self.layers = tuple(layers)
+        self._bits = options.bits
+        self._pruned = {layer.name: _pruned(layer, options.prune) for layer in layers}
+        self._ranks = {layer.name: _ranks(layer, options.rank) for layer in layers}
+        reduces = [any(len(shares) > 1 for shares in table.values()) for table in (self._pruned, self._ranks)]
+        choices: dict[str, Sequence[str | float]] = {"order": ORDERS if all(reduces) else ORDERS[:1]}
+        for name in self._pruned:
+            choices[f"bits/{name}"] = options.bits
+            choices[f"prune/{name}"] = self._pruned[name]
+            choices[f"rank/{name}"] = self._ranks[name]
+        self._first = {name: values[0] for name, values in choices.items()}
+        self.parameters: dict[str, BaseDistribution] = {
+            name: CategoricalDistribution(values) for name, values in choices.items() if len(values) > 1
+        }
+        if not self.parameters:
             raise ConfigError(
                 "the space is empty: there is one number format, and the given shares and ranks make no layer of this "
                 "policy smaller; allow more of bits, prune or rank"
             )
 
-    def suggest(self, trial: Trial) -> str:
-        """A scheme's text, by a trial's parameters ``bits/LAYER``, ``prune/LAYER``, ``rank/LAYER`` and ``order``."""
-        choices: dict[str, LayerChoice] = {}
-        for layer in self.layers:
-            name = layer.name
-            chosen: Bits = _suggest(trial, f"bits/{name}", self.options.bits)
-            pruned = _suggest(trial, f"prune/{name}", self._pruned(layer))
-            rank = _suggest(trial, f"rank/{name}", self._ranks(layer))
-            choices[name] = LayerChoice(chosen, pruned, rank)
-        reducing = any(len(self._pruned(a)) > 1 for a in self.layers) and any(
-            len(self._ranks(a)) > 1 for a in self.layers
-        )
-        order = _suggest(trial, "order", ORDERS if reducing else ORDERS[:1])
-        return self.scheme(choices, order)
+    def scheme_of(self, parameters: Mapping[str, object]) -> str:
+        """The scheme of a trial's parameters."""
+        chosen = {**self._first, **parameters}
+        choices = {
+            name: LayerChoice(chosen[f"bits/{name}"], chosen[f"prune/{name}"], chosen[f"rank/{name}"])  # type: ignore[arg-type]
+            for name in self._pruned
+        }
+        return self.scheme(choices, str(chosen["order"]))
 
     def scheme(self, choices: Mapping[str, LayerChoice], order: str = ORDERS[0]) -> str:
         """The shortest text for the choices; other layers are not compressed.
@@ -129,44 +103,22 @@ class SchemeSpace:
 
     def uniform(self) -> Iterator[Mapping[str, object]]:
         """Parameters of the first trials, which treat all layers alike: each format, unpruned and mildly pruned."""
-        mildest = [share for share in sorted(self.options.pruned) if share > 0][:1]
-        for bits in self.options.bits:
-            yield self._parameters(bits, 0.0)
-        for bits in self.options.bits[:2]:
-            for share in mildest:
-                yield self._parameters(bits, share)
+        shares = sorted({share for found in self._pruned.values() for share in found if share})
+        pairs = [(bits, 0.0) for bits in self._bits] + [
+            (bits, share) for bits in self._bits[:2] for share in shares[:1]
+        ]
+        for bits, share in pairs:
+            alike: dict[str, object] = dict(self._first)
+            for name, found in self._pruned.items():
+                alike |= {f"bits/{name}": bits, f"prune/{name}": share if share in found else found[0]}
+            yield alike
 
     def alone(self) -> Iterator[tuple[PolicyLayer, LayerChoice]]:
         """Every layer with each of its options, to be compressed alone."""
         for layer in self.layers:
-            yield from ((layer, LayerChoice(bits=bits)) for bits in self.options.bits if bits != "fp32")
-            yield from ((layer, LayerChoice(pruned=share)) for share in self._pruned(layer) if share)
-            yield from ((layer, LayerChoice(rank=share)) for share in self._ranks(layer) if share < _WHOLE_RANK)
-
-    def _parameters(self, bits: Bits, pruned: float) -> Mapping[str, object]:
-        found: dict[str, object] = {}
-        for layer in self.layers:
-            found[f"bits/{layer.name}"] = bits
-            found[f"prune/{layer.name}"] = _text(pruned if pruned in self._pruned(layer) else self._pruned(layer)[0])
-            found[f"rank/{layer.name}"] = _text(max(self._ranks(layer)))
-        return {**found, "order": ORDERS[0]}
-
-    def _pruned(self, layer: PolicyLayer) -> tuple[float, ...]:
-        """Shares that remove different numbers of units."""
-        found = {0: 0.0} if 0.0 in self.options.pruned or not layer.units else {}
-        for share in sorted(self.options.pruned):
-            removed = layer.units - layer.keeps(share) if layer.units else 0
-            found.setdefault(removed, share if removed else 0.0)
-        return tuple(sorted(found.values()))
-
-    def _ranks(self, layer: PolicyLayer) -> tuple[float, ...]:
-        """Shares of different ranks whose factors are smaller than the weight."""
-        found: dict[int | None, float] = {None: _WHOLE_RANK} if _WHOLE_RANK in self.options.ranks else {}
-        for share in sorted(self.options.ranks):
-            rank = layer.rank(share)
-            if rank is not None:
-                found.setdefault(rank, share)
-        return tuple(sorted(found.values())) or (_WHOLE_RANK,)
+            yield from ((layer, LayerChoice(bits=bits)) for bits in self._bits if bits != "fp32")
+            yield from ((layer, LayerChoice(pruned=share)) for share in self._pruned[layer.name] if share)
+            yield from ((layer, LayerChoice(rank=share)) for share in self._ranks[layer.name] if share < _WHOLE_RANK)
 
     def _prune(self, pruned: Mapping[str, float]) -> str:
         return _with_ratios("prune", pruned, {layer.name for layer in self.layers if layer.units})
@@ -176,16 +128,23 @@ class SchemeSpace:
         return _with_ratios("lowrank", ranks, {layer.name for layer in self.layers})
 
 
-def _suggest(trial: Trial, name: str, choices: Sequence[T]) -> T:
-    """One of the choices; a parameter only if there are several."""
-    if len(choices) == 1:
-        return choices[0]
-    texts = [_text(choice) for choice in choices]
-    return choices[texts.index(trial.suggest_categorical(name, texts))]
+def _pruned(layer: PolicyLayer, shares: Sequence[float]) -> tuple[float, ...]:
+    """Shares that remove different numbers of units, least first."""
+    found = {0: 0.0} if 0.0 in shares or not layer.units else {}
+    for share in sorted(shares):
+        removed = layer.units - layer.keeps(share) if layer.units else 0
+        found.setdefault(removed, share if removed else 0.0)
+    return tuple(sorted(found.values()))
 
 
-def _text(choice: object) -> str:
-    return f"{choice:g}" if isinstance(choice, float) else str(choice)
+def _ranks(layer: PolicyLayer, shares: Sequence[float]) -> tuple[float, ...]:
+    """Shares of different ranks whose factors are smaller than the weight, greatest first."""
+    found: dict[int | None, float] = {None: _WHOLE_RANK} if _WHOLE_RANK in shares else {}
+    for share in sorted(shares):
+        rank = layer.rank(share)
+        if rank is not None:
+            found.setdefault(rank, share)
+    return tuple(sorted(found.values(), reverse=True)) or (_WHOLE_RANK,)
 
 
 def _with_ratios(method: str, ratios: Mapping[str, float], every: set[str]) -> str:

@@ -9,21 +9,24 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
+from pydantic import BaseModel
 
 from accel.compressors.errors import CompressorError
 from accel.errors import AccelError, ConfigError, SweepError
 from accel.sweep.objectives import Constraint, Metric, Values
-from accel.sweep.recovery import ERROR, GRACE_S, Attendance, is_mine, release_own, signs_of_life, was_taken_over
-from accel.sweep.storage import public_url
+from accel.sweep.recovery import ERROR, GRACE_S, StaleTrials, heartbeats, other_hosts, queue_again
+from accel.sweep.storage import storage_errors, without_passwords
 from accel.transport.launcher import detect_launch
 
 SamplerName = Literal["tpe", "nsga2", "nsga3", "random"]
@@ -43,8 +46,7 @@ CAVEAT = "caveat"
 _WORKERS = "worker:"
 _MAXIMAL_FAILURES = 3
 _REPETITIONS_TO_DIVERSIFY = 2
-_MAXIMAL_REPETITIONS = 30
-_MAXIMAL_FRUITLESS = 100
+_MAXIMAL_FRUITLESS = 50
 _WAIT_S = 0.5
 
 
@@ -114,6 +116,37 @@ class StudyOptions:
             )
 
 
+class _StudyAttributes(BaseModel):
+    """What a study's user attributes may hold."""
+
+    sweep: dict[str, object] = {}
+    references: dict[str, float] = {}
+    returns: list[float] = []
+    caveat: str = ""
+
+
+class _Worker(BaseModel):
+    node: str
+    pid: int
+    started: int
+
+
+class _TrialAttributes(BaseModel):
+    """What a trial's user attributes may hold."""
+
+    measured: dict[str, float] = {}
+    own_bounds: list[str] = []
+    returns: list[float] = []
+    same_as: int = 0
+    worker: _Worker | None = None
+    heartbeat: float = 0.0
+    scheme: str = ""
+    run: str = ""
+    skipped: str = ""
+    skip: str = ""
+    error: str = ""
+
+
 def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str, object]) -> Study:
     """Join the study, or create it.
 
@@ -135,12 +168,16 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
             load_if_exists=True,
             pruner=make_pruner(options.pruner, options.trials, options.report_interval),
         )
-        study.get_trials(deepcopy=False)
-        found = dict(study.user_attrs.get(SUBJECT, {}))
-    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:  # Optuna checks no values
+        found = _StudyAttributes.model_validate(study.user_attrs).sweep
+        for trial in study.get_trials(deepcopy=False):
+            _TrialAttributes.model_validate(trial.user_attrs)
+    except (AccelError, *storage_errors()):  # type: ignore[misc]
+        raise
+    except Exception as error:  # Optuna checks no values
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise SweepError(
-            f"study {options.name!r} in {public_url(options.url)} is damaged ({error!r}): restore the storage, or give "
-            "another"
+            f"study {options.name!r} in {without_passwords(options.url)} is damaged ({reason}): restore the storage, "
+            "or give another"
         ) from error
     study.sampler = make_sampler(options.sampler, options.trials, _worker_entropy(study, options.seed))
     described = {
@@ -154,7 +191,7 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
     elif found != wanted:
         differing = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
         raise SweepError(
-            f"study {options.name!r} in {public_url(options.url)} has another subject: "
+            f"study {options.name!r} in {without_passwords(options.url)} has another subject: "
             + "; ".join(f"{key} was {found.get(key)} and is {wanted.get(key)}" for key in differing)
             + ". Give another --study and another --out, or the study's own options"
         )
@@ -164,6 +201,7 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
 def work(
     study: Study,
     options: StudyOptions,
+    space: Mapping[str, BaseDistribution],
     evaluate: Callable[[Trial], Measurement],
     report: Callable[[Study, FrozenTrial], None],
 ) -> None:
@@ -172,72 +210,89 @@ def work(
     Args:
         study: joined.
         options: how it searches.
+        space: the parameters of a trial.
         evaluate: measures one trial; may raise ``optuna.TrialPruned``, or AccelError for a failed trial.
         report: called after each trial of this worker.
     Raises:
         SweepError: the first trials all failed; the message has the reason of the last one.
         KeyboardInterrupt: the current trial was queued again.
     """
-    started = time.monotonic()
-    others = Attendance(options.grace_s)
-
-    def objective(trial: Trial) -> tuple[float, ...]:
-        if study.sampler is scattered:
-            trial.set_user_attr(DRAWN_AT_RANDOM, True)
-        with signs_of_life(trial, options.grace_s):
-            return _measure(trial, options, evaluate)
-
-    others.recover(study)
-    chosen, scattered = study.sampler, optuna.samplers.RandomSampler(options.seed + len(study.trials))
+    started, stale = time.monotonic(), StaleTrials(options.grace_s)
+    chosen, random = study.sampler, optuna.samplers.RandomSampler(options.seed + len(study.trials))
     repeated = fruitless = 0
-    while _remaining(study, options.trials) > 0 or _wait_for_signs(study, options.trials, others):
+    stale.recover(study)
+    while (missing := _remaining(study, options.trials) > 0) or not stale.all_alive(study):
         if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
             logger.warning(
                 "stopping after %.0f s, as --max-seconds says; run the same command to continue", options.max_seconds
             )
             break
-        if _is_exhausted(repeated, fruitless):
-            break
-        if _remaining(study, options.trials) <= 0:
+        if options.url.startswith("sqlite") and (others := other_hosts(study, options.grace_s)):
+            raise SweepError(
+                f"{without_passwords(options.url)} is in use on {', '.join(others)}, and SQLite does not lock across "
+                "hosts: give a journal on a file system that all hosts share (the default, --storage journal:FILE), or "
+                "a server, such as --storage postgresql://USER@HOST/NAME. If nothing runs there any more, wait a minute"
+            )
+        if not missing:
+            time.sleep(_WAIT_S)
+            stale.recover(study)
             continue
-        if repeated == _REPETITIONS_TO_DIVERSIFY and study.sampler is chosen and options.sampler != "random":
-            logger.info("the last %d proposals repeated others: sampling at random until there is a new one", repeated)
         # a sampler that has converged to a few candidates proposes no new ones
-        at_random = repeated >= _REPETITIONS_TO_DIVERSIFY and options.sampler != "random"
-        study.sampler = scattered if at_random else chosen
-        if not _run_one(study, objective):
+        study.sampler = random if repeated >= _REPETITIONS_TO_DIVERSIFY and options.sampler != "random" else chosen
+        trial = _run_one(study, options, space, evaluate, drawn_at_random=study.sampler is random)
+        if trial is None:
             continue
-        mine = [trial for trial in study.get_trials(deepcopy=False) if is_mine(trial) and trial.state.is_finished()]
-        repeated = repeated + 1 if SAME_AS in mine[-1].user_attrs else 0
-        unbuilt = mine[-1].user_attrs.get(SKIP) == UNBUILT
-        fruitless = fruitless + 1 if repeated or unbuilt else 0
+        repeated = repeated + 1 if SAME_AS in trial.user_attrs else 0
+        fruitless = fruitless + 1 if repeated or trial.user_attrs.get(SKIP) == UNBUILT else 0
         if not repeated:
-            report(study, mine[-1])
+            report(study, trial)
+        if repeated == _REPETITIONS_TO_DIVERSIFY and options.sampler != "random":
+            logger.info("the last %d proposals repeated others: sampling at random until there is a new one", repeated)
+        if fruitless >= _MAXIMAL_FRUITLESS:
+            logger.warning(
+                "stopping: the last %d proposals repeated others or could not be built; the space is almost exhausted",
+                fruitless,
+            )
+            break
         _give_up_if_nothing_works(study)
-        others.recover(study)
-    others.recover(study)
+        stale.recover(study)
 
 
-def _is_exhausted(repeated: int, fruitless: int) -> bool:
-    """Whether the last trials found nothing new to build; says so."""
-    if repeated >= _MAXIMAL_REPETITIONS:
-        logger.warning("stopping: the last %d trials all repeated others; the space is almost exhausted", repeated)
-        return True
-    if fruitless >= _MAXIMAL_FRUITLESS:
-        logger.warning(
-            "stopping: the last %d proposals repeated others or could not be built; allow milder choices", fruitless
-        )
-        return True
-    return False
+def _run_one(
+    study: Study,
+    options: StudyOptions,
+    space: Mapping[str, BaseDistribution],
+    evaluate: Callable[[Trial], Measurement],
+    *,
+    drawn_at_random: bool,
+) -> FrozenTrial | None:
+    """Run one trial; None if other workers took it over, as this one wrote no heartbeats."""
+    trial = study.ask(dict(space))
+    try:
+        if drawn_at_random:
+            trial.set_user_attr(DRAWN_AT_RANDOM, True)
+        with heartbeats(trial, options.grace_s):
+            values = _measure(trial, options, evaluate)
+        return study.tell(trial, values)
+    except optuna.TrialPruned:
+        return study.tell(trial, state=TrialState.PRUNED)
+    except (AccelError, CompressorError) as error:
+        trial.set_user_attr(ERROR, str(error))
+        return study.tell(trial, state=TrialState.FAIL)
+    except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
+        if study.trials[trial.number].state == TrialState.RUNNING:
+            raise
+        logger.warning("this worker wrote no heartbeat for too long, and another one took its trial over; continuing")
+        return None
+    except KeyboardInterrupt:
+        with suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):  # another worker took it over
+            queue_again(study, study.tell(trial, state=TrialState.FAIL), interrupted=True)
+        raise
 
 
 def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Measurement]) -> tuple[float, ...]:
     """Evaluate a trial, and store its measurements."""
-    try:
-        outcome = evaluate(trial)
-    except (AccelError, CompressorError) as error:
-        trial.set_user_attr(ERROR, str(error))
-        raise
+    outcome = evaluate(trial)
     measured = dict(outcome.measured)
     trial.set_user_attr(MEASURED, measured)
     for constraint in options.constraints:
@@ -253,31 +308,6 @@ def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Me
             trial.set_user_attr(SKIP, outcome.skip)
         raise optuna.TrialPruned(outcome.skipped)
     return tuple(measured[objective.name] for objective in options.objectives)
-
-
-def _run_one(study: Study, objective: Callable[[Trial], tuple[float, ...]]) -> bool:
-    """Run one trial; False if other workers took it over, as this one gave no sign of life."""
-    try:
-        study.optimize(objective, n_trials=1, catch=(AccelError, CompressorError))
-    except KeyboardInterrupt:
-        release_own(study)
-        raise
-    except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
-        if not was_taken_over(study):
-            raise
-        logger.warning("this worker gave no sign of life for too long, and another one took its trial over; continuing")
-        return False
-    return True
-
-
-def _wait_for_signs(study: Study, trials: int, others: Attendance) -> bool:
-    """Once all trials are done or running: whether to check again, as a worker elsewhere may be dead."""
-    others.recover(study)
-    if _remaining(study, trials) <= 0:
-        if others.settle(study):
-            return False
-        time.sleep(_WAIT_S)
-    return True
 
 
 def counts(study: Study) -> tuple[int, int]:

@@ -5,28 +5,60 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated, Literal, cast
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-from optuna.trial import Trial
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from accel.config import TrainConfig, did_you_mean
 from accel.config.files import load_preset, load_toml
 from accel.errors import ConfigError
+from accel.json_object import Json
 from accel.runs.job import check_config
 
 Value = str | int | float | bool
 _TABLES = ("train", "space", "sweep")
-_KINDS = {
-    "float": ("low", "high", "log", "step"), "int": ("low", "high", "log", "step"), "categorical": ("choices",),
-}  # fmt: skip
 # Set by the sweep itself.
 _OWN_FIELDS = ("name", "results_dir")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Float(_Strict):
+    type: Literal["float"]
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+
+    def distribution(self) -> BaseDistribution:
+        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+
+
+class _Int(_Strict):
+    type: Literal["int"]
+    low: int
+    high: int
+    log: bool = False
+    step: int = 1
+
+    def distribution(self) -> BaseDistribution:
+        return IntDistribution(self.low, self.high, log=self.log, step=self.step)
+
+
+class _Categorical(_Strict):
+    type: Literal["categorical"]
+    choices: Annotated[list[str | bool | int | float], Field(min_length=1)]
+
+    def distribution(self) -> BaseDistribution:
+        return CategoricalDistribution(self.choices)
+
+
+_SPACE: TypeAdapter[_Float | _Int | _Categorical] = TypeAdapter(
+    Annotated[_Float | _Int | _Categorical, Field(discriminator="type")]
+)
 
 
 @dataclass(frozen=True)
@@ -45,15 +77,16 @@ class SweepFile:
     sweep: Mapping[str, object]
     preset: str | None = None
 
-    def suggest(self, trial: Trial) -> dict[str, Value]:
-        """The fields that a trial sets."""
-        return {name: _suggest(trial, name, distribution) for name, distribution in self.space.items()}
-
     def own_parameters(self) -> dict[str, Value]:
         """The base's values of the fields that trials change, as far as the space has them."""
         base = self.base.options()
         found = {name: base[name] for name, distribution in self.space.items() if _contains(distribution, base[name])}
         return cast(dict[str, Value], found)
+
+    def subject(self) -> Json:
+        """Plain JSON that identifies base and space."""
+        base = {name: value for name, value in self.base.to_json().items() if name not in _OWN_FIELDS}
+        return {"space": {name: repr(distribution) for name, distribution in self.space.items()}, "base": base}
 
     def configure(self, parameters: Mapping[str, object]) -> TrainConfig:
         """The base with some fields changed. Raises ConfigError if they contradict each other."""
@@ -101,16 +134,14 @@ def _distribution(name: str, description: object, base: TrainConfig, path: Path)
     where = f"{path}: [space.{name}]"
     if name not in fields:
         raise ConfigError(f"{where}: there is no such field{did_you_mean(name, fields)}")
-    if not isinstance(description, Mapping):
-        raise ConfigError(f"{where} must be a table with type, and low and high or choices")
-    kind = str(description.get("type"))
-    if kind not in _KINDS:
-        given = f"type is {description['type']!r}" if "type" in description else "it has no type"
-        raise ConfigError(f"{where}: {given}; there are {', '.join(_KINDS)}")
-    for key in description:
-        if key not in ("type", *_KINDS[kind]):
-            raise ConfigError(f"{where}: {key!r} is not valid for type {kind}; it takes {', '.join(_KINDS[kind])}")
-    distribution = _categorical(description, where) if kind == "categorical" else _number(kind, description, where)
+    try:
+        distribution = _SPACE.validate_python(description).distribution()
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][-1]) + ": " if first["loc"] else ""
+        raise ConfigError(f"{where}: {key}{first['msg'][:1].lower()}{first['msg'][1:]}") from None
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
     for value in _extremes(distribution):
         try:
             check_config(base.replace(**{name: value}))
@@ -125,60 +156,23 @@ def _depends_on_others(error: ConfigError, name: str) -> bool:
     return not str(error).startswith((f"option '{name}'", f"option '{name.replace('_', '-')}'", "unknown"))
 
 
-def _categorical(description: Mapping[str, object], where: str) -> CategoricalDistribution:
-    choices = description.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise ConfigError(f"{where}: the space is empty: give choices, a list of at least one value")
-    if not all(isinstance(choice, str | int | float | bool) for choice in choices):
-        raise ConfigError(f"{where}: choices are texts, numbers, true and false")
-    return CategoricalDistribution(choices)
-
-
-def _number(kind: str, description: Mapping[str, object], where: str) -> BaseDistribution:
-    low, high, step = (description.get(key) for key in ("low", "high", "step"))
-    log = bool(description.get("log", False))
-    number = int if kind == "int" else (int, float)
-    for key, value in (("low", low), ("high", high), ("step", step)):
-        if (value is None and key != "step") or (value is not None and not isinstance(value, number)):
-            raise ConfigError(f"{where}: {key} = {value!r}; type {kind} takes numbers of its kind for low and high")
-    try:
-        if kind == "int":
-            return IntDistribution(low, high, log=log, step=1 if step is None else step)  # type: ignore[arg-type]
-        return FloatDistribution(float(low), float(high), log=log, step=step)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
 def _extremes(distribution: BaseDistribution) -> Sequence[Value]:
     if isinstance(distribution, CategoricalDistribution):
-        return [choice for choice in distribution.choices if choice is not None]
+        return cast(Sequence[Value], distribution.choices)
     if isinstance(distribution, IntDistribution | FloatDistribution):
         return [distribution.low, distribution.high]
     return []
 
 
-def short(value: object) -> str:
-    """A field's value as tables show it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def parameters_text(parameters: Mapping[str, object]) -> str:
+    """Fields and their values in a line."""
+    texts = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in parameters.items()}
+    return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
 def _contains(distribution: BaseDistribution, value: object) -> bool:
     if isinstance(distribution, CategoricalDistribution):
-        return value is not None and value in distribution.choices
+        return value in distribution.choices
     if isinstance(distribution, FloatDistribution | IntDistribution) and isinstance(value, int | float):
         return distribution.low <= value <= distribution.high
     return False
-
-
-def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Value:
-    if isinstance(distribution, CategoricalDistribution):
-        choice = trial.suggest_categorical(name, distribution.choices)
-        return "none" if choice is None else choice
-    if isinstance(distribution, IntDistribution):
-        return trial.suggest_int(
-            name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
-        )
-    if isinstance(distribution, FloatDistribution):
-        low, high = distribution.low, distribution.high
-        return trial.suggest_float(name, low, high, step=distribution.step, log=distribution.log)
-    raise ConfigError(f"{name} has an unknown distribution, {type(distribution).__name__}")

@@ -5,7 +5,7 @@
     python scripts/evidence/sweeps.py --halfcheetah RUN --budget-s 540  one after training, and the one in training
     python scripts/evidence/sweeps.py --skip-cartpole --pong RUN        one
 
-RUN is a run directory with a trained policy. Studies stay in RUNS/NAME (study.db, for optuna-dashboard); tables,
+RUN is a run directory with a trained policy. Studies stay in RUNS/NAME (study.log, for optuna-dashboard); tables,
 figures and configurations are copied to RESULTS/NAME. Nothing is downloaded.
 """
 

@@ -15,7 +15,7 @@ from optuna.trial import Trial
 
 from accel.cli import main
 from accel.compressors.artifact import CompressedPolicy
-from accel.sweep.after_training import AfterTraining, Workbench
+from accel.sweep.after_training import AfterTraining, CandidateMeasurements
 from accel.sweep.in_training import InTraining
 from accel.sweep.recovery import WORKER
 from accel.sweep.study import Measurement
@@ -45,14 +45,14 @@ def meet(experiment: Experiment) -> None:
 
 def halt() -> None:
     """The third policy that is played, after fp32's and the first candidate's, is never played to its end."""
-    play, played = Workbench.play, itertools.count(1)
+    play, played = CandidateMeasurements.play, itertools.count(1)
 
-    def halting(self: Workbench, artifact: CompressedPolicy) -> list[float]:
+    def halting(self: CandidateMeasurements, artifact: CompressedPolicy) -> list[float]:
         while next(played) > 2:
             time.sleep(0.05)
         return play(self, artifact)
 
-    Workbench.play = halting  # type: ignore[method-assign]
+    CandidateMeasurements.play = halting  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

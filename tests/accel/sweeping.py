@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,13 +54,6 @@ def options_for(directory: Path, **changes: object) -> StudyOptions:
         **changes,
     }  # fmt: skip
     return StudyOptions(**values)  # type: ignore[arg-type]
-
-
-def ask(study: optuna.Study) -> optuna.Trial:
-    """A trial outside of ``optimize``, which Optuna warns of where heartbeats are on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return study.ask()
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from accel.runs.directory import RunDirectory
 from accel.sweep.directory import check_directory
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study
-from tests.accel.sweeping import ask, options_for
+from tests.accel.sweeping import options_for
 from tests.accel.test_damaged_files import HOSTILE, changed, damaged
 from tests.accel.test_import_policy import ppo_weights
 from tests.contracts.ranks import ROOT
@@ -349,9 +349,9 @@ def test_journals_of_other_values(
     ],
 )
 def test_databases_of_other_values_and_versions(change: str, tmp_path: Path) -> None:
-    options = options_for(tmp_path)
+    options = options_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
     with connected(options.url) as storage:
-        ask(open_study(options, storage, {"run": "a"})).suggest_float("x", 0, 1)
+        open_study(options, storage, {"run": "a"}).ask().suggest_float("x", 0, 1)
     with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
         database.execute(change)
     with pytest.raises(SweepError, match=r"no longer compatible|is damaged"), connected(options.url) as storage:

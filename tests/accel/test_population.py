@@ -85,7 +85,7 @@ def population(directory: Path, train: Callable[[Member], Outcome] = earn, **opt
     seed=st.integers(0, 1000),
 )
 def test_the_last_quarter_takes_over_from_the_first(returns: list[float | None], seed: int) -> None:
-    parameters = [draw(SPACE, np.random.default_rng([seed, member])) for member in range(len(returns))]
+    parameters = draw(SPACE, len(returns), seed)
     found = evolve(returns, parameters, SPACE, np.random.default_rng(seed))
     selected = max(len(returns) // 4, 1)
     sound = sorted((value for value in returns if value is not None), reverse=True)
@@ -115,7 +115,7 @@ def assert_near(after: Mapping[str, object], before: Mapping[str, object]) -> No
 
 def test_values_are_drawn_and_perturbed_within_their_bounds_and_reach_both() -> None:
     generator = np.random.default_rng(0)
-    drawn = [draw(SPACE, generator) for _ in range(400)]
+    drawn = draw(SPACE, 400, seed=0)
     assert {row["passes"] for row in drawn} == set(range(1, 11))
     assert {round(float(row["lambda_"]), 2) for row in drawn} == {0.8, 0.85, 0.9, 0.95, 1.0}
     assert sum(float(row["learning_rate"]) < 1e-3 for row in drawn) == pytest.approx(200, abs=40)  # of the logarithm
@@ -132,7 +132,7 @@ def test_a_population_in_which_all_failed_cannot_go_on() -> None:
 
 
 def test_members_find_better_parameters_than_any_began_with(tmp_path: Path) -> None:
-    found = population(tmp_path, generations=10).train()
+    found = population(tmp_path, generations=10, seed=2).train()
     assert len(found) == 10 and found[0][0][0].parameters["learning_rate"] == 1e-3, "the base comes first"
     assert found[1][2][0].parent != 2, "a failed member is replaced"
 
@@ -219,19 +219,16 @@ def test_changed_files_are_named_or_hold_what_a_population_writes(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     directory = tmp_path_factory.mktemp("population")
-    names = [f"runs/generation-000-member-{number:02d}.json" for number in range(3)]
     population(directory, members=3, generations=2).train()
-    path = directory / data.draw(st.sampled_from([JOURNAL, *names]))
+    path = directory / f"runs/generation-000-member-{data.draw(st.integers(0, 2)):02d}.json"
     lines = path.read_text().splitlines()
-    if path.name != JOURNAL:
-        (directory / JOURNAL).unlink()
     lines[0] = json.dumps(data.draw(changed(json.loads(lines[0]))))
     path.write_text("\n".join(lines) + "\n")
     found = outcome(lambda: population(directory, members=3, generations=2).train())
     assert isinstance(found, SweepError) or len(lineage(found)) == len(found)  # type: ignore[arg-type]
 
 
-def test_an_incomplete_last_line_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_journal_is_written_again(tmp_path: Path) -> None:
     """From the outcomes of its members, none of which trains again."""
     expected = population(tmp_path).train()
     whole = (tmp_path / JOURNAL).read_bytes()
@@ -241,7 +238,6 @@ def test_an_incomplete_last_line_is_written_again(tmp_path: Path, caplog: pytest
         raise AssertionError(member)
 
     assert population(tmp_path, refuse).train() == expected and (tmp_path / JOURNAL).read_bytes() == whole
-    assert "skipped an incomplete last line of" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from accel.runs.summary import Summary
 from accel.sweep import SearchOptions, sweep_training
 from accel.sweep.in_training import InTraining
 from accel.sweep.objectives import IN_TRAINING
-from accel.sweep.recovery import process_start
 from accel.sweep.storage import default_url
 from accel.sweep.sweep_file import load_sweep_file
 from accel.sweep.training_run import TrainingRun, measured_values
+from accel.system.processes import process_state
 from accel.transport.launcher import mpirun_command
 from tests.accel.recorded_run import write_run
 from tests.accel.sweeping import trials_of, worker
@@ -57,11 +57,15 @@ def write(path: Path, *parts: str, steps: int = 600) -> Path:
     return path
 
 
-def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path) -> None:
+def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     compressor = '[space.compressor]\ntype = "categorical"\nchoices = ["int8", "fp32"]\n'
     search = '[sweep]\ntrials = 2\nobjectives = ["actor_s", "bytes"]\nconstraints = ["return>=0.05*fp32"]\nseed = 3\n'
     file = write(tmp_path / "sweep.toml", _TRAIN, _SPACE, compressor, search)
-    result = sweep_training(file, SearchOptions(out=tmp_path / "out"))
+    with caplog.at_level("INFO", "accel"):
+        result = sweep_training(file, SearchOptions(out=tmp_path / "out"))
+    lines = [record.message for record in caplog.records if record.message.startswith("trial 0")]
+    assert lines[0].startswith("trial 0 starts: learning_rate=0.001, compressor=int8")
+    assert len(lines) > 2 and " of 600 steps | " in lines[1], "progress before the end"
     assert result.trials == 2
     document = json.loads((tmp_path / "out" / "pareto.json").read_text())
     runs = tmp_path / "out" / "runs"
@@ -129,7 +133,7 @@ def test_a_killed_sweep_goes_on_with_the_run_that_it_had_begun(
     (left,) = trials_of(default_url(out), "out")
     assert left.state.name == "RUNNING"
     gate.touch()
-    while process_start(child) is not None:  # the run ends with its sweep, and in good order
+    while process_state(child) not in ("", "Z"):  # the run ends with its sweep, and in good order
         time.sleep(0.02)
     run = out / "runs" / "trial-0000"
     assert json.loads((run / "summary.json").read_text())["reason"] == "stopped on request"

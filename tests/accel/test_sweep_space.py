@@ -16,9 +16,10 @@ from accel.compressors.scheme import parse_scheme
 from accel.errors import ConfigError
 from accel.sweep.objectives import AFTER_TRAINING, choose_metrics, parse_constraint
 from accel.sweep.pareto import Candidate, balanced, front, nearest_miss
-from accel.sweep.scheme_space import BITS, ChoiceOptions, LayerChoice, SchemeSpace
+from accel.sweep.scheme_space import LayerChoice, SchemeSpace
+from accel.sweep.search import BITS, CandidateOptions
 from accel.sweep.sweep_file import load_sweep_file
-from tests.accel.sweeping import RETURN_AND_BYTES, ask, options_for
+from tests.accel.sweeping import RETURN_AND_BYTES, options_for
 from tests.compressors.policies import CASES, randomise
 
 torch.set_num_threads(1)
@@ -107,9 +108,11 @@ def test_a_row_that_misses_a_constraint_takes_no_feasible_one_s_place() -> None:
     assert [row.number for row in front(rows, [objective], [bound])] == [1]
 
 
-def space_of(case: str, options: ChoiceOptions | None = None) -> SchemeSpace:
+def space_of(case: str, options: CandidateOptions | None = None) -> SchemeSpace:
     module = randomise(CASES[case].make(), 1)
-    return SchemeSpace(policy_layers(module, CASES[case].examples(), CASES[case].outputs), options or ChoiceOptions())
+    return SchemeSpace(
+        policy_layers(module, CASES[case].examples(), CASES[case].outputs), options or CandidateOptions()
+    )
 
 
 @pytest.mark.parametrize("case", ["deep-relu-mlp", "nature-cnn", "lstm"])
@@ -125,7 +128,7 @@ def test_every_choice_of_a_single_layer_makes_a_scheme_that_binds(case: str) -> 
 def test_suggested_schemes_are_read_back_and_cover_the_space() -> None:
     space = space_of("deep-relu-mlp")
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
-    schemes = {space.suggest(ask(study)) for _ in range(60)}
+    schemes = {space.scheme_of(study.ask(dict(space.parameters)).params) for _ in range(60)}
     assert len(schemes) > 55
     for scheme in schemes:
         assert make_compressor(scheme).scheme == scheme == str(parse_scheme(scheme))
@@ -146,7 +149,7 @@ def test_uniform_schemes_come_in_their_short_form() -> None:
     study = optuna.create_study()
     for parameters in queued:
         study.enqueue_trial(dict(parameters))
-    first = [space.suggest(ask(study)) for _ in queued]
+    first = [space.scheme_of(study.ask(dict(space.parameters)).params) for _ in queued]
     assert first[: len(BITS)] == ["fp32", "int8(x8)", "int8(per_channel,x8)", "int4"]
     assert first[len(BITS) :] == ["prune(0.25)", "prune(0.25)+int8(x8)"]
 
@@ -165,11 +168,12 @@ def test_the_order_of_pruning_and_factoring_is_a_choice() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ChoiceOptions(pruned=()), "the space is empty"),
-        (lambda: ChoiceOptions(pruned=(1.0,)), "from 0 to below 1"),
-        (lambda: ChoiceOptions(ranks=(0.0,)), "above 0 and up to 1"),
-        (lambda: ChoiceOptions.with_bits(["int9"]), "unknown bits 'int9'.*int8"),
-        (lambda: space_of("relu-mlp", ChoiceOptions(("fp32",), (0.0,), (1.0,))), "the space is empty"),
+        (lambda: CandidateOptions.create({"prune": ()}), "prune = .*at least 1 item"),
+        (lambda: CandidateOptions.create({"prune": (1.0,)}), "prune = 1.0: .*less than 1"),
+        (lambda: CandidateOptions.create({"rank": (0.0,)}), "rank = 0.0: .*greater than 0"),
+        (lambda: CandidateOptions.create({"bits": ["int9"]}), "bits = 'int9': .*'int8'"),
+        (lambda: CandidateOptions.create({"max_kl": float("nan")}), "max_kl = nan"),
+        (lambda: space_of("relu-mlp", CandidateOptions(bits=("fp32",), prune=(0,), rank=(1,))), "the space is empty"),
     ],
 )
 def test_a_space_without_choices_is_refused(make: object, message: str) -> None:
@@ -186,16 +190,16 @@ _FILE = '[train]\nenv = "CartPole-v1"\n'
         (_FILE, "the space is empty"),
         (_FILE + '[space.lerning_rate]\ntype = "float"\nlow = 1e-4\nhigh = 1e-2\n', "did you mean 'learning_rate'"),
         (_FILE + '[space.name]\ntype = "categorical"\nchoices = ["a"]\n', "there is no such field"),
-        (_FILE + '[space.learning_rate]\ntype = "flot"\n', "type is 'flot'; there are float, int, categorical"),
-        (_FILE + '[space.learning_rate]\ntype = "float"\nlow = 1e-4\n', "high = None"),
+        (_FILE + '[space.learning_rate]\ntype = "flot"\n', "'flot'.*'float', 'int', 'categorical'"),
+        (_FILE + '[space.learning_rate]\ntype = "float"\nlow = 1e-4\n', "high: field required"),
         (_FILE + '[space.learning_rate]\ntype = "float"\nlow = 1.0\nhigh = 0.1\n', "low"),
         (_FILE + '[space.learning_rate]\ntype = "float"\nlow = -1.0\nhigh = 0.1\n', "learning_rate.*greater than 0"),
         (
             _FILE + '[space.learning_rate]\ntype = "float"\nlow = 0.1\nhigh = 0.2\nlgo = true\n',
-            "'lgo' is not valid for",
+            "lgo: extra inputs",
         ),
-        (_FILE + '[space.unroll_length]\ntype = "int"\nlow = 0.5\nhigh = 4\n', "low = 0.5"),
-        (_FILE + '[space.compressor]\ntype = "categorical"\nchoices = []\n', "the space is empty"),
+        (_FILE + '[space.unroll_length]\ntype = "int"\nlow = 0.5\nhigh = 4\n', "low: input should be a valid integer"),
+        (_FILE + '[space.compressor]\ntype = "categorical"\nchoices = []\n', "choices: .*at least 1"),
         (_FILE + '[space.compressor]\ntype = "categorical"\nchoices = ["int8", "int9"]\n', "int9"),
         (_FILE + '[space.corrector]\ntype = "categorical"\nchoices = ["vtrace", "best"]\n', "corrector"),
         ('[tarin]\nenv = "CartPole-v1"\n', "unknown table or key 'tarin' .did you mean 'train'"),
@@ -221,7 +225,7 @@ def test_a_file_s_space_sets_fields_of_valid_configurations(tmp_path: Path) -> N
     )
     loaded = load_sweep_file(file)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2))
-    configs = [loaded.configure(loaded.suggest(ask(study))) for _ in range(20)]
+    configs = [loaded.configure(study.ask(dict(loaded.space)).params) for _ in range(20)]
     assert {config.acting.unroll_length for config in configs} == {8, 16, 24, 32}
     assert {config.compression.compressor for config in configs} == {"fp32", "prune(0.5)+int8"}
     assert all(1e-4 <= config.optimiser.learning_rate <= 1e-2 and config.acting.actors == 0 for config in configs)

@@ -1,31 +1,34 @@
-"""Storages of studies, recovery of killed workers' trials, and which hosts may use a SQLite file."""
+"""Storages of studies, recovery of killed workers' trials, passwords in storage URLs, SQLite on several hosts."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import optuna
 import pytest
+from optuna.distributions import BaseDistribution, FloatDistribution
 
 from accel.errors import SweepError
 from accel.sweep.driver import run_sweep
+from accel.sweep.experiment import Experiment
 from accel.sweep.objectives import AFTER_TRAINING
 from accel.sweep.pareto import Candidate
-from accel.sweep.recovery import SIGN, WORKER, Attendance, process_start, queue_again, release_own, this_worker
-from accel.sweep.storage import connected, default_url, one_host, public_url, sqlite_path
+from accel.sweep.recovery import HEARTBEAT, WORKER, StaleTrials, queue_again, this_worker
+from accel.sweep.storage import connected, default_url, storage_file, without_passwords
 from accel.sweep.study import Measurement, open_study, work
-from tests.accel.sweeping import ask, options_for, trials_of
+from tests.accel.sweeping import options_for, trials_of
 from tests.accel.test_full_disks import fill
 
 
@@ -40,16 +43,38 @@ from tests.accel.test_full_disks import fill
 )
 def test_a_storage_that_cannot_be_used_is_one_message_without_passwords(url: str, message: str) -> None:
     with pytest.raises(SweepError, match=message) as caught:
-        sqlite_path(url)
+        storage_file(url)
         with connected(url):
             pass
     assert "secret" not in str(caught.value)
-    assert "secret" not in public_url(url)
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("redis://:secret@host:6379/1", "redis://:***@host:6379/1"),
+        ("accel sweep --storage=mysql+pymysql://a:secr@et@h/d", "accel sweep --storage=mysql+pymysql://a:***@h/d"),
+        ("postgresql://u@h/d?sslmode=on&password=secret&x=1", "postgresql://u@h/d?sslmode=on&password=***&x=1"),
+        ("journal:/a:b@c/study.log", "journal:/a:b@c/study.log"),
+    ],
+)
+def test_passwords_are_masked(text: str, public: str) -> None:
+    assert without_passwords(text) == public
+
+
+@pytest.mark.filterwarnings("ignore:Query string argument:sqlalchemy.exc.SAWarning")
+def test_no_output_of_a_sweep_holds_the_storage_s_password(tmp_path: Path) -> None:
+    """The password of a URL that SQLite takes without looking at it."""
+    url = f"sqlite:///{tmp_path / 'study.db'}?password=secret"
+    run_sweep(Plain(), options_for(tmp_path, url=url), tmp_path, ("accel", "sweep", "--storage", url))
+    texts = [path.read_bytes() for path in tmp_path.iterdir() if path.is_file()]
+    assert texts and not any(b"secret" in text for text in texts)
+    assert json.loads((tmp_path / "pareto.json").read_text())["study"]["storage"].endswith("?password=***")
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_a_study_is_about_one_subject(tmp_path: Path, kind: str) -> None:
-    url = default_url(tmp_path) if kind == "sqlite" else f"journal:{tmp_path / 'study.log'}"
+    url = f"sqlite:///{tmp_path / 'study.db'}" if kind == "sqlite" else default_url(tmp_path)
     options = options_for(tmp_path, url=url)
     with connected(url) as storage:
         open_study(options, storage, {"run": "a"})
@@ -61,15 +86,15 @@ def test_a_study_is_about_one_subject(tmp_path: Path, kind: str) -> None:
 def test_workers_draw_different_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = options_for(tmp_path, sampler="random")
     with connected(options.url) as storage:
-        draws = [ask(open_study(options, storage, {})).suggest_float("x", 0, 1) for _ in range(3)]
+        draws = [open_study(options, storage, {}).ask().suggest_float("x", 0, 1) for _ in range(3)]
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
-        draws.append(ask(open_study(options, storage, {})).suggest_float("x", 0, 1))
+        draws.append(open_study(options, storage, {}).ask().suggest_float("x", 0, 1))
     assert len(set(draws)) == 4
     (tmp_path / "again").mkdir()
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
     again = options_for(tmp_path / "again", sampler="random")
     with connected(again.url) as storage:
-        assert ask(open_study(again, storage, {})).suggest_float("x", 0, 1) == draws[0]
+        assert open_study(again, storage, {}).ask().suggest_float("x", 0, 1) == draws[0]
 
 
 def test_trials_of_dead_workers_are_queued_again_and_those_of_living_ones_are_left_alone(tmp_path: Path) -> None:
@@ -78,17 +103,17 @@ def test_trials_of_dead_workers_are_queued_again_and_those_of_living_ones_are_le
     gone.wait()
     with connected(options.url) as storage:
         study = open_study(options, storage, {})
-        workers = [this_worker(), {**this_worker(), "pid": gone.pid}, {**this_worker(), "started": "0"},
-                   {**this_worker(), "host": "elsewhere", "pid": gone.pid}]  # fmt: skip
+        workers = [this_worker(), {**this_worker(), "pid": gone.pid}, {**this_worker(), "started": 0},
+                   {**this_worker(), "node": "elsewhere", "pid": gone.pid}]  # fmt: skip
         for number, worker in enumerate(workers):
-            trial = ask(study)
+            trial = study.ask()
             trial.suggest_float("x", 0, 1)
             trial.set_user_attr(WORKER, worker)
             trial.set_user_attr("run", f"trial-{number}")
-        others = Attendance()
-        others.recover(study)
-        others.recover(study)
-        assert not others.settle(study), "nobody knows yet about the worker elsewhere"
+        stale = StaleTrials()
+        stale.recover(study)
+        stale.recover(study)
+        assert not stale.all_alive(study), "nobody knows yet about the worker elsewhere"
         states = [trial.state.name for trial in study.trials]
         assert states == ["RUNNING", "FAIL", "FAIL", "RUNNING", "WAITING", "WAITING"]
         assert study.trials[4].params == study.trials[1].params
@@ -97,12 +122,13 @@ def test_trials_of_dead_workers_are_queued_again_and_those_of_living_ones_are_le
 
 @pytest.fixture(params=["sqlite", "journal"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return default_url(tmp_path) if request.param == "sqlite" else f"journal:{tmp_path / 'study.log'}"
+    return f"sqlite:///{tmp_path / 'study.db'}" if request.param == "sqlite" else default_url(tmp_path)
 
 
 _STUCK = """
 import sys, time
 from pathlib import Path
+from typing import ClassVar
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study, work
 from tests.accel.sweeping import options_for
@@ -113,29 +139,30 @@ def evaluate(trial):
 
 options = options_for(Path(), url=sys.argv[1], grace_s=0.6)
 with connected(options.url) as storage:
-    work(open_study(options, storage, {}), options, evaluate, print)
+    work(open_study(options, storage, {}), options, {}, evaluate, print)
 """
 
 
-def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(url: str, tmp_path: Path) -> None:
+def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(tmp_path: Path) -> None:
+    url = default_url(tmp_path)
     options = options_for(tmp_path, url=url, grace_s=1.5)
     with subprocess.Popen([sys.executable, "-c", _STUCK, url]) as killed, connected(url) as storage:
         try:
             study = open_study(options, storage, {})
-            while not any(SIGN in trial.user_attrs for trial in study.get_trials()):
+            while not any(HEARTBEAT in trial.user_attrs for trial in study.get_trials()):
                 assert killed.poll() is None
                 time.sleep(0.05)
             # from here on it looks like a worker whose process cannot be seen
             trial = study.get_trials()[0]
-            storage.set_trial_user_attr(trial._trial_id, WORKER, {**trial.user_attrs[WORKER], "host": "elsewhere"})
-            others = Attendance(grace_s=1.5)
-            others.recover(study)
+            storage.set_trial_user_attr(trial._trial_id, WORKER, {**trial.user_attrs[WORKER], "node": "elsewhere"})
+            stale = StaleTrials(grace_s=1.5)
+            stale.recover(study)
             time.sleep(1.5)
-            while study.get_trials()[0].user_attrs[SIGN] == trial.user_attrs[SIGN]:
+            while study.get_trials()[0].user_attrs[HEARTBEAT] == trial.user_attrs[HEARTBEAT]:
                 time.sleep(0.05)
-            others.recover(study)
+            stale.recover(study)
             assert len(study.trials) == 1, "it lives"
-            while not others.settle(study):
+            while not stale.all_alive(study):
                 time.sleep(0.05)
         finally:
             killed.kill()
@@ -146,7 +173,7 @@ def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(url: str
             drawn.append(trial.suggest_float("x", 0, 1))
             return Measurement({"return": 1.0, "bytes": 1.0}, {})
 
-        work(study, options, evaluate, lambda _study, _trial: None)
+        work(study, options, {}, evaluate, lambda _study, _trial: None)
     states = [trial.state.name for trial in trials_of(url, "s")]
     assert sorted(states) == ["COMPLETE", "COMPLETE", "COMPLETE", "FAIL"] and states[0] == "FAIL"
     assert trial.params["x"] in drawn, "nothing is lost"
@@ -162,10 +189,9 @@ def test_a_worker_whose_trial_was_taken_over_goes_on_with_others(url: str, tmp_p
             if trial.number == 0:
                 study.tell(0, state=optuna.trial.TrialState.FAIL)
                 queue_again(study, study.trials[0])
-                queue_again(study, study.trials[0])
             return Measurement({"return": 1.0, "bytes": 1.0}, {})
 
-        work(study, options, evaluate, lambda _study, _trial: None)
+        work(study, options, {}, evaluate, lambda _study, _trial: None)
         assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
         assert study.trials[1].params == study.trials[0].params
 
@@ -176,46 +202,34 @@ def test_a_trial_that_keeps_killing_its_worker_is_given_up(tmp_path: Path) -> No
         study = open_study(options, storage, {})
         study.enqueue_trial({"x": 0.5})
         for _ in range(4):
-            trial = ask(study)
+            trial = study.ask()
             assert trial.suggest_float("x", 0, 1) == 0.5
-            trial.set_user_attr(WORKER, {**this_worker(), "started": "0"})
-            Attendance().recover(study)
+            trial.set_user_attr(WORKER, {**this_worker(), "started": 0})
+            StaleTrials().recover(study)
         assert [trial.state.name for trial in study.trials] == ["FAIL"] * 4
 
 
-def test_orderly_interruptions_never_cost_a_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    options = options_for(tmp_path)
+def test_orderly_interruptions_never_cost_a_trial(tmp_path: Path) -> None:
+    options = options_for(tmp_path, trials=2)
     with connected(options.url) as storage:
-        study = open_study(options, storage, {})
-        study.enqueue_trial({"x": 0.5})
+        study, drawn, left = open_study(options, storage, {}), list[float](), iter(range(6))
+
+        def evaluate(trial: optuna.Trial) -> Measurement:
+            drawn.append(trial.suggest_float("x", 0, 1))
+            if next(left, None) is not None:
+                raise KeyboardInterrupt
+            return Measurement({"return": 1.0, "bytes": 1.0}, {})
+
         for _ in range(6):
-            trial = ask(study)
-            assert trial.suggest_float("x", 0, 1) == 0.5
-            trial.set_user_attr(WORKER, this_worker())
-            release_own(study)
-        assert [trial.state.name for trial in study.trials] == ["FAIL"] * 6 + ["WAITING"]
-        for _ in range(4):
-            trial = ask(study)
-            assert trial.suggest_float("x", 0, 1) == 0.5
-            trial.set_user_attr(WORKER, {**this_worker(), "started": "0"})
-            Attendance().recover(study)
-        assert [trial.state.name for trial in study.trials] == ["FAIL"] * 10
-    assert "trial 9 is given up: its worker was killed for the 4th time" in caplog.text
-
-
-def test_a_process_is_told_from_a_later_one() -> None:
-    assert process_start(os.getpid()) == process_start(os.getpid())
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
-    try:
-        assert process_start(child.pid) not in (None, process_start(os.getpid()))
-    finally:
-        child.kill()
-        child.wait()
-    assert process_start(child.pid) is None
+            with pytest.raises(KeyboardInterrupt):
+                work(study, options, {}, evaluate, lambda _study, _trial: None)
+        work(study, options, {}, evaluate, lambda _study, _trial: None)
+        assert [trial.state.name for trial in study.trials] == ["FAIL"] * 6 + ["COMPLETE"] * 2
+    assert len(set(drawn[:7])) == 1 and len(set(drawn)) == 2
 
 
 def test_a_storage_lost_on_the_way_is_one_message(tmp_path: Path) -> None:
-    options = options_for(tmp_path)
+    options = options_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
 
     def evaluate(trial: optuna.Trial) -> Measurement:
         with closing(sqlite3.connect(tmp_path / "study.db")) as database:
@@ -224,7 +238,7 @@ def test_a_storage_lost_on_the_way_is_one_message(tmp_path: Path) -> None:
 
     with pytest.raises(SweepError, match=r"storage sqlite.*study.db was lost: .*run the same command again"):
         with connected(options.url) as storage:
-            work(open_study(options, storage, {}), options, evaluate, lambda _study, _trial: None)
+            work(open_study(options, storage, {}), options, {}, evaluate, lambda _study, _trial: None)
     with pytest.raises(ZeroDivisionError), connected(options.url):
         raise ZeroDivisionError
 
@@ -238,7 +252,7 @@ def test_a_directory_that_is_lost_or_full_ends_with_one_message(
     """And the same command finishes the sweep when it is back."""
     out = disk / "out"
     out.mkdir()
-    options = options_for(out, **({"url": f"journal:{out}/study.log"} if storage == "journal" else {}))
+    options = options_for(out, **({"url": f"sqlite:///{out}/study.db"} if storage == "sqlite" else {}))
     lose = {"removed": lambda: shutil.rmtree(out), "full": lambda: fill(disk)}[loss]
     with pytest.raises(SweepError, match=r"was lost: .*the same command|any more: .*the same command"):
         run_sweep(Plain(during, lose), options, out, ())
@@ -247,23 +261,11 @@ def test_a_directory_that_is_lost_or_full_ends_with_one_message(
         assert run_sweep(Plain(), options, out, ()).trials == 3 and (out / "pareto.json").stat().st_size
 
 
-def test_a_heartbeat_of_a_lost_storage_is_missed_in_silence(tmp_path: Path) -> None:
-    options = options_for(tmp_path)
-    with connected(options.url) as storage:
-        assert isinstance(storage, optuna.storages.RDBStorage)
-        trial = storage.create_new_trial(open_study(options, storage, {})._study_id)
-        beat = "SELECT COUNT(*) FROM trial_heartbeats"
-        storage.record_heartbeat(trial)
-        with closing(sqlite3.connect(tmp_path / "study.db")) as database:
-            assert database.execute(beat).fetchone() == (1,)
-            database.execute("DROP TABLE trial_heartbeats")
-        storage.record_heartbeat(trial)
-
-
-class Plain:
+class Plain(Experiment):
     """An experiment whose trials take no time, and during which something happens."""
 
     metrics, kind, title, references = AFTER_TRAINING, "after training", "plain", {"return": 1.0, "bytes": 2.0}
+    space: ClassVar[Mapping[str, BaseDistribution]] = {"x": FloatDistribution(0, 1)}
 
     def __init__(self, during: str = "", then: Callable[[], object] = lambda: None) -> None:
         self._during, self._then = during, then
@@ -276,22 +278,18 @@ class Plain:
     def evaluate(self, trial: optuna.Trial) -> Measurement:
         if self._during == "a trial" and trial.number == 1:
             self._then()
-        return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, self.references)
+        return Measurement({"return": trial.params["x"], "bytes": 1.0}, self.references)
 
     def label(self, trial: optuna.trial.FrozenTrial) -> str:
         return str(trial.params)
 
-    def configuration(self, trial: optuna.trial.FrozenTrial) -> None: ...
-
-    def export_command(self, label: str, directory: Path) -> None: ...
-
     def how_measured(self) -> str:
         return ""
 
-    def measure_again(self, rows: list[Candidate]) -> list[Candidate]:
+    def measure_again(self, rows: Sequence[Candidate]) -> list[Candidate]:
         if self._during == "the end":
             self._then()
-        return rows
+        return list(rows)
 
 
 @pytest.mark.parametrize("storage", ["journal:/no/such/place/study.log", "postgresql://user:secret@127.0.0.1:1/none"])
@@ -342,13 +340,13 @@ def test_an_incomplete_last_record_of_a_journal_is_removed(
 
     with connected(options.url) as storage:
         two = replace(options, trials=2)
-        work(open_study(two, storage, {}), two, evaluate, lambda _study, _trial: None)
+        work(open_study(two, storage, {}), two, {}, evaluate, lambda _study, _trial: None)
     before = trials_of(options.url, "s")
     torn = tear() if when == "before the start" else b""
     with connected(options.url) as storage:
         study = open_study(options, storage, {})
         torn = torn or tear()
-        work(study, options, evaluate, lambda _study, _trial: None)
+        work(study, options, {}, evaluate, lambda _study, _trial: None)
     trials = trials_of(options.url, "s")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
     assert [trial.values for trial in trials[:2]] == [trial.values for trial in before]
@@ -359,6 +357,7 @@ def test_an_incomplete_last_record_of_a_journal_is_removed(
 _TWO_TRIALS = """
 import sys
 from pathlib import Path
+from typing import ClassVar
 from accel.sweep.storage import connected
 from accel.sweep.study import Measurement, open_study, work
 from tests.accel.sweeping import options_for
@@ -368,7 +367,7 @@ def evaluate(trial):
 
 options = options_for(Path(), url=sys.argv[1], trials=2)
 with connected(options.url) as storage:
-    work(open_study(options, storage, {}), options, evaluate, lambda _study, _trial: None)
+    work(open_study(options, storage, {}), options, {}, evaluate, lambda _study, _trial: None)
 """
 
 
@@ -387,59 +386,17 @@ def test_a_journal_whose_last_line_is_cut_off_loses_that_line_only(tmp_path: Pat
 
 
 def test_two_hosts_on_one_sqlite_file_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    url = default_url(tmp_path)
-    with one_host(url, "alpha"), one_host(url, "alpha"):
-        with pytest.raises(SweepError, match=r"in use on host alpha, and this is beta.*--storage postgresql"):
-            with one_host(url, "beta"):
-                pass
-        with one_host("postgresql://u@h/d", "beta"):
-            pass
-    claim = tmp_path / "study.db.host-1"
-    os.utime(claim, (time.time() - 3600, time.time() - 3600))
-    with one_host(url, "beta"), pytest.raises(SweepError, match="host beta"), one_host(url, "alpha"):
-        pass
+    options = options_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
 
+    def evaluate(trial: optuna.Trial) -> Measurement:
+        return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
 
-def test_of_two_hosts_that_find_the_same_old_claim_one_gets_it(tmp_path: Path) -> None:
-    for attempt in range(20):
-        place = tmp_path / str(attempt)
-        place.mkdir()
-        url, claim = default_url(place), place / "study.db.host-1"
-        claim.write_text('{"host": "gone"}')
-        os.utime(claim, (time.time() - 3600, time.time() - 3600))
-        together = threading.Barrier(4)
-        holders: list[str] = []
-        refused: list[str] = []
-
-        def start(host: str, url: str, holders: list[str], refused: list[str], together: threading.Barrier) -> None:
-            together.wait()
-            try:
-                with one_host(url, host):
-                    holders.append(host)
-            except SweepError:
-                refused.append(host)
-
-        threads = [
-            threading.Thread(target=start, args=(f"host-{n % 2}", url, holders, refused, together)) for n in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(set(holders)) == 1 and len(holders) == len(refused) == 2, (attempt, holders, refused)
-        assert [path.name for path in place.iterdir()] == ["study.db.host-2"]
-
-
-@pytest.mark.long
-def test_a_claim_stays_fresh_while_its_worker_lives(tmp_path: Path) -> None:
-    url = default_url(tmp_path)
-    claim = tmp_path / "study.db.host-1"
-    with one_host(url, "alpha", stale_s=30.0):
-        os.utime(claim, (0, 0))
-        while not claim.stat().st_mtime:  # renewed every five seconds
-            time.sleep(0.1)
-        with pytest.raises(SweepError, match="host alpha"), one_host(url, "beta", stale_s=30.0):
-            pass
-    os.utime(claim, (0, 0))
-    with one_host(url, "beta", stale_s=30.0):
-        pass
+    with connected(options.url) as storage:
+        study = open_study(options, storage, {})
+        trial = study.ask()
+        trial.set_user_attr(WORKER, {**this_worker(), "node": "beta 1 2"})
+        trial.set_user_attr(HEARTBEAT, time.time())
+        with pytest.raises(SweepError, match=r"in use on beta, and SQLite does not lock across hosts: .*journal:FILE"):
+            work(study, options, {}, evaluate, lambda _study, _trial: None)
+        trial.set_user_attr(HEARTBEAT, time.time() - 3600)
+        work(study, replace(options, grace_s=0.1), {}, evaluate, lambda _study, _trial: None)

@@ -27,9 +27,9 @@ def test_candidates_that_cannot_be_built_do_not_count_and_do_not_go_on_for_ever(
 
     with connected(options.url) as storage:
         study = open_study(options, storage, {})
-        work(study, options, evaluate, lambda _study, _trial: None)
-        assert counts(study) == (4, 0) and len(proposed) == 104
-        assert tally(study.trials) == "4 candidates: 4 measured, 100 could not be built; 0 proposals repeated others"
+        work(study, options, {}, evaluate, lambda _study, _trial: None)
+        assert counts(study) == (4, 0) and len(proposed) == 54
+        assert tally(study.trials) == "4 candidates: 4 measured, 50 could not be built; 0 proposals repeated others"
 
 
 def test_repeats_hand_over_to_a_random_sampler_which_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -43,7 +43,7 @@ def test_repeats_hand_over_to_a_random_sampler_which_is_said(tmp_path: Path, cap
 
     with connected(options.url) as storage, caplog.at_level("INFO", "accel"):
         study = open_study(options, storage, {})
-        work(study, options, evaluate, lambda _study, _trial: None)
+        work(study, options, {}, evaluate, lambda _study, _trial: None)
         told = tally(study.trials)
     assert told.endswith("; 3 proposals repeated others, after which 2 proposals were sampled at random")
     assert told.startswith("5 candidates: 5 measured;")
@@ -54,7 +54,7 @@ def test_repeats_hand_over_to_a_random_sampler_which_is_said(tmp_path: Path, cap
 
 def test_a_directory_with_something_else_in_it_is_refused_and_kept(tmp_path: Path) -> None:
     check_directory(tmp_path, {"study": "a"})
-    (tmp_path / "study.db").touch()  # another worker's, which has not yet said what it is
+    (tmp_path / "study.log").touch()  # another worker's, which has not yet said what it is
     check_directory(tmp_path, {"study": "a"})
     (tmp_path / "trials.log.lock").touch()
     check_directory(tmp_path, {"study": "a"}, tmp_path / "trials.log")

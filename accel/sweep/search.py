@@ -1,29 +1,46 @@
-"""Options of a sweep: how it searches, and how candidates of a trained policy are made and measured."""
+"""How a sweep searches, and how candidates of a trained policy are made and measured."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from accel.config import did_you_mean
 from accel.errors import ConfigError
-from accel.sweep.objectives import Metric, choose_metrics, parse_constraints
-from accel.sweep.scheme_space import ChoiceOptions
-from accel.sweep.storage import default_url, sqlite_path
+from accel.sweep.objectives import Metric, choose_metrics, parse_constraint
+from accel.sweep.storage import default_url, storage_file
 from accel.sweep.study import PrunerName, SamplerName, StudyOptions
 
 _SWEEPS = Path("results") / "sweeps"
 
+Bits = Literal["fp32", "int8", "int8-per-channel", "int4"]
+BITS: tuple[Bits, ...] = get_args(Bits)
 
-class SearchOptions(BaseModel):
-    """How a sweep searches, from the command line or a file's [sweep] table; None means the default."""
 
+class _Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def create(cls, values: Mapping[str, object], where: str = "") -> Self:
+        """Validate values. Raises ConfigError that begins with ``where`` and names the key."""
+        for name in values:
+            if name not in cls.model_fields:
+                hint = did_you_mean(name, list(cls.model_fields))
+                raise ConfigError(f"{where}unknown key {name!r}{hint}; there are {', '.join(cls.model_fields)}")
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            first = error.errors()[0]
+            name, message = str(first["loc"][0]), str(first["msg"])
+            name = name.replace("_", "-") if where == "--" else name
+            raise ConfigError(f"{where}{name} = {first['input']!r}: {message[:1].lower()}{message[1:]}") from None
+
+
+class SearchOptions(_Options):
+    """How a sweep searches, from the command line or a file's [sweep] table; None means the default."""
 
     trials: Annotated[int, Field(ge=1)] | None = None
     objectives: tuple[str, ...] | None = None
@@ -35,22 +52,6 @@ class SearchOptions(BaseModel):
     study: str | None = None
     out: Path | None = None
     max_seconds: Annotated[float, Field(gt=0)] | None = None
-
-    @classmethod
-    def create(cls, values: Mapping[str, object], where: str) -> SearchOptions:
-        """Validate values. Raises ConfigError that begins with ``where`` and names the key."""
-        for name in values:
-            if name not in cls.model_fields:
-                hint = did_you_mean(name, list(cls.model_fields))
-                raise ConfigError(f"{where}unknown key {name!r}{hint}; there are {', '.join(cls.model_fields)}")
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            first = error.errors()[0]
-            name, message = str(first["loc"][0]), str(first["msg"])
-            if where == "--":
-                name = name.replace("_", "-")
-            raise ConfigError(f"{where}{name} = {first['input']!r}: {message[:1].lower()}{message[1:]}") from None
 
     def over(self, other: SearchOptions) -> SearchOptions:
         """These options, with the other's as defaults."""
@@ -65,12 +66,12 @@ class SearchOptions(BaseModel):
     ) -> StudyOptions:
         """The study's options with defaults filled in. Raises ConfigError, SweepError."""
         url = self.storage or default_url(directory)
-        sqlite_path(url)
+        storage_file(url)
         return StudyOptions(
             name=self.study or directory.name,
             url=url,
             objectives=choose_metrics(objectives if self.objectives is None else self.objectives, known),
-            constraints=parse_constraints(self.constraints or (), known),
+            constraints=tuple(parse_constraint(text, known) for text in self.constraints or ()),
             trials=self.trials or trials,
             sampler=self.sampler or "tpe",
             pruner=self.pruner or "none",
@@ -80,12 +81,13 @@ class SearchOptions(BaseModel):
         )
 
 
-@dataclass(frozen=True)
-class CandidateOptions:
+class CandidateOptions(_Options):
     """How candidates of a sweep after training are made and measured.
 
     Attributes:
-        choices: per layer.
+        bits: number formats to choose from for each layer, at least one.
+        prune: shares of a layer's units to remove, 0 for none.
+        rank: ranks of a factorisation as shares of the full one, 1 for none.
         rows: real observations for calibration, and as many others for the mismatch.
         batch: rows of the policy call whose latency is measured; None: the run's environments per actor.
         episodes: seeded episodes for the return.
@@ -94,16 +96,12 @@ class CandidateOptions:
         sensitivity: whether to measure each layer alone first.
     """
 
-    choices: ChoiceOptions = dataclasses.field(default_factory=ChoiceOptions)
-    rows: int = 1024
-    batch: int | None = None
-    episodes: int = 16
+    bits: Annotated[tuple[Bits, ...], Field(min_length=1)] = BITS
+    prune: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=1)] = (0.0, 0.25, 0.5, 0.75)
+    rank: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] = (1.0, 0.5, 0.25)
+    rows: Annotated[int, Field(ge=1)] = 1024
+    batch: Annotated[int, Field(ge=1)] | None = None
+    episodes: Annotated[int, Field(ge=1)] = 16
     sample: bool = False
-    max_kl: float = 1.0
+    max_kl: Annotated[float, Field(gt=0)] = 1.0
     sensitivity: bool = True
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError."""
-        for name, value in (("rows", self.rows), ("batch", self.batch), ("episodes", self.episodes)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} = {value}: at least 1 is needed")
