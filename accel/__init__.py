@@ -17,14 +17,14 @@ from accel.version import __version__
 if TYPE_CHECKING:
     from accel.bench import bench_actor, bench_correctors, bench_policy, bench_refresh, bench_transport
     from accel.cli.doctor import MachineReport, doctor
-    from accel.cli.launch import train
     from accel.config import TrainConfig
-    from accel.display.watch import watch
     from accel.errors import AccelError
     from accel.exporting.build import Bundle, export
     from accel.exporting.verify import Verification, verify
     from accel.imports.policy import compress
+    from accel.launch.train import train
     from accel.reports.reporting import compare, report
+    from accel.reports.watch import watch
     from accel.runs.evaluation import Evaluation, evaluate
     from accel.runs.loading import TrainedRun, load_run
     from accel.runs.summary import Summary
@@ -54,9 +54,9 @@ _HOMES = {
     "sweep_population": "sweep",
     "sweep_run": "sweep",
     "sweep_training": "sweep",
-    "train": "cli.launch",
+    "train": "launch.train",
     "verify": "exporting.verify",
-    "watch": "display.watch",
+    "watch": "reports.watch",
 }
 
 __all__ = [

@@ -1,9 +1,9 @@
 """An actor in a child process of its MPI rank: what the two share, the child's end, and the rank's. No torch.
 
 Environments are other people's code: they crash, exit, hang. In a process of their own, which MPI does not know, that
-costs the process and not the rank: the rank (``Host``) kills what is left of it and starts another, which is handed the
-same messages of the handshake, with an incarnation that gives it seeds of its own, and the newest policy. What was sent
-before stays; the unroll that was being written is lost.
+costs the process and not the rank: the rank (``ActorSupervisor``) kills what is left of it and starts another, which
+gets the same messages of the handshake, with an incarnation that gives it seeds of its own, and the newest policy. What
+was sent before stays; the unroll that was being written is lost.
 
 The two share a socket for messages and memory for unrolls and the newest policy (``Link``), all inherited by the child
 and without a name, so that nothing outlives them, however they end. The child (``ChildActor``) writes an unroll where
@@ -328,7 +328,7 @@ def adopt_link(files: str) -> Link:
     return Link.adopt(numbers)
 
 
-class Host:
+class ActorSupervisor:
     """An actor's rank. Its first child starts at once, so that it imports what it needs while MPI starts.
 
     Args:

@@ -17,6 +17,7 @@ from accel.algorithms.flat import FlatParameters
 from accel.algorithms.graphs import PlainSteps, StepRunner
 from accel.algorithms.health import StepHealth
 from accel.algorithms.optimizers import QuickAdam, QuickRMSprop, load_optimizer, pack_optimizer
+from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.config.actor import PriorityOptions
 from accel.config.algorithms import OptimiserConfig
@@ -26,7 +27,6 @@ from accel.experience.stores.base import Sample
 from accel.experience.transfer import to_device
 from accel.experience.unroll import Unroll
 from accel.networks import PolicyNetwork
-from accel.runs.state_tree import Tree
 
 Phase = Callable[[str], None]
 

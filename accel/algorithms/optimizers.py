@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer, RMSprop
 
+from accel.algorithms.state_tree import Tree
 from accel.errors import CheckpointError
-from accel.runs.state_tree import Tree
 
 Function = TypeVar("Function", bound=Callable[..., object])
 

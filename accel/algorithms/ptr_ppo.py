@@ -23,13 +23,13 @@ from torch import Tensor
 from accel.algorithms.actor_critic import Targets, unrolls_of
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.ppo import Ppo
+from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.config.algorithms import PtrPpoConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
-from accel.runs.state_tree import Tree
 
 
 class PtrPpo(Ppo):

@@ -19,11 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from accel.bench.rows import Value
-from accel.cli.launch import FORMATS, act
 from accel.config.actor import ActorAgreement, ActorConfig
 from accel.errors import LaunchError, TransportError
 from accel.experience.unroll import UnrollLayout
 from accel.json_object import Json
+from accel.launch.learners import FORMATS
+from accel.launch.roles import act
 from accel.learning.handshake import wait_for_actors
 from accel.system.processes import cpu_seconds, descendants
 from accel.transport import Topology, TransportOptions, detect_launch, join_world, mpirun_command

@@ -6,10 +6,9 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from accel.errors import AccelError
-from accel.system.extras import missing_extra
+from accel.display.errors import report_errors
 from accel.system.garbage import leave_to_the_system
 from accel.system.module_path import add_working_directory
 from accel.transport.launcher import detect_launch, is_actor
@@ -68,43 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if argv[0] in _IMPORTING:
         add_working_directory()
     try:
-        return guarded(lambda: _run(argv), f"accel {argv[0]}")
+        return report_errors(lambda: _run(argv), f"accel {argv[0]}")
     finally:
         if arguments is None:  # This process is the command.
             leave_to_the_system()
-
-
-def guarded(action: Callable[[], int], name: str) -> int:
-    """Run a command; an error that a user can cause becomes one message and its exit status.
-
-    Args:
-        action: the command.
-        name: what a user calls it.
-    """
-    from accel.compressors.errors import CompressorError
-    from accel.monitor.errors import MonitorError
-    from accel.monitor.plain_text import without_controls
-
-    try:
-        return action()
-    except AccelError as error:
-        told = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        print(f"accel: {without_controls(told)}", file=sys.stderr)
-        return error.exit_code
-    except (CompressorError, MonitorError) as error:
-        print(f"accel: {without_controls(str(error))}", file=sys.stderr)
-        return 1
-    except ImportError as error:
-        missing = missing_extra(error, name)
-        if missing is None:
-            raise
-        print(f"accel: {missing}", file=sys.stderr)
-        return missing.exit_code
-    except BrokenPipeError:
-        sys.stdout = None  # its reader is gone: nothing is left to be flushed at exit
-        return 141
-    except KeyboardInterrupt:
-        return 130
 
 
 def usage() -> str:
@@ -129,7 +95,7 @@ def _run(argv: list[str]) -> int:
     """Ranks that act need no command line: the learner tells them everything."""
     info = detect_launch()
     if argv[0] == "train" and is_actor(info):
-        from accel.cli.launch import act, start_timeout_s
+        from accel.launch.roles import act, start_timeout_s
 
         return act(info, start_timeout_s(argv))
     module, _, function = COMMANDS[argv[0]][0].partition(":")

@@ -14,8 +14,6 @@ from typing import Annotated
 import tyro
 from pydantic.fields import FieldInfo
 
-from accel.cli.apart import train_apart
-from accel.cli.launch import abort_job, learn, start
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
 from accel.config.options import takes_none
@@ -23,6 +21,9 @@ from accel.config.train import CHOICES, all_options, describe_choice, options_re
 from accel.display.arguments import argument
 from accel.display.text import show
 from accel.errors import AccelError, ConfigError
+from accel.launch.forked import train_in_child
+from accel.launch.learners import abort_job, learn
+from accel.launch.train import start
 from accel.runs.job import Job, check_config, process_started_at
 from accel.transport.launcher import LaunchInfo, detect_launch
 
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         raise
     alone = job.config.acting.actors == 0 and info.size == 1
     if alone and sys.platform.startswith("linux"):
-        return train_apart(job)
+        return train_in_child(job)
     summary = learn(job, info) if info.is_launched and not alone else start(job, may_exit=True)
     if info.is_launched or job.config.acting.actors == 0:
         show(f"{summary.text()}\n")

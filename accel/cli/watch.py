@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from accel.display.watch import watch
+from accel.reports.watch import watch
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.exchange import LocalGradients
+from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.config.experience import AsynchronousConfig
 from accel.errors import ConfigError, TransportError
@@ -28,7 +29,6 @@ from accel.experience.rewards import RewardTransform
 from accel.learning.coordination import COUNTED, Coordination, Iteration, NoCoordination
 from accel.learning.counters import Counters, LagStatistics
 from accel.runs.checkpoint import CheckpointState, pack_state, unpack_state
-from accel.runs.state_tree import Tree
 from accel.system.clock import ListeningClock
 from accel.transport.endpoint import Backoff
 

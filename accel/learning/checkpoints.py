@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from accel.acting.actor import Actor
+from accel.algorithms.state_tree import Tree
 from accel.config.experience import KeptConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError, RunDirectoryError
@@ -16,7 +17,6 @@ from accel.experience.stores.base import KeptStore
 from accel.learning.learner import Learner
 from accel.runs.directory import RunDirectory
 from accel.runs.replay_files import ReplayFiles, fingerprint
-from accel.runs.state_tree import Tree
 
 _OPTIMISER_COPIES = 2  # Adam's moments
 _RECORDS_BYTES = 2**20

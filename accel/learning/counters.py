@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from accel.algorithms.state_tree import Tree
 from accel.experience.unroll import Unroll
-from accel.runs.state_tree import Tree
 
 FIRST_INTERVAL_S, INTERVAL_GROWTH = 0.05, 0.1
 

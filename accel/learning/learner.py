@@ -11,6 +11,7 @@ import torch
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.algorithms.graphs import make_runner
+from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batcher
@@ -22,7 +23,6 @@ from accel.learning.device import choose_device, choose_precision, keep_freed_me
 from accel.learning.schedule import make_schedule
 from accel.runs.checkpoint import CheckpointState, load_generators, pack_generators, pack_state, unpack_state
 from accel.runs.loading import PREFIX
-from accel.runs.state_tree import Tree
 
 logger = logging.getLogger("accel")
 

@@ -17,8 +17,8 @@ from safetensors.torch import load as deserialise
 from safetensors.torch import save as serialise
 from torch import Tensor
 
+from accel.algorithms.state_tree import Json, Tree, flatten, unflatten
 from accel.errors import CheckpointError
-from accel.runs.state_tree import Json, Tree, flatten, unflatten
 from accel.system.atomic import remove_partial_files, write_atomically
 
 FORMAT = "accel-checkpoint"

@@ -32,9 +32,9 @@ from accel.json_object import Json
 from accel.runs.summary import EvaluationSummary
 from accel.system.kept import KeptProcess
 from accel.system.module_path import add_working_directory
-from accel.system.pinning import shared_cores
 from accel.system.pulse import PREPARING, WAITING, Pulse, Watch
 from accel.system.signals import end_with_parent
+from accel.transport.pinning import shared_cores
 
 FIRST_SEED = 1 << 32
 """Plus the run's seed: of every evaluation's episodes, unlike the small seeds that people give ``accel evaluate``."""

@@ -1,6 +1,6 @@
 """One whole training run as a child process: started or resumed, followed while it trains, and read at its end.
 
-``python -P -m accel.sweep.training_run PARENT OPTIONS`` is ``accel train OPTIONS`` that ends with its parent.
+On Linux the child, ``accel train``, is asked to stop when its parent dies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from accel.monitor.recorder import TIME_KEY, RunClock, read_metrics
 from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
 from accel.system.atomic import write_atomically
-from accel.system.signals import FORWARDED, end_with_parent
+from accel.system.signals import FORWARDED, parent_death
 
 # Without these variables of a launcher, the child of a rank is no rank itself.
 _LAUNCHER_PREFIXES = (
@@ -173,10 +173,16 @@ class TrainingRun:
         goes_on = self._has_checkpoint()
         options = ["--resume", str(self.path)] if goes_on else ["--config", str(self._file)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_PREFIXES)}
-        command = [sys.executable, "-P", "-m", "accel.sweep.training_run", str(os.getpid()), *options]
+        command = [sys.executable, "-P", "-m", "accel", "train", *options]
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=parent_death(FORWARDED),  # a repeated one of these does not end the run at once
             )
 
     def _copy(self, origin: Path) -> None:
@@ -255,18 +261,3 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _main() -> int:
-    """Train, and end with the parent process."""
-    parent = int(sys.argv[1])
-    end_with_parent(FORWARDED)  # a repeated one of these does not end this process at once
-    if os.getppid() != parent:
-        return 1  # the parent died before
-    from accel.cli import main as accel
-
-    return accel(["train", *sys.argv[2:]])
-
-
-if __name__ == "__main__":
-    sys.exit(_main())

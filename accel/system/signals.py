@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
-FORWARDED = signal.SIGUSR1  # What ``accel.cli.mpirun`` passes on for the user's own signal.
+FORWARDED = signal.SIGUSR1  # What ``accel.launch.mpirun`` passes on for the user's own signal.
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, FORWARDED)
 

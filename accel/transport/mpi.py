@@ -22,10 +22,10 @@ from mpi4py import MPI  # noqa: E402
 
 from accel.errors import LaunchError, TransportError  # noqa: E402
 from accel.system.deadline import deadline  # noqa: E402
-from accel.system.pinning import local_size  # noqa: E402
 from accel.transport.base import Bytes  # noqa: E402
 from accel.transport.endpoint import PeerFailed, Request  # noqa: E402
 from accel.transport.launcher import LaunchInfo, verify_library, verify_world  # noqa: E402
+from accel.transport.pinning import local_size  # noqa: E402
 
 # With these, Open MPI 5 really survives dead ranks. Its TCP pipeline of remote writes to a dead rank spins for ever;
 # sends don't, and are no slower. The fence in its MPI_Finalize sometimes waits for the dead; our stopping protocol does

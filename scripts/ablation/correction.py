@@ -42,13 +42,13 @@ def main() -> int:
         print(f"{__doc__}\nVARIANT is one of {', '.join(VARIANTS)}", file=sys.stderr)
         return 2
     from accel.cli import main as accel_main
-    from accel.cli import mpirun
+    from accel.launch import mpirun
 
     variant, started = sys.argv[1], mpirun.run
 
     def run(arguments: Sequence[str], **options: object) -> mpirun.Ended:
         *command, module, name, job = arguments
-        if (module, name) != ("-m", "accel.cli.rank"):
+        if (module, name) != ("-m", "accel.launch.rank"):
             raise SystemExit(f"mpirun is not started as this script expects: {module} {name}")
         return started([*command, __file__, RANK, variant, job], **options)
 
@@ -64,7 +64,7 @@ def rank(variant: str, job: str) -> int:
 
     if not is_actor(detect_launch()):
         change(variant)
-    sys.argv = ["accel.cli.rank", job]
+    sys.argv = ["accel.launch.rank", job]
     return ranks.main()
 
 

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.acting.child import ChildActor, Host, Link, LinkLostError
-from accel.cli.actor import command
+from accel.acting.child import ActorSupervisor, ChildActor, Link, LinkLostError
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
+from accel.launch.actor import command
 from accel.system.pulse import PREPARING, STEPPING, WAITING
 from accel.transport.base import PolicyUpdate, Stopped
 from accel.transport.launcher import LaunchInfo
@@ -250,7 +250,7 @@ def test_a_system_that_starts_no_more_processes_costs_restarts(tmp_path: Path) -
     program.write_text(f"#!/bin/sh\n: > {tmp_path}/ran\nexit 7\n")
     program.chmod(0o755)
     config = TrainConfig.create(env="CartPole-v1", actors=1, max_actor_restarts=2)
-    host, transport = Host([str(program)]), Told(ActorConfig.of(config, schemes=("fp32",)))
+    host, transport = ActorSupervisor([str(program)]), Told(ActorConfig.of(config, schemes=("fp32",)))
     ran = tmp_path / "ran"
     while not ran.exists():
         time.sleep(0.01)

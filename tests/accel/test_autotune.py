@@ -18,11 +18,11 @@ import torch
 
 from accel.acting.actor import join
 from accel.algorithms.catalogue import agree, make_algorithm
-from accel.cli.launch import train
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.errors import ConfigError
 from accel.experience.batch import Batcher
+from accel.launch.train import train
 from accel.monitor.decisions import Decision, read_decisions
 from accel.monitor.timers import PhaseTimes
 from accel.monitor.tuner import TunerOptions

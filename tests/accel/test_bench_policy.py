@@ -60,7 +60,7 @@ def test_a_trained_run_is_measured_on_its_own_inputs(tmp_path: Path) -> None:
     config = accel.TrainConfig.create(
         env="CartPole-v1", actors=0, total_env_steps=2000, network="mlp:32x1", results_dir=tmp_path, name="run"
     )
-    from accel.cli.launch import train
+    from accel.launch.train import train
 
     train(config)
     rows = bench_policy(

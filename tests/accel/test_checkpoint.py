@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from accel.algorithms.optimizers import load_optimizer, pack_optimizer
+from accel.algorithms.state_tree import flatten, unflatten
 from accel.errors import CheckpointError
 from accel.runs.checkpoint import (
     CheckpointState,
@@ -30,7 +31,6 @@ from accel.runs.checkpoint import (
     save_checkpoint,
 )
 from accel.runs.directory import RunDirectory
-from accel.runs.state_tree import flatten, unflatten
 
 
 def state(env_steps: int = 100, size: int = 4, **counters: Any) -> CheckpointState:

@@ -13,12 +13,12 @@ from gymnasium import spaces
 
 from accel.acting.actor import join
 from accel.algorithms.catalogue import agree, make_algorithm
-from accel.cli.launch import train
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.envs.loop import EnvLoop
 from accel.errors import EnvError
 from accel.experience.unroll import UnrollLayout
+from accel.launch.train import train
 from accel.publishing.publisher import Publisher
 from accel.transport.local import LocalTransport
 from tests.accel.live_policies import config_for

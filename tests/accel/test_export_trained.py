@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import accel
-from accel.cli.launch import train
 from accel.config import TrainConfig
 from accel.exporting import run_policy
+from accel.launch.train import train
 
 SOLVED = 400.0
 

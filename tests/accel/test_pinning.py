@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from accel.system.pinning import cores_for, free_cores, local_size, parse_cores, share_cores, shared_cores
 from accel.transport.launcher import LaunchInfo
+from accel.transport.pinning import cores_for, free_cores, local_size, parse_cores, share_cores, shared_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,11 +75,11 @@ def test_lists_of_cores_are_read_as_the_kernel_writes_them() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, where processes can be pinned")
 def test_a_process_that_was_bound_is_left_alone_and_a_free_one_pinned() -> None:
     program = (
-        "import os; import accel.system.pinning; from accel.system.pinning import pin_rank\n"
+        "import os; import accel.transport.pinning; from accel.transport.pinning import pin_rank\n"
         "from accel.transport.launcher import LaunchInfo\n"
         "os.environ['OMPI_COMM_WORLD_LOCAL_SIZE'] = '2'\n"
         "free = frozenset(os.sched_getaffinity(0))\n"
-        "accel.system.pinning.shared_cores = lambda root: free  # so that nobody has bound this process yet\n"
+        "accel.transport.pinning.shared_cores = lambda root: free  # so that nobody has bound this process yet\n"
         "chosen = pin_rank(LaunchInfo(1, 2, 1, 'openmpi'))\n"
         "assert set(chosen) == os.sched_getaffinity(0), chosen\n"
         "assert len(chosen) == 1, chosen\n"

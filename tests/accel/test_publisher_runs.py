@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from accel.cli.launch import train
 from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
+from accel.launch.train import train
 from accel.publishing.publisher import Publisher
 from tests.accel.live_policies import config_for, make_batch, make_network, observe
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from accel.cli.launch import train
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
 from accel.errors import ConfigError
+from accel.launch.train import train
 from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from accel.tuning.choice import parse_choice

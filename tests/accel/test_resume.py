@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from accel.acting.actor import InlineActor
+from accel.algorithms.state_tree import Tree, flatten
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.config.algorithms import ALGORITHMS
@@ -19,7 +20,6 @@ from accel.learning.session import Session
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job, check_config
-from accel.runs.state_tree import Tree, flatten
 from accel.transport import LocalTransport, TransportOptions
 
 Stop = Callable[[], str | None]

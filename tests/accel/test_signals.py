@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.cli import mpirun
-from accel.cli.signs import Sign, SignReader, encode
+from accel.launch import mpirun
+from accel.supervision.heartbeat import HeartbeatReader, RankStatus, encode
 from accel.system.signals import FORWARDED, STOP_SIGNALS, StopRequest, ignore_stop_signals
 from accel.transport.launcher import mpirun_command
 from tests.contracts.ranks import need_mpirun
@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Takes the place of mpirun and of its only rank.
 CHILD = """
 import signal, sys, time
-from accel.cli.signs import SignsOfLife
+from accel.supervision.heartbeat import Heartbeat
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
-signs = SignsOfLife(0)
+signs = Heartbeat(0)
 signs.say("joined")
 print("up", flush=True)
 time.sleep(1000)
@@ -160,7 +160,8 @@ def test_a_learner_that_falls_silent_ends_the_job_even_if_the_launcher_refuses()
 
 def test_the_learners_last_word_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     program = (
-        "from accel.cli.signs import SignsOfLife\nsigns = SignsOfLife(0)\nprint('é', flush=True)\nsigns.say('ended', 2)"
+        "from accel.supervision.heartbeat import Heartbeat\n"
+        "heartbeat = Heartbeat(0)\nprint('é', flush=True)\nheartbeat.say('ended', 2)"
     )
     ended = run(program)
     assert ended.learner is not None and ended.learner_ended and ended.learner.status == 2
@@ -170,9 +171,11 @@ def test_the_learners_last_word_is_kept(capsys: pytest.CaptureFixture[str]) -> N
 @given(st.lists(st.one_of(st.binary(), st.integers(0, 9)), max_size=8), st.integers(1, 50))
 def test_signs_are_separated_from_the_output_wherever_it_is_cut(parts: list[bytes | int], size: int) -> None:
     """Integers stand for signs; random bytes hold no whole one."""
-    signs = [Sign(part, "host", 1, "joined") for part in parts if isinstance(part, int)]
-    stream = b"".join(part if isinstance(part, bytes) else encode(Sign(part, "host", 1, "joined")) for part in parts)
-    reader, text, found = SignReader(), b"", list[Sign]()
+    signs = [RankStatus(part, "host", 1, "joined") for part in parts if isinstance(part, int)]
+    stream = b"".join(
+        part if isinstance(part, bytes) else encode(RankStatus(part, "host", 1, "joined")) for part in parts
+    )
+    reader, text, found = HeartbeatReader(), b"", list[RankStatus]()
     for start in range(0, len(stream), size):
         piece, new = reader.feed(stream[start : start + size])
         text, found = text + piece, found + new
@@ -182,9 +185,8 @@ def test_signs_are_separated_from_the_output_wherever_it_is_cut(parts: list[byte
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, which tells a child of its parent's end")
 def test_a_killed_starter_takes_its_command_with_it() -> None:
-    program = (
-        f"from accel.cli import mpirun\nmpirun.run({python(CHILD)!r}, ranks=1, can_stop=lambda: True, patience_s=100.0)"
-    )
+    start = f"mpirun.run({python(CHILD)!r}, ranks=1, can_stop=lambda: True, patience_s=100.0)"
+    program = f"from accel.launch import mpirun\n{start}"
     starter = subprocess.Popen(python(program), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None and starter.stdout.readline().strip() == "up"
     (child,) = descendants(starter.pid)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import accel
-from accel.display.watch import FIRST_READ_BYTES, MetricsTail
 from accel.errors import ReportError, RunDirectoryError
 from accel.reports.reporting import load_run_record
+from accel.reports.watch import FIRST_READ_BYTES, MetricsTail
 from tests.accel.recorded_run import write_run
 
 

@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
-from accel.cli.launch import act
 from accel.config import TrainConfig
+from accel.launch.roles import act
 from accel.transport import Topology, TransportOptions, connect, detect_launch, join_world
 from accel.transport.learners import give_roles
 from accel.transport.remote_learner import RemoteLearner
@@ -47,9 +47,9 @@ def main(case: str) -> int:
     import torch
 
     from accel.algorithms.catalogue import agree, make_algorithm
-    from accel.cli.launch import FORMATS
     from accel.compressors.artifact import FORMAT_VERSION, MAGIC
     from accel.config.actor import ActorConfig
+    from accel.launch.learners import FORMATS
     from accel.learning.handshake import wait_for_actors
     from accel.publishing.publisher import Publisher
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import accel
-from accel.cli.launch import all_cores
 from accel.config import TrainConfig
 from accel.errors import AccelError, JobError, LaunchError
 from accel.runs.summary import Summary
 from accel.system.machine import read_machine
+from accel.transport.pinning import all_cores
 from tests.contracts.ranks import ROOT, need_mpirun
 
 SMALL: dict[str, object] = {

@@ -44,7 +44,7 @@ def launcher(job: TrainingRun) -> int:
     (found,) = (
         pid
         for pid in descendants(job.process.pid)
-        if "-m accel.cli.rank" in command_of(pid) and "prterun" in command_of(pid)
+        if "-m accel.launch.rank" in command_of(pid) and "prterun" in command_of(pid)
     )
     return found
 

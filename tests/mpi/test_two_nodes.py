@@ -53,7 +53,7 @@ def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: No
     """The run goes on without the first, and with all others; one that was silent for too long starts anew."""
     with train(nodes, tmp_path) as job:
         job.wait_for_records(2)
-        os.kill(nodes.processes("b", "accel.cli.rank")[0], signal.SIGKILL)
+        os.kill(nodes.processes("b", "accel.launch.rank")[0], signal.SIGKILL)
         job.wait_for(lambda: alive(job) == 2, "noticing the dead actor")
         nodes.do("unplug")
         time.sleep(10.0)
@@ -75,7 +75,7 @@ def test_actors_of_a_node_share_policies_and_go_on_without_the_one_that_relays_t
     words = ("--algorithm", "dppo", "--passes", "1", "--minibatches", "1")
     with train(nodes, tmp_path, *words) as job:
         job.wait_for_records(2)
-        ranks = {node: {rank_of(pid): pid for pid in nodes.processes(node, "accel.cli.rank")} for node in "ab"}
+        ranks = {node: {rank_of(pid): pid for pid in nodes.processes(node, "accel.launch.rank")} for node in "ab"}
         relay, follower = (pid for _, pid in sorted(ranks["b"].items(), key=lambda item: item[0] or 0))
         job.wait_for(lambda: memories(relay) & memories(follower), "sharing memory on node b")
         alone = max((rank or 0, pid) for rank, pid in ranks["a"].items())[1]
@@ -124,7 +124,7 @@ def test_the_link_is_down_for_good(nodes: Nodes, tmp_path: Path) -> None:
         job.wait_for_records(2)
         nodes.do("unplug")
         job.wait_for(lambda: alive(job) == 1, "noticing that both actors are silent")
-        job.wait_for(lambda: not nodes.processes("b", "accel.cli.rank"), "ending on the other side")
+        job.wait_for(lambda: not nodes.processes("b", "accel.launch.rank"), "ending on the other side")
         job.process.send_signal(signal.SIGTERM)
         assert job.finish() == 0, job.output
         assert job.summary().dead_actors == 2 and job.summary().reason == "stopped on request"
@@ -156,7 +156,7 @@ def test_a_node_is_killed(nodes: Nodes, tmp_path: Path) -> None:
     with nodes.train(tmp_path, "--resume", str(job.path)) as job:
         job.wait_for_records(2)
         assert f"going on at {kept} environment steps" in job.output and alive(job) == 3
-        assert len(nodes.processes("b", "accel.cli.actor")) == 2
+        assert len(nodes.processes("b", "accel.launch.actor")) == 2
         job.process.send_signal(signal.SIGTERM)
         assert job.finish() == 0, job.output
 
@@ -177,7 +177,7 @@ def test_each_node_has_a_learner_and_its_actor_and_one_learner_dies(nodes: Nodes
     with train(nodes, tmp_path, "--learners", "2", "--actors", "2") as job:
         job.wait_for_records(3)
         job.wait_for(job.checkpoints, "a checkpoint")
-        ranks = {node: {rank_of(pid): pid for pid in nodes.processes(node, "accel.cli.rank")} for node in "ab"}
+        ranks = {node: {rank_of(pid): pid for pid in nodes.processes(node, "accel.launch.rank")} for node in "ab"}
         assert set(ranks["a"]) - {None} == {0, 2} and set(ranks["b"]) - {None} == {1, 3}
         assert alive(job) == 2
         os.kill(ranks["b"][1], signal.SIGKILL)

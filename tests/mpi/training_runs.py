@@ -203,7 +203,7 @@ def rank_of(pid: int) -> int | None:
 def is_child(pid: int) -> bool:
     """Whether a rank started this process to act for it."""
     try:
-        return b"accel.cli.actor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"accel.launch.actor" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

@@ -68,7 +68,7 @@ class Nodes:
 
     def children(self) -> dict[int, int]:
         """The pid of the process that acts for each rank, on either node."""
-        pids = [pid for node in "ab" for pid in self.processes(node, "accel.cli.actor")]
+        pids = [pid for node in "ab" for pid in self.processes(node, "accel.launch.actor")]
         ranks = {rank_of(pid): pid for pid in pids if is_child(pid)}
         return {rank: pid for rank, pid in ranks.items() if rank is not None}
 

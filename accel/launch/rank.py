@@ -1,4 +1,4 @@
-"""What each rank of an mpirun started by ``accel train`` runs: python -P -m accel.cli.rank JOB. Knows its role first.
+"""A rank of an mpirun that ``accel train`` started: python -P -m accel.launch.rank JOB. Knows its role first.
 
 Torch is imported after MPI_Init, never beside it (``accel.learning.run``): MPI_Init sets environment variables, and a
 library that is loaded meanwhile reads them, which can end in a segmentation fault.
@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from accel.cli.signs import SignsOfLife
+from accel.supervision.heartbeat import Heartbeat
 from accel.system.garbage import leave_to_the_system
 from accel.system.module_path import add_working_directory
 from accel.system.signals import end_with_parent
@@ -22,7 +22,7 @@ from accel.transport.launcher import LaunchInfo, detect_launch, is_actor
 
 def main() -> int:
     """Learn on the first rank, act on the others."""
-    from accel.cli import guarded
+    from accel.display.errors import report_errors
 
     end_with_parent(signal.SIGKILL)
     if os.getppid() == 1:
@@ -30,28 +30,28 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     add_working_directory()
     info = detect_launch()
-    signs = SignsOfLife(info.rank)
-    host = None
+    heartbeat = Heartbeat(info.rank)
+    supervisor = None
     if acts := is_actor(info):
-        from accel.acting.child import Host
-        from accel.cli.actor import command
+        from accel.acting.child import ActorSupervisor
+        from accel.launch.actor import command
 
-        host = Host(command(info))
-    status = guarded(lambda: _join(info), "accel train")
+        supervisor = ActorSupervisor(command(info))
+    status = report_errors(lambda: _join(info), "accel train")
     if status != 0:
-        if host is not None:
-            host.close()
-        signs.say("failed", status)
+        if supervisor is not None:
+            supervisor.close()
+        heartbeat.say("failed", status)
         return status
-    signs.say("joined")
+    heartbeat.say("joined")
     if acts:
-        from accel.cli.launch import act
+        from accel.launch.roles import act
 
-        signs.stop()
-        return guarded(lambda: act(info, host=host), "accel train")
-    status = guarded(lambda: _learn(info), "accel train")
-    signs.stop()
-    signs.say("ended", status)
+        heartbeat.stop()
+        return report_errors(lambda: act(info, supervisor=supervisor), "accel train")
+    status = report_errors(lambda: _learn(info), "accel train")
+    heartbeat.stop()
+    heartbeat.say("ended", status)
     return status
 
 
@@ -62,8 +62,8 @@ def _join(info: LaunchInfo) -> int:
 
 
 def _learn(info: LaunchInfo) -> int:
-    from accel.cli.launch import learn
     from accel.display.text import show
+    from accel.launch.learners import learn
     from accel.runs.job import Job
 
     summary = learn(Job.from_text(sys.argv[1]), info)

@@ -1,4 +1,4 @@
-"""What an actor's rank starts to act for it: python -P -m accel.cli.actor LAUNCH FILES (``accel.acting.child``)."""
+"""What an actor's rank starts to act for it: python -P -m accel.launch.actor LAUNCH FILES (``accel.acting.child``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("accel")
 def command(info: LaunchInfo) -> list[str]:
     """Starts a child of a rank, up to the files that it inherits."""
     launch = json.dumps([info.rank, info.size, info.local_rank, info.launcher, os.getpid()])
-    return [sys.executable, "-P", "-m", "accel.cli.actor", launch]
+    return [sys.executable, "-P", "-m", "accel.launch.actor", launch]
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
         return 1  # The rank died before it could be noticed.
     begin_child(500)  # above the rank's
     link = adopt_link(sys.argv[2])
-    from accel.system.pinning import pin_rank
+    from accel.transport.pinning import pin_rank
 
     info = LaunchInfo(rank, size, local_rank, launcher)
     try:

@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from accel.cli import guarded
-from accel.cli.launch import EXIT_ABORTED, EXIT_INTERRUPTED, learn_alone, summary_of, what_is_kept
+from accel.display.errors import report_errors
 from accel.display.text import show
 from accel.errors import JobError
+from accel.launch.one_process import learn_alone
+from accel.launch.outcome import EXIT_ABORTED, EXIT_INTERRUPTED, how_to_continue, summary_of
 from accel.runs.job import Job
 from accel.system.kept import MARK, Keeper, new_mark
 from accel.system.pulse import PREPARING, WORDS, Pulse, Watch
@@ -37,7 +38,7 @@ _HUNG_TIMES = 3  # The child itself interrupts its environments the first time, 
 logger = logging.getLogger("accel")
 
 
-def train_apart(job: Job) -> int:
+def train_in_child(job: Job) -> int:
     """Train in a child; returns the exit status, 0 where this job's summary was written.
 
     In the child this raises SystemExit.
@@ -78,7 +79,7 @@ def _train(job: Job, memory: memoryview) -> int:
         return 0
 
     try:
-        status = guarded(work, "accel train")
+        status = report_errors(work, "accel train")
         return status
     finally:
         memory[WORDS] = 1 + status
@@ -124,7 +125,7 @@ class _Command:
         return self._memory[WORDS] != 0
 
     def _kept(self) -> str:
-        return f". {what_is_kept(self._job)}" if self._job.path.exists() else ""
+        return f". {how_to_continue(self._job)}" if self._job.path.exists() else ""
 
     def _wait(self) -> int:
         """Until the child has ended; its status, or minus the signal that ended it."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from accel.cli.signs import Sign, SignReader
 from accel.display.text import show
+from accel.supervision.heartbeat import HeartbeatReader, RankStatus
 from accel.system.clock import ListeningClock
 from accel.system.processes import process_state
 from accel.system.signals import FORWARDED, handle, parent_death, restore
@@ -49,7 +49,7 @@ class Ended:
 
     status: int
     stopped: bool
-    learner: Sign | None
+    learner: RankStatus | None
     trouble: str
 
     @property
@@ -135,9 +135,9 @@ class _Job:
         self._can_stop = can_stop
         self._patience_s = patience_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader = SignReader()
+        self._reader = HeartbeatReader()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._signs: dict[int, Sign] = {}
+        self._signs: dict[int, RankStatus] = {}
         self._heard_s: dict[int, float] = {}
         self._clock = ListeningClock(4 * _POLL_S)
         self._requests = 0
@@ -247,7 +247,7 @@ class _Job:
         self._process.terminate()
 
 
-def _is_gone(sign: Sign) -> bool:
+def _is_gone(sign: RankStatus) -> bool:
     """Whether a rank on this machine has ended, as far as the system tells."""
     return sign.host == socket.gethostname() and bool(process_state(os.getpid())) and process_state(sign.pid) in "Z"
 

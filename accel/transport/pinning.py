@@ -125,3 +125,12 @@ def free_cores(cores: Sequence[int], local_size: int | None) -> tuple[int, ...]:
         cores: what the ranks of this host may use together. local_size: how many they are, None when unknown.
     """
     return tuple(cores[: max(len(cores) - (local_size or 1) + 1, 1)])
+
+
+def all_cores() -> tuple[int, ...]:
+    """The cores that this process may use."""
+    return (
+        tuple(sorted(os.sched_getaffinity(0)))
+        if hasattr(os, "sched_getaffinity")
+        else tuple(range(os.cpu_count() or 1))
+    )

@@ -21,7 +21,7 @@ _PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
-class Sign:
+class RankStatus:
     """What a rank says about itself.
 
     Attributes:
@@ -43,12 +43,12 @@ class Sign:
         return f"rank {self.rank} on {self.host} (process {self.pid})"
 
 
-def encode(sign: Sign) -> bytes:
+def encode(sign: RankStatus) -> bytes:
     """A sign as it appears in the output."""
     return _START + json.dumps(asdict(sign)).encode() + _END
 
 
-class SignsOfLife:
+class Heartbeat:
     """A rank's side: repeats what it said last, every second, from a thread of its own until ``stop``."""
 
     def __init__(self, rank: int) -> None:
@@ -78,20 +78,20 @@ class SignsOfLife:
 
     def _write(self) -> None:
         try:
-            os.write(1, encode(Sign(self._rank, socket.gethostname(), os.getpid(), self._phase, self._status)))
+            os.write(1, encode(RankStatus(self._rank, socket.gethostname(), os.getpid(), self._phase, self._status)))
         except OSError:
             self._over.set()  # Whoever listened is gone.
 
 
-class SignReader:
+class HeartbeatReader:
     """The starter's side: separates signs from what is meant for the user."""
 
     def __init__(self) -> None:
         self._held = b""
 
-    def feed(self, chunk: bytes) -> tuple[bytes, list[Sign]]:
+    def feed(self, chunk: bytes) -> tuple[bytes, list[RankStatus]]:
         """(output for the user, signs) in a chunk of mpirun's output; what may be the start of a sign is held back."""
-        signs: list[Sign] = []
+        signs: list[RankStatus] = []
         text, rest = b"", self._held + chunk
         while True:
             before, start, rest = rest.partition(_START)
@@ -118,8 +118,8 @@ class SignReader:
         return held
 
 
-def _parse(body: bytes) -> Sign | None:
+def _parse(body: bytes) -> RankStatus | None:
     try:
-        return Sign(**json.loads(body))
+        return RankStatus(**json.loads(body))
     except (ValueError, TypeError):
         return None

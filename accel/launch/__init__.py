@@ -1,0 +1,1 @@
+"""Composes a job from a configuration: roles, places, carriers. Starts mpirun where nobody has."""

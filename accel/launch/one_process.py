@@ -1,0 +1,108 @@
+"""Learner and actor in one process and one thread (``--actors 0``), in turns: deterministic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from accel.errors import EnvError
+from accel.launch.outcome import EXIT_ABORTED, how_to_continue, written_at
+from accel.system.pulse import WAITING, Pulse, Watch
+from accel.system.signals import Interrupted, StopRequest, interruptible
+from accel.transport import TransportOptions
+from accel.transport.pinning import all_cores
+
+if TYPE_CHECKING:
+    from accel.acting.actor import InlineActor
+    from accel.runs.job import Job
+    from accel.runs.summary import Summary
+
+_CLOSE_S = 5.0
+"""How long environments in the learner's process may take to close."""
+
+logger = logging.getLogger("accel")
+
+
+def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, pulse: Pulse | None = None) -> Summary:
+    """Learner and actor in one process and one thread, in turns: deterministic.
+
+    Args:
+        leave: ends this process with a status where its environments hang for good; None: it may not be ended.
+        pulse: where progress is shown to another process that watches too.
+    """
+    from accel.acting.actor import InlineActor
+    from accel.learning.run import run_session
+    from accel.transport.local import LocalTransport
+
+    stop = StopRequest()
+    with stop.installed():
+        options = TransportOptions(
+            in_flight=job.config.acting.unrolls_in_flight, max_held=job.config.store.held_unrolls + 1
+        )
+        transport = LocalTransport(1, options=options)
+        end = transport.actor(0)
+        end.pulse = pulse or end.pulse
+        inline = InlineActor(end)
+        limits_s = job.config.acting.actor_timeout_s, job.config.run.peer_timeout_s
+        with interruptible(lambda: end.pulse.words[1] != WAITING) as interrupt:
+            hung = partial(_end_hang, job, interrupt, leave)
+
+            def interrupted() -> bool:
+                is_over = inline.actor is not None and bool(inline.actor.is_over())
+                if is_over:
+                    interrupt(Interrupted())
+                return is_over
+
+            try:
+                with Watch(end.pulse, *limits_s, hung, interrupted), _noting_how_to_continue(job):
+                    return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
+            finally:
+                late = f"closing the environments took longer than {_CLOSE_S:g} s"
+                with Watch(end.pulse, _CLOSE_S, _CLOSE_S, lambda _, times: hung(late, times)):
+                    _close(inline)
+
+
+@contextmanager
+def _noting_how_to_continue(job: Job) -> Iterator[None]:
+    """Whatever ends a run that had begun to train, be it an environment's own error, carries a note of how to go on."""
+    from accel.runs.directory import CONFIG
+
+    facts = job.path / CONFIG
+    before = written_at(facts)
+    try:
+        try:
+            yield
+        except SystemExit as left:
+            raise EnvError(
+                f"an environment left through exit({left.code}), and the run with it; with --actors 1 it is in a "
+                "process of its own, which is replaced"
+            ) from left
+    except BaseException as error:
+        if written_at(facts) not in (None, before):
+            error.add_note(how_to_continue(job))
+        raise
+
+
+def _close(inline: InlineActor) -> None:
+    """Environments that cannot be closed cost nobody what was learned."""
+    try:
+        if inline.actor is not None:
+            inline.actor.close()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's code
+        logger.warning("the environments could not be closed: %s", error)
+
+
+def _end_hang(
+    job: Job, interrupt: Callable[[BaseException], None], leave: Callable[[int], NoReturn] | None, why: str, times: int
+) -> None:
+    """Raise in the environment's step, which costs that environment; code that is not Python may never hear of it."""
+    if times == 1 or leave is None:
+        interrupt(EnvError(why))
+        if times == 2:
+            logger.error("accel: %s, and cannot be interrupted; train() waits for them. %s", why, how_to_continue(job))
+    else:
+        logger.error("accel: %s, and cannot be interrupted. %s", why, how_to_continue(job))
+        leave(EXIT_ABORTED)

@@ -1,0 +1,41 @@
+"""What a job left behind: its summary, or the checkpoint to continue from."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accel.runs.job import Job
+    from accel.runs.summary import Summary
+
+EXIT_ABORTED = 3
+EXIT_INTERRUPTED = 130
+
+
+def summary_of(job: Job) -> Summary | None:
+    """The proof that a job came to its end: the summary that carries its token."""
+    from accel.runs.summary import Summary
+
+    if not (job.path / "summary.json").exists():
+        return None
+    summary = Summary.read(job.path)
+    return summary if summary.job == job.token else None
+
+
+def how_to_continue(job: Job, host: str | None = None) -> str:
+    """The newest checkpoint, and the command that continues from it. ``host``: of the learner."""
+    command = f"  accel train --resume {shlex.quote(str(job.path))}"
+    if not job.path.exists():
+        where = "" if host is None else f" on {host}"
+        return f"Look for checkpoints in {job.path}{where}, and continue there from the newest:\n{command}"
+    checkpoints = sorted(job.path.glob("checkpoints/step-*"))
+    if not checkpoints:
+        return "No checkpoint had been written: start the run anew under another --name"
+    return f"Continue from its newest checkpoint, {checkpoints[-1].name}:\n{command}"
+
+
+def written_at(path: Path) -> int | None:
+    """When a file was written, in nanoseconds; None where there is none."""
+    return path.stat().st_mtime_ns if path.exists() else None

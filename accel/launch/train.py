@@ -1,0 +1,61 @@
+"""Training from a configuration: as a rank of a launched job, in this process, or under an mpirun of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accel.errors import LaunchError
+from accel.launch.distributed import start_mpirun
+from accel.launch.learners import learn
+from accel.launch.one_process import learn_alone
+from accel.transport import detect_launch, is_actor
+
+if TYPE_CHECKING:
+    from accel.config import TrainConfig
+    from accel.runs.job import Job
+    from accel.runs.summary import Summary
+
+
+def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
+    """Train a policy and return what happened.
+
+    With ``actors = 0`` everything happens in this process: an environment that crashes it, or leaves through C's
+    ``exit`` (``os._exit``), ends it without a word. Otherwise mpirun is started, with the learner and the actors
+    as its ranks, unless this process is a rank itself: then rank 0 learns and returns, and other ranks must not call
+    this but ``act``.
+
+        import accel
+        summary = accel.train(accel.TrainConfig(env="CartPole-v1", total_env_steps=200_000))
+        print(summary.return_mean, summary.env_steps_per_s)
+
+    Args:
+        config: the run.
+        resume: a run directory to go on with; ``config`` then says how.
+    Returns:
+        The run's summary, as in its ``summary.json``.
+    Raises:
+        AccelError: one clear message; see ``accel.errors``.
+    """
+    from accel.runs.job import Job, check_config
+
+    chosen = config.compression.compressor != config.default_compressor
+    job = Job(check_config(config), resume, compressor_chosen=chosen)
+    info = detect_launch()
+    if is_actor(info):
+        raise LaunchError("train() belongs on the first rank only; on the others call accel.launch.roles.act()")
+    if info.is_launched:
+        return learn(job, info)
+    return start(job)
+
+
+def start(job: Job, *, may_exit: bool = False) -> Summary:
+    """Run a job from outside any launcher: in this process, or under an mpirun of its own.
+
+    Args:
+        may_exit: whether this process may be ended where environments in it hang for good.
+    """
+    if job.config.acting.actors == 0:
+        return learn_alone(job, leave=os._exit if may_exit else None)
+    return start_mpirun(job)

@@ -1,0 +1,1 @@
+"""One life cycle of supervised processes: start, messages, deadlines, restarts, the end of the whole tree."""
