@@ -11,6 +11,7 @@ the others, which intervals of time and episodes' ends bring, are listed apart.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -32,7 +33,7 @@ import os, sys, threading, time
 
 def _walk(folder, project):
     products = tuple(os.path.join(project, name) + os.sep for name in ("accel", "compressors", "correctors", "monitor"))
-    output = open(os.path.join(folder, str(os.getpid())), "w")
+    output = open(os.path.join(folder, str(os.getpid())), "wb", buffering=0)  # threads share it
     known, last = {}, [""]
 
     def place(code):
@@ -59,9 +60,7 @@ def _walk(folder, project):
             mark = marker(frame, code, file) if code.co_name in ("step", "load") else ""
             if mark or file != last[0]:
                 last[0] = file
-                print(time.perf_counter_ns(), file, mark, sep="\\t", file=output)
-            if mark == "load":
-                output.flush()
+                output.write(f"{time.perf_counter_ns()}\\t{file}\\t{mark}\\n".encode())
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -109,9 +108,12 @@ def walks(calls: list[tuple[int, str, str]]) -> tuple[list[set[str]], list[set[s
 
 def main() -> None:
     """Print both walks."""
+    _, options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_known_args()
     for name, cycles in zip(
         ("one observation, env.step to optimizer.step", "one policy, optimizer.step to the first action with it"),
-        walks(trace(sys.argv[1:])),
+        walks(trace(options)),
         strict=True,
     ):
         cycles = cycles[int(START_UP * len(cycles)) :]
