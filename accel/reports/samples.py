@@ -41,9 +41,14 @@ def run_to_json(run: Run) -> dict[str, object]:
 def run_from_json(value: Mapping[str, object], path: str) -> Run:
     """Inverse of ``run_to_json``; ``path`` says where the samples are.
 
-    Raises: ReportError: something is missing.
+    Raises: ReportError: something is missing, or of another type.
     """
     try:
+        config, machine, summary, notes = (value[name] for name in ("config", "machine", "summary", "notes"))
+        if not isinstance(config, Mapping) or not isinstance(machine, Mapping):
+            raise TypeError("config and machine are no objects")
+        if not isinstance(summary, Mapping | None) or not isinstance(notes, list):
+            raise TypeError("summary is no object, or notes are no list")
         columns = {
             str(name): np.array([math.nan if v is None else float(v) for v in values])
             for name, values in value["columns"].items()  # type: ignore[attr-defined]
@@ -58,15 +63,15 @@ def run_from_json(value: Mapping[str, object], path: str) -> Run:
         return Run(
             name=str(value["name"]),
             path=path,
-            config=value["config"],  # type: ignore[arg-type]
-            machine=value["machine"],  # type: ignore[arg-type]
-            summary=value["summary"],  # type: ignore[arg-type]
+            config=config,
+            machine=machine,
+            summary=summary,
             series=Series(columns, int(value["records"]), int(value["damaged_lines"])),  # type: ignore[call-overload]
             decisions=decisions,
-            notes=tuple(value["notes"]),  # type: ignore[arg-type]
+            notes=tuple(map(str, notes)),
             starts=int(value["starts"]),  # type: ignore[call-overload]
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ReportError(f"{path} holds no samples of a run: {error!r}") from error
 
 

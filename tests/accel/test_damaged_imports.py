@@ -39,9 +39,10 @@ from accel.imports.torch_files import read_tensors
 from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.monitor.errors import MonitorError
 from accel.monitor.recorder import Recorder, read_metrics
-from accel.reports.reporting import kept_samples
+from accel.reports.reporting import kept_run_paths, load_kept_run
 from accel.runs.directory import RunDirectory
 from accel.sweep.directory import check_directory
+from accel.sweep.recovery import this_worker
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study
 from tests.accel.sweeping import options_for
@@ -344,6 +345,9 @@ def test_journals_of_other_values(
         "UPDATE alembic_version SET version_num = 'v9.9'",
         "UPDATE study_user_attributes SET value_json = '5' WHERE key = 'sweep'",
         "UPDATE study_user_attributes SET value_json = '{' WHERE key = 'sweep'",
+        "UPDATE study_user_attributes SET value_json = '[1]' WHERE key = 'references'",
+        "UPDATE trial_user_attributes SET value_json = '5' WHERE key = 'measured'",
+        "UPDATE trial_user_attributes SET value_json = '{}' WHERE key = 'worker'",
         "UPDATE trials SET state = 'ODD'",
         "UPDATE trial_params SET distribution_json = '{}'",
     ],
@@ -351,7 +355,12 @@ def test_journals_of_other_values(
 def test_databases_of_other_values_and_versions(change: str, tmp_path: Path) -> None:
     options = options_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
     with connected(options.url) as storage:
-        open_study(options, storage, {"run": "a"}).ask().suggest_float("x", 0, 1)
+        study = open_study(options, storage, {"run": "a"})
+        study.set_user_attr("references", {"bytes": 1.0})
+        trial = study.ask()
+        trial.suggest_float("x", 0, 1)
+        trial.set_user_attr("measured", {"bytes": 2.0})
+        trial.set_user_attr("worker", this_worker())
     with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
         database.execute(change)
     with pytest.raises(SweepError, match=r"no longer compatible|is damaged"), connected(options.url) as storage:
@@ -368,13 +377,19 @@ def test_settings_of_sweeps(tmp_path_factory: pytest.TempPathFactory, document: 
     assert found is None if present == {"study": "s"} else isinstance(found, SweepError)
 
 
-@given(document=changed({"runs": {"a": {"summary": {"seed": 1}, "metrics": [[1, 2.0]]}}}))
+_SAMPLE = {
+    "name": "a", "config": {"env": "x"}, "machine": {}, "summary": {"seed": 1}, "starts": 1, "records": 2,
+    "damaged_lines": 0, "notes": ["n"], "decisions": [], "columns": {"env_steps": [1, 2], "return_mean": [None, 2.5]},
+}  # fmt: skip
+
+
+@given(document=changed({"runs": {"a": _SAMPLE}}))
 @fuzz
 def test_samples_of_runs(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     path = tmp_path_factory.mktemp("samples")
     (path / "runs.json").write_bytes(json.dumps(document).encode(errors="surrogatepass"))
-    found = outcome(lambda: kept_samples(path))
-    assert isinstance(found, dict | ReportError)
+    found = outcome(lambda: [load_kept_run(run) for run in kept_run_paths(path)])
+    assert isinstance(found, ReportError) or all(isinstance(run.config, dict) for run in found)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("version", [2, "1", True, None, *HOSTILE[:3]])
