@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from accel.version import __version__
 
 if TYPE_CHECKING:
-    from accel.bench import bench_actor, bench_correctors, bench_policy, bench_refresh, bench_transport
+    from accel.bench import bench_actor, bench_policy, bench_refresh
     from accel.cli.doctor import MachineReport, doctor
     from accel.config import TrainConfig
     from accel.errors import AccelError
@@ -40,10 +40,8 @@ _HOMES = {
     "TrainedRun": "runs.loading",
     "Verification": "exporting.verify",
     "bench_actor": "bench",
-    "bench_correctors": "bench",
     "bench_policy": "bench",
     "bench_refresh": "bench",
-    "bench_transport": "bench",
     "compare": "reports.reporting",
     "compress": "imports.policy",
     "doctor": "cli.doctor",
@@ -70,10 +68,8 @@ __all__ = [
     "Verification",
     "__version__",
     "bench_actor",
-    "bench_correctors",
     "bench_policy",
     "bench_refresh",
-    "bench_transport",
     "compare",
     "compress",
     "doctor",

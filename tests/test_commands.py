@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -120,8 +119,6 @@ def test_another_command_of_a_page_does_what_it_says(command: str, trained: Path
             several = any(other.startswith(f"{word}/") for other in words)
             source = trained / ("other" if several or word.endswith("/B") else "run")
             shutil.copytree(source, tmp_path / word / "int8-s0" if several else tmp_path / word)
-    if importlib.util.find_spec("stable_baselines3") is None:
-        words = ["cleanrl" if word == "cleanrl,sb3" else word for word in words]
     write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2))
     if words[1:] == ["verify", "bundle"]:
         accel.export(trained / "run", tmp_path / "bundle", scheme="int8", episodes=2)

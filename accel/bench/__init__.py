@@ -16,33 +16,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from accel.bench.actor import bench_actor
     from accel.bench.bits import bench_bits
-    from accel.bench.correctors import bench_correctors
     from accel.bench.inference import bench_inference
     from accel.bench.learner import bench_learner
     from accel.bench.policy import bench_policy
     from accel.bench.refresh import bench_refresh
-    from accel.bench.transport import bench_transport
 
 _HOMES = {
     "bench_actor": "actor",
     "bench_bits": "bits",
-    "bench_correctors": "correctors",
     "bench_inference": "inference",
     "bench_learner": "learner",
     "bench_policy": "policy",
     "bench_refresh": "refresh",
-    "bench_transport": "transport",
 }
 
 __all__ = [
     "bench_actor",
     "bench_bits",
-    "bench_correctors",
     "bench_inference",
     "bench_learner",
     "bench_policy",
     "bench_refresh",
-    "bench_transport",
 ]
 
 

@@ -43,7 +43,7 @@ def bench_actor(
     *,
     networks: Sequence[str] = ("mlp:64x2",),
     run: Path | TrainedPolicy | None = None,
-    envs_per_actor: Sequence[int] = (1, 8),
+    envs_per_actor: Sequence[int] = (1, 8, 64),
     schemes: Sequence[str] = SCHEMES,
     runtimes: Sequence[str] = RUNTIMES,
     seconds: float = 20.0,

@@ -74,20 +74,12 @@ def advise_bits(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def advise_correctors(rows: Sequence[Row]) -> list[str]:
-    """One line about the largest batch."""
-    largest = max(number(row, "T") * number(row, "B") for row in rows)
-    cells = [row for row in rows if number(row, "T") * number(row, "B") == largest]
-    shares = ", ".join(f"{r['corrector']} {number(r, 'share'):.1%} ({number(r, 'us'):.0f} µs)" for r in cells)
-    head = f"T = {cells[0]['T']}, B = {cells[0]['B']} on {cells[0]['device']}"
-    return [f"{head}: share of corrector + forward + backward of a small network: {shares}"]
-
-
 def advise_learner(rows: Sequence[Row]) -> list[str]:
     """One line per training configuration: the learner's limits, and whether bf16 and CUDA graphs pay."""
     lines = []
     for cells in _groups(rows, ("network", "T", "B", "algorithm", "passes", "minibatches")):
         own = {(str(row["precision"]), row["graphs"] == "on"): row for row in cells if row["learner"] == "accel"}
+        eager = next((row for row in cells if row["learner"] == "eager"), None)
         limits = [f"{number(row, 'env_steps_per_s'):,.0f} steps/s in {_computed_in(row)}" for row in own.values()]
         line = f"{cells[0]['network']}: the learner processes at most {', '.join(limits)}"
         single = own.get(("none", False))
@@ -98,21 +90,10 @@ def advise_learner(rows: Sequence[Row]) -> list[str]:
             if single is not None and other is not None:
                 verdict = yes if is_faster(other, single, "us_per_env_step") else no
                 line += f"; {verdict} ({number(other, 'speedup_none'):.2f}x)"
+        if eager is not None and single is not None:
+            ratio = number(eager, "us_per_env_step") / number(single, "us_per_env_step")
+            line += f"; torch alone takes {ratio:.2f}x as long"
         lines.append(line)
-        others = [row for row in cells if row["learner"] not in ("accel", "eager")]
-        eager = [row for row in cells if row["learner"] == "eager"]
-        if own:
-            best = min(own.values(), key=lambda row: number(row, "us_per_env_step"))
-            for theirs, ours in ((others, best), (eager, single)):
-                if theirs and ours is not None:
-                    times = [
-                        f"{row['learner']} {number(row, 'us_per_env_step') / number(ours, 'us_per_env_step'):.2f}x"
-                        for row in theirs
-                    ]
-                    lines.append(
-                        f"{cells[0]['network']}: an update takes {', '.join(times)} as long as accel's in "
-                        f"{_computed_in(ours)}"
-                    )
     return lines
 
 
@@ -120,22 +101,6 @@ def _computed_in(row: Row) -> str:
     """The precision of a learner's row, and its graphs."""
     precision = "single precision" if row["precision"] == "none" else str(row["precision"])
     return f"{precision} with CUDA graphs" if row["graphs"] == "on" else precision
-
-
-def advise_transport(rows: Sequence[Row]) -> list[str]:
-    """One line per carrier, about the largest size."""
-    lines: list[str] = []
-    for cells in _groups([row for row in rows if row["direction"] in ("policy", "unroll stream")], ("carrier",)):
-        largest = max(number(row, "bytes") for row in cells)
-        by_direction = {row["direction"]: number(row, "us") for row in cells if row["bytes"] == largest}
-        policy, stream = by_direction["policy"], by_direction["unroll stream"]
-        copies = cells[0]["mb_per_s"] is not None
-        speed = f" ({largest / stream:,.0f} MB/s)" if copies else ", as nothing is copied"
-        lines.append(
-            f"{cells[0]['carrier']}: a policy of {largest:,.0f} bytes reaches the actor in {policy:.0f} µs, and "
-            f"unrolls of that size arrive every {stream:.0f} µs{speed}"
-        )
-    return lines
 
 
 def _policy_line(cells: Sequence[Row]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ from accel.algorithms.catalogue import agree, make_algorithm
 from accel.algorithms.exchange import LocalGradients
 from accel.algorithms.graphs import WARM_RUNS, make_runner, why_unrecorded
 from accel.bench.checks import check_budget
-from accel.bench.other_learners import OTHERS, Task
 from accel.bench.rows import Notify, Row, number, provenance, spread
 from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
@@ -53,7 +52,6 @@ def bench_learner(
     spec: EnvSpec,
     *,
     precisions: Sequence[str] = PRECISIONS,
-    against: Sequence[str] = (),
     seconds: float = 20.0,
     repeats: int = 50,
     notify: Notify = logger.info,
@@ -66,59 +64,48 @@ def bench_learner(
     Nothing is published, ``qat`` does not round, and no ``target_kl`` ends the passes early. Experience comes from the
     learner's own policy. On a GPU every update is waited for, which a run's is not, its phases are timed by the
     device's events, and each configuration is measured with its steps recorded as CUDA graphs too, where they can be.
+    On a CPU it is measured with layers and gradients left to torch too (``eager``).
 
     Args:
         configs: network, algorithm, passes, minibatches, unroll length, environments; all run on the first one's
             device with its ``learner_threads`` (0: the cores that its actors leave free).
         spec: observations and actions.
         precisions: ``none`` (single precision) and ``bf16`` (autocast).
-        against: updates of the same size, in single precision: ``eager``, the same one with layers and gradients left
-            to torch, where a CPU has its own (on a GPU the row without graphs is that); ``cleanrl`` and ``sb3``, other
-            learners', for ppo with an mlp: see ``accel.bench.other_learners``.
         seconds: measuring time in all.
         repeats: updates of each cell at most.
         notify: called with a message about each refused precision.
     Returns:
-        Flat rows: ``learner`` (``accel`` or one of ``against``), ``network``, ``precision``, ``graphs`` (``on`` or
-        ``off``; with them every phase but ``batch`` counts as ``backward``), ``mode`` (both), ``device``, ``T``, ``B``
+        Flat rows: ``learner`` (``accel`` or ``eager``), ``network``, ``precision``, ``graphs`` (``on`` or ``off``;
+        with them every phase but ``batch`` counts as ``backward``), ``mode`` (both), ``device``, ``T``, ``B``
         (environments in a batch), ``algorithm``, ``passes``, ``minibatches``; ``us_per_env_step`` (median, with
-        ``_low`` and ``_high``), of accel's ``batch_us``, ``forward_us``, ``correct_us`` and ``backward_us`` (medians);
+        ``_low`` and ``_high``), ``batch_us``, ``forward_us``, ``correct_us`` and ``backward_us`` (medians);
         ``env_steps_per_s``, the learner's limit; ``speedup_none`` over accel's in single precision without graphs (None
-        where that
-        was not measured); ``samples``, ``cpu_share``; threads, machine and versions.
+        where that was not measured); ``samples``, ``cpu_share``; threads, machine and versions.
     Raises:
-        MissingExtraError: Stable-Baselines3 is not installed.
-        ConfigError: an unknown precision or learner, one that has no such update, no precision that this device
-            supports, a missing device, a number that is not positive, a network that does not take the observations,
-            no configuration.
+        ConfigError: an unknown precision, no precision that this device supports, a missing device, a number that is
+            not positive, a network that does not take the observations, no configuration.
     """
     check_budget(seconds, repeats)
     if not configs:
         raise ConfigError("no configuration is given: name at least one")
     if unknown := [precision for precision in precisions if precision not in PRECISIONS]:
         raise ConfigError(f"unknown precision {unknown[0]!r}: choose from {', '.join(PRECISIONS)}")
-    if unknown := [name for name in against if name not in (EAGER, *OTHERS)]:
-        raise ConfigError(f"unknown learner {unknown[0]!r}: choose from {', '.join((EAGER, *OTHERS))}")
-    where, threads = choose_device(configs[0].learner.device), _threads(configs[0])
+    where, threads = choose_device(configs[0].learner.device), learner_threads(configs[0])
     if where.type == "cpu":
         keep_freed_memory()
     with torch_threads(threads):
-        cells: list[LearnerCell | _OtherCell] = [*_cells(configs, spec, precisions, where, notify)]
-        if EAGER in against and where.type == "cpu":
-            cells += [
-                _EagerCell(config.replace(mixed_precision="none", compressor="fp32"), spec, where) for config in configs
-            ]
-        cells += [_OtherCell(name, config, spec, where) for name in against if name in OTHERS for config in configs]
+        cells = _cells(configs, spec, precisions, where, notify)
         samples, cpu_share = interleave({place: cell.take for place, cell in enumerate(cells)}, seconds, repeats)
     rows = [cell.row(samples[place]) | {"cpu_share": cpu_share} for place, cell in enumerate(cells)]
     shared: Row = {"torch_threads": threads} | provenance()
-    return [row | {"mode": _mode(row), "speedup_none": _speedup(row, rows)} | shared for row in rows]
+    return [row | {"speedup_none": speedup_none(row, rows)} | shared for row in rows]
 
 
 def _cells(
     configs: Sequence[TrainConfig], spec: EnvSpec, precisions: Sequence[str], device: torch.device, notify: Notify
 ) -> list[LearnerCell]:
     cells: list[LearnerCell] = []
+    eager: list[LearnerCell] = []
     refusals: list[str] = []
     for precision in dict.fromkeys(precisions):
         try:
@@ -130,6 +117,8 @@ def _cells(
             refusals.append(f"refused: {precision}: this CPU has no instructions for it, so it would be slower")
             continue
         for config in changed:
+            if device.type == "cpu" and precision == "none":
+                eager.append(LearnerCell(config, spec, device, eager=True))
             cells.append(LearnerCell(config.replace(learner_graphs="off"), spec, device))
             if device.type == "cuda":
                 reason = why_unrecorded(config, LocalGradients(), device)
@@ -141,14 +130,14 @@ def _cells(
         raise ConfigError("; ".join(refusals) + ": leave it out" if refusals else "no precision is given: name one")
     for refusal in refusals:
         notify(refusal)
-    return cells
+    return cells + eager
 
 
 class LearnerCell:
-    """One learner in one precision, with a batch of experience."""
+    """One learner in one precision, with a batch of experience; eager: with layers and gradients left to torch."""
 
-    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
-        self._config = config
+    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, *, eager: bool = False) -> None:
+        self._config, self._eager = config, eager
         quiet = {"target_kl": None} if "target_kl" in config.options() else {}
         self._device, runner = device, make_runner(config, LocalGradients(), device)
         unmoved = config.replace(learning_rate=_LEARNING_RATE, **quiet)
@@ -189,7 +178,8 @@ class LearnerCell:
         batch = self._batcher.build(self._unrolls)
         timer.mark("batch")
         phases.begin()
-        self.algorithm.update(Sample(self.valid_steps, batch, batch.rewards), 0.0, phases.mark)
+        with torch_alone() if self._eager else nullcontext():
+            self.algorithm.update(Sample(self.valid_steps, batch, batch.rewards), 0.0, phases.mark)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         phases.end()
@@ -200,64 +190,18 @@ class LearnerCell:
         """Microseconds per environment step."""
         scale = 1e6 / self.valid_steps
         learner = self._config.learner
-        row = _training(self._config, self._device)
-        row |= {"precision": learner.mixed_precision, "graphs": learner.learner_graphs}
+        precision, graphs = learner.mixed_precision, learner.learner_graphs
+        row: Row = {"learner": EAGER if self._eager else "accel", "network": self._config.policy.network}
+        row |= {"precision": precision, "graphs": "on" if graphs == "on" else "off"}
+        row |= {"mode": f"{precision}, graphs" if graphs == "on" else precision, "device": str(self._device)}
+        row |= {"T": self._config.acting.unroll_length}
+        row |= {"B": self._config.acting.envs_per_actor * self._config.store.held_unrolls}
+        row |= {"algorithm": self._config.algorithm.algorithm}
+        row |= {"passes": _number_option(self._config, "passes")}
+        row |= {"minibatches": _number_option(self._config, "minibatches")}
         row |= spread("us_per_env_step", [scale * sum(times) for times in samples])
         row |= {f"{phase}_us": scale * float(np.median([getattr(t, phase) for t in samples])) for phase in PHASES}
         return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
-
-
-class _EagerCell(LearnerCell):
-    """The same learner with nothing of its own in layers and gradients."""
-
-    def take(self) -> Times:
-        """One update."""
-        with torch_alone():
-            return super().take()
-
-    def row(self, samples: Sequence[Times]) -> Row:
-        """Microseconds per environment step."""
-        return super().row(samples) | {"learner": EAGER}
-
-
-class _OtherCell:
-    """Another learner on a batch of the same size."""
-
-    def __init__(self, name: str, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
-        self._name, self._config, self._device = name, config, device
-        task = Task.of(config, spec, device)
-        self._steps, self._update = task.steps, OTHERS[name](task)
-
-    def take(self) -> Times:
-        """One update, whose parts nobody marks."""
-        before = time.perf_counter()
-        self._update()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return Times(0.0, 0.0, 0.0, time.perf_counter() - before)
-
-    def row(self, samples: Sequence[Times]) -> Row:
-        """Microseconds per environment step."""
-        row = _training(self._config, self._device) | {"learner": self._name, "precision": "none"}
-        row |= spread("us_per_env_step", [1e6 / self._steps * sum(times) for times in samples])
-        row |= dict.fromkeys(f"{phase}_us" for phase in PHASES)
-        return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
-
-
-def _training(config: TrainConfig, device: torch.device) -> Row:
-    """What is learned; rows in which all of it is equal are compared."""
-    return {
-        "learner": "accel",
-        "network": config.policy.network,
-        "precision": "none",
-        "graphs": "off",
-        "device": str(device),
-        "T": config.acting.unroll_length,
-        "B": config.acting.envs_per_actor * config.store.held_unrolls,
-        "algorithm": config.algorithm.algorithm,
-        "passes": _number_option(config, "passes"),
-        "minibatches": _number_option(config, "minibatches"),
-    }
 
 
 def random_experience(layout: UnrollLayout, seed: int) -> Unroll:
@@ -292,16 +236,13 @@ def _number_option(config: TrainConfig, name: str) -> int:
     return value if isinstance(value, int) else 1
 
 
-def _threads(config: TrainConfig) -> int:
+def learner_threads(config: TrainConfig) -> int:
+    """Torch threads of a configuration's learner."""
     return config.learner.learner_threads or max(int(read_machine().usable_cores) - config.acting.actors, 1)
 
 
-def _mode(row: Row) -> str:
-    """Precision and graphs, for tables."""
-    return f"{row['precision']}, graphs" if row["graphs"] == "on" else str(row["precision"])
-
-
-def _speedup(row: Row, rows: Sequence[Row]) -> float | None:
+def speedup_none(row: Row, rows: Sequence[Row]) -> float | None:
+    """Over accel's row of the same training in single precision without graphs; None without one."""
     for other in rows:
         if (other["learner"], other["precision"], other["graphs"]) == ("accel", "none", "off") and all(
             other[name] == row[name] for name in TRAINING

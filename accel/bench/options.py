@@ -38,9 +38,6 @@ Actions = Annotated[str | None, tyro.conf.arg(help="6: one of six choices; 3,2: 
 Pairs = Annotated[tuple[str, ...], tyro.conf.arg(help="k=v for the environment's constructor; may be repeated")]
 Wrappers = Annotated[tuple[str, ...], tyro.conf.arg(help="module:function around each environment; may be repeated")]
 Backend = Annotated[Literal["gymnasium", "envpool"], tyro.conf.arg(help="library that steps the environments")]
-Send = Annotated[
-    Literal["none", "local", "mpi"], tyro.conf.arg(help="also time the transfer to an actor on this machine")
-]
 PolicyRuntimes = Annotated[
     str,
     tyro.conf.arg(
@@ -178,7 +175,7 @@ class PolicyOptions(SubjectOptions, LayoutOptions, BudgetOptions):
     or --sb3, with --env.
     """
 
-    batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,32"
+    batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,64"
     schemes: Schemes = _SCHEMES
     runtimes: PolicyRuntimes = "torch,torch.compile,onnxruntime,native"
 
@@ -197,7 +194,7 @@ class ActorOptions(SubjectOptions, BudgetOptions):
     ] = "local"
     actors: Annotated[int | None, argument("actors of a job with --inference central; default: 2")] = None
     envs_per_actor: Annotated[
-        str | None, argument("environments stepped together, separated by commas; default: 1,8, central: 8")
+        str | None, argument("environments stepped together, separated by commas; default: 1,8,64, central: 8")
     ] = None
     schemes: Annotated[
         str | None,
@@ -212,7 +209,7 @@ class ActorOptions(SubjectOptions, BudgetOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
-    """Milliseconds from new weights to a loaded policy: bind, requantise, serialise, send, load; and the break-even.
+    """Milliseconds from new weights to a loaded policy: bind, requantise, serialise, load; and the break-even.
 
     Break-even: the environment steps per refresh from which on an actor is faster than with fp32. Your
     own policy, whose weights change a little each time: --module or --sb3, with --env.
@@ -220,7 +217,6 @@ class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
 
     schemes: Schemes = _SCHEMES
     envs: Annotated[int, tyro.conf.arg(help="environments per actor")] = 8
-    send: Send = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,14 +250,6 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
     passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one trains with ppo")] = None
     minibatches: Annotated[int | None, tyro.conf.arg(help="minibatches per pass; more than one trains with ppo")] = None
     precisions: Annotated[str, tyro.conf.arg(help="any of none (single precision) and bf16 (autocast)")] = "none,bf16"
-    against: Annotated[
-        str,
-        tyro.conf.arg(
-            help="updates of the same size: any of eager (this one with layers and gradients left to torch, on a CPU), "
-            "and for ppo with an mlp cleanrl (its ppo.py, written here in plain torch) and sb3 (Stable-Baselines3, "
-            "where installed); '' for none"
-        ),
-    ] = "eager"
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None, argument("learner device; default: the training's, or auto")
     ] = None
@@ -295,34 +283,12 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
             raise ConfigError(f"--passes and --minibatches above 1 train with ppo: {error}") from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorrectorOptions(OutputOptions):
-    """Microseconds of each corrector's recursion through time, and its share of corrector + forward + backward."""
-
-    lengths: Annotated[str, tyro.conf.arg(help="unroll lengths T, separated by commas")] = "20,80"
-    batches: Annotated[str, tyro.conf.arg(help="numbers of environments B, separated by commas")] = "32,256"
-    device: Annotated[str, tyro.conf.arg(help="torch device, such as cpu or cuda")] = "cpu"
-    threads: Annotated[int, tyro.conf.arg(help="torch threads")] = 1
-    repeats: Repeats = 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransportBenchOptions(OutputOptions):
-    """Microseconds of unrolls and policies between one actor and the learner, both on this machine."""
-
-    sizes: Annotated[str, tyro.conf.arg(help="bytes, separated by commas")] = "65536,1048576"
-    carriers: Annotated[str, tyro.conf.arg(help="any of local (threads) and mpi (ranks)")] = "local,mpi"
-    repeats: Repeats = 50
-
-
 Options = (
     Annotated[PolicyOptions, tyro.conf.subcommand("policy")]
     | Annotated[ActorOptions, tyro.conf.subcommand("actor")]
     | Annotated[RefreshOptions, tyro.conf.subcommand("refresh")]
     | Annotated[BitsOptions, tyro.conf.subcommand("bits")]
     | Annotated[LearnerOptions, tyro.conf.subcommand("learner")]
-    | Annotated[CorrectorOptions, tyro.conf.subcommand("correctors")]
-    | Annotated[TransportBenchOptions, tyro.conf.subcommand("transport")]
 )
 
 

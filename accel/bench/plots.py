@@ -87,8 +87,7 @@ def refresh_panels(rows: Sequence[Row]) -> list[Panel]:
     """One panel per network."""
     panels = []
     for title, cells in _cells(rows, ("network",), "{}"):
-        names = [name for name in ("requantise", "serialise", "send", "load") if cells[0][f"{name}_ms"] is not None]
-        parts = {name: _values(cells, f"{name}_ms") for name in names}
+        parts = {name: _values(cells, f"{name}_ms") for name in ("requantise", "serialise", "load")}
         panels.append(Panel(title, [str(row["scheme"]) for row in cells], parts))
     return panels
 
@@ -106,32 +105,11 @@ def learner_panels(rows: Sequence[Row]) -> list[Panel]:
     """One panel per network."""
     panels = []
     for title, cells in _cells(rows, ("network", "T", "B"), "{}, T = {}, B = {}"):
-        cells = [row for row in cells if row["forward_us"] is not None]  # other learners' updates have no parts
         parts = {name: _values(cells, f"{name}_us") for name in ("batch", "forward", "correct", "backward")}
         labels = [str(row["precision"]).replace("none", "single precision") for row in cells]
         labels = [f"{x}, graphs" if row["graphs"] == "on" else x for x, row in zip(labels, cells, strict=True)]
         labels = [x if row["learner"] == "accel" else str(row["learner"]) for x, row in zip(labels, cells, strict=True)]
         panels.append(Panel(title, labels, parts, _spread(cells, "us_per_env_step")))
-    return panels
-
-
-def corrector_panels(rows: Sequence[Row]) -> list[Panel]:
-    """One panel per unroll length and batch."""
-    panels = []
-    for title, cells in _cells(rows, ("T", "B"), "T = {}, B = {}"):
-        notes = [f"{number(row, 'share'):.1%} of the update" for row in cells]
-        labels = [str(row["corrector"]) for row in cells]
-        panels.append(Panel(title, labels, {"µs": _values(cells, "us")}, _spread(cells, "us"), notes=notes))
-    return panels
-
-
-def transport_panels(rows: Sequence[Row]) -> list[Panel]:
-    """One panel per carrier."""
-    panels = []
-    for title, cells in _cells(rows, ("carrier",), "{}"):
-        cells = [row for row in cells if row["bytes"]]
-        labels = [f"{row['direction']} {number(row, 'bytes'):,.0f} B" for row in cells]
-        panels.append(Panel(title, labels, {"µs": _values(cells, "us")}, _spread(cells, "us")))
     return panels
 
 
@@ -143,8 +121,6 @@ PANELS: Mapping[str, Callable[[Sequence[Row]], list[Panel]]] = MappingProxyType(
         "refresh": refresh_panels,
         "bits": bits_panels,
         "learner": learner_panels,
-        "correctors": corrector_panels,
-        "transport": transport_panels,
     }
 )
 

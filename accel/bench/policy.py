@@ -36,7 +36,7 @@ logger = logging.getLogger("accel")
 def bench_policy(
     networks: Sequence[str] = ("mlp:64x2",),
     *,
-    batches: Sequence[int] = (1, 8, 32),
+    batches: Sequence[int] = (1, 8, 64),
     schemes: Sequence[str] = SCHEMES,
     runtimes: Sequence[str] = RUNTIMES,
     spec: EnvSpec | None = None,

@@ -20,7 +20,6 @@ from accel.bench.policy import session_call
 from accel.bench.rows import FULL_PRECISION, Notify, Row, is_faster, number, provenance, spread
 from accel.bench.subject import Inputs, Subject, make_subject, refusal
 from accel.bench.timing import interleave, timed_calls, torch_threads
-from accel.bench.transport import bench_transport
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.verify import verify_artifact
 from accel.compressors.errors import CompressorError
@@ -30,7 +29,6 @@ from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
-from accel.errors import ConfigError
 from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
 from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.level import (
@@ -45,7 +43,6 @@ from accel.publishing.level import (
 from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
 from accel.runs.trained_policy import TrainedPolicy
 
-CARRIERS = ("none", "local", "mpi")
 _BINDS, _BINDING_S = 3, 1.0
 _UPKEEP_TIMES = 3
 _STEP = 1e-3
@@ -67,7 +64,6 @@ def bench_refresh(
     *,
     envs: int = 8,
     schemes: Sequence[str] = SCHEMES,
-    send: str = "none",
     spec: EnvSpec | None = None,
     config: TrainConfig | None = None,
     run: Path | TrainedPolicy | None = None,
@@ -86,41 +82,37 @@ def bench_refresh(
         networks: network texts; ignored with ``run``, which has its own network.
         envs: environments that the actor steps together: the batch of the session that is loaded and called.
         schemes: compression schemes. Full precision is always measured too.
-        send: also time the transfer to an actor on this machine: ``local`` or ``mpi``; ``none`` omits it.
         spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
         config: a configuration whose environment provides layout and inputs; inputs are random numbers without it.
         run: a run's directory or a trained policy: its weights and intervals, on inputs from its environment.
         activation: of mlp torsos with random weights, without ``config``.
-        seconds: total measuring time, without binding and sending.
+        seconds: total measuring time, without binding.
         repeats: refreshes of each scheme at most.
         notify: called with a message about each refused scheme.
     Returns:
         Flat rows: ``network``, ``scheme``, ``envs``, ``parameters``; ``bind_ms``, once per architecture;
-        ``requantise_ms``, ``serialise_ms`` on the learner, ``send_ms`` (None if not requested), ``load_ms`` on the
-        actor (medians; all but bind and send with ``_low`` and ``_high``); ``refresh_ms_per_million_parameters``,
-        the learner's part; ``schedule_ms`` and ``upkeep_ms``, the cost per publication of periodic work, see
-        ``upkeep_row``; ``bytes``; ``us`` per call of the loaded policy;
+        ``requantise_ms``, ``serialise_ms`` on the learner, ``load_ms`` on the actor (medians; all but bind with
+        ``_low`` and ``_high``); ``refresh_ms_per_million_parameters``, the learner's part; ``schedule_ms`` and
+        ``upkeep_ms``, the cost per publication of periodic work, see ``upkeep_row``; ``bytes``; ``us`` per call of the
+        loaded policy;
         ``weights``, ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``saving_us_per_env_step`` against
         fp32; ``break_even_env_steps``, the fewest environment steps per refresh at which an actor is faster than with
         fp32 (0: always, None: never, as the call is no faster); ``break_even_shared_env_steps``, the same
         where the learner's part, upkeep and schedule share the actor's core; threads, machine and versions.
     Raises:
-        ConfigError: an empty list, an unknown network or carrier, a count that is not positive, a run beside a config.
+        ConfigError: an empty list, an unknown network, a count that is not positive, a run beside a config.
         SchemeError: an unknown scheme. EnvError, MissingExtraError: the environment cannot be made.
-        RunDirectoryError, CheckpointError: the run cannot be read. LaunchError: mpirun does not work.
+        RunDirectoryError, CheckpointError: the run cannot be read.
     """
     check_budget(seconds, repeats)
     (envs,) = check_counts((envs,), "envs")
     schemes = check_schemes(schemes)
-    if send not in CARRIERS:
-        raise ConfigError(f"unknown carrier {send!r}: choose from {', '.join(CARRIERS)}")
     texts = check_source(networks, run, config, spec)
     rows: list[Row] = []
     with torch_threads():
         for text in texts:
             subject = make_subject(text, spec, config, run, activation)
             rows += _Refreshes(subject, envs, schemes, notify).measure(seconds / len(texts), repeats)
-    _send(rows, send)
     rows = [row | break_even(row, rows) for row in rows]
     shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
@@ -150,7 +142,7 @@ class _Refreshes:
                 notify(refusal(scheme, subject.network, error))
 
     def measure(self, budget_s: float, repeats: int) -> list[Row]:
-        """Rows without ``send_ms``."""
+        """A row for each scheme."""
         logger.info("refreshing %s", self._subject.network)
         takers = {scheme: self._taker(plan) for scheme, plan in self._plans.items()}
         samples, cpu_share = interleave(takers, 0.8 * budget_s, repeats)
@@ -218,37 +210,18 @@ def changing_weights(policy: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def _send(rows: list[Row], carrier: str) -> None:
-    """Add ``send_ms``: the median time of as many bytes from publish() until the actor has them."""
-    transfers_ms: dict[int, float] = {}
-    if carrier != "none":
-        sizes = sorted({int(number(row, "bytes")) for row in rows})
-        logger.info("sending over %s", carrier)
-        found = bench_transport(sizes=sizes, repeats=20, carriers=(carrier,))
-        transfers_ms = {
-            int(number(row, "bytes")): number(row, "us") / 1e3 for row in found if row["direction"] == "policy"
-        }
-    for row in rows:
-        row["send_ms"] = transfers_ms.get(int(number(row, "bytes")))
-        row["carrier"] = carrier
-
-
 def break_even(row: Row, rows: Sequence[Row]) -> Row:
     """The environment steps per refresh at which the faster call makes up for the slower refresh."""
     baseline = next(r for r in rows if r["network"] == row["network"] and r["scheme"] == FULL_PRECISION)
     saving_us = (number(baseline, "us") - number(row, "us")) / number(row, "envs")
     pays = is_faster(row, baseline, "us")
-    actor_ms = _sum(row, ("load_ms", "send_ms")) - _sum(baseline, ("load_ms", "send_ms"))
-    learner_ms = _sum(row, _LEARNERS) - _sum(baseline, _LEARNERS)
+    actor_ms = number(row, "load_ms") - number(baseline, "load_ms")
+    learner_ms = sum(number(row, name) - number(baseline, name) for name in _LEARNERS)
     return {
         "saving_us_per_env_step": saving_us,
         "break_even_env_steps": max(0.0, actor_ms * 1e3 / saving_us) if pays else None,
         "break_even_shared_env_steps": max(0.0, (actor_ms + learner_ms) * 1e3 / saving_us) if pays else None,
     }
-
-
-def _sum(row: Row, names: Sequence[str]) -> float:
-    return sum(number(row, name) for name in names if row[name] is not None)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from accel.algorithms.catalogue import make_algorithm
 from accel.bench.rows import FULL_PRECISION, Notify, Row
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import CompressorError
-from accel.compressors.kernels.chain import make_chain
+from accel.compressors.kernels.chain import make_chain, why_no_chain
 from accel.compressors.kernels.library import why_none
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Compressor, Plan
@@ -245,13 +245,19 @@ def placed(
 ) -> list[tuple[Runtime, str, CompressedPolicy]]:
     """Runtime, scheme and artifact of everything that is to be measured: on compiled kernels what runs on them here.
 
-    Raises ConfigError: these alone are asked for, and run none of it; beside others that is told to ``notify``.
+    Raises ConfigError: these alone are asked for, and run none of it; beside others ``notify`` gets a message about
+    each scheme that they do not run, with the reason.
     """
     every: list[tuple[Runtime, str, CompressedPolicy]] = [("onnxruntime", *item) for item in artifacts.items()]
-    every += [("native", scheme, made) for scheme, made in artifacts.items() if make_chain(made) is not None]
-    if "native" in runtimes and artifacts and not any(runtime == "native" for runtime, _, _ in every):
-        reason = f"no row for compiled kernels: {why_none() or 'the policy is no chain of dense layers'}"
-        if {*runtimes} == {"native"}:
-            raise ConfigError(reason)
-        notify(reason)
+    reasons: dict[str, list[str]] = {}
+    for scheme, artifact in artifacts.items():
+        if make_chain(artifact) is not None:
+            every.append(("native", scheme, artifact))
+        elif "native" in runtimes:
+            reasons.setdefault(why_none() or why_no_chain(artifact), []).append(scheme)
+    messages = [f"no row for compiled kernels, {', '.join(schemes)}: {why}" for why, schemes in reasons.items()]
+    if {*runtimes} == {"native"} and not any(runtime == "native" for runtime, *_ in every):
+        raise ConfigError("; ".join(messages))
+    for message in messages:
+        notify(message)
     return [cell for cell in every if cell[0] in runtimes]

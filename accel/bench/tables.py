@@ -76,7 +76,6 @@ REFRESH = (
     Column("per M", "refresh_ms_per_million_parameters", "number"),
     Column("schedule", "schedule_ms", "number"),
     Column("upkeep", "upkeep_ms", "number"),
-    Column("send", "send_ms", "number"),
     Column("load", "load_ms", "number"),
     Column("10–90 %", "load_ms", "spread", True),
     Column("bytes", "bytes", "count", True),
@@ -110,24 +109,6 @@ LEARNER = (
     Column("backward", "backward_us", "number"),
     Column("steps/s at most", "env_steps_per_s", "count"),
     Column("× none", "speedup_none", "ratio"),
-)
-CORRECTORS = (
-    Column("corrector", "corrector"),
-    Column("T", "T", "count"),
-    Column("B", "B", "count"),
-    Column("device", "device", "text", True),
-    Column("µs", "us", "number"),
-    Column("10–90 %", "us", "spread", True),
-    Column("network µs", "learner_us", "number"),
-    Column("share", "share", "share"),
-)
-TRANSPORT = (
-    Column("carrier", "carrier"),
-    Column("direction", "direction"),
-    Column("bytes", "bytes", "count", True),
-    Column("µs", "us", "number"),
-    Column("10–90 %", "us", "spread", True),
-    Column("MB/s", "mb_per_s", "number"),
 )
 
 

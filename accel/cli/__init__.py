@@ -17,7 +17,7 @@ from accel.transport.launcher import detect_launch, is_actor
 COMMANDS = {
     "train": ("accel.cli.train:main", "train a policy, with compressed actors under MPI or in one process"),
     "evaluate": ("accel.cli.evaluate:main", "play a trained policy and report its return with an interval"),
-    "bench": ("accel.cli.bench:main", "measure policies, actors, refreshes, correctors and transport on this machine"),
+    "bench": ("accel.cli.bench:main", "measure policies, actors, refreshes and learners on this machine"),
     "compress": (
         "accel.cli.compress:main",
         "compress a policy that exists, from Stable-Baselines3, CleanRL or a run, and compare returns",

@@ -1,4 +1,4 @@
-"""``accel bench``: measure policies, actors, refreshes, bit widths, learners, correctors or transport here."""
+"""``accel bench``: measure policies, actors, refreshes, bit widths, or learners here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from accel.bench.checks import check_networks
 from accel.bench.options import (
     ActorOptions,
     BitsOptions,
-    CorrectorOptions,
     EnvironmentOptions,
     LearnerOptions,
     Options,
     OutputOptions,
     PolicyOptions,
     RefreshOptions,
-    TransportBenchOptions,
     integers,
     texts,
 )
@@ -103,20 +101,6 @@ def _measure(options: OutputOptions, refuse: Callable[[str], None]) -> Measured:
         return _bits(options)
     if isinstance(options, LearnerOptions):
         return _learner(options, refuse)
-    if isinstance(options, CorrectorOptions):
-        from accel.bench.correctors import bench_correctors
-
-        rows = bench_correctors(
-            integers(options.lengths), integers(options.batches), options.device, options.repeats, options.threads
-        )
-        title = "Correctors: µs per call on T x B rows, beside a small network's forward and backward pass"
-        return Measured(rows, title, tables.CORRECTORS, advice.advise_correctors(rows), "correctors", "µs per call")
-    if isinstance(options, TransportBenchOptions):
-        from accel.bench.transport import bench_transport
-
-        rows = bench_transport(integers(options.sizes), options.repeats, texts(options.carriers))
-        title = "Transport: one actor and the learner on this machine"
-        return Measured(rows, title, tables.TRANSPORT, advice.advise_transport(rows), "transport", "µs")
     raise TypeError(f"unknown options {options!r}")
 
 
@@ -161,7 +145,7 @@ def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Measured:
         config,
         networks=networks,
         run=run,
-        envs_per_actor=integers("1,8" if options.envs_per_actor is None else options.envs_per_actor),
+        envs_per_actor=integers("1,8,64" if options.envs_per_actor is None else options.envs_per_actor),
         schemes=SCHEMES if options.schemes is None else texts(options.schemes),
         runtimes=RUNTIMES if options.runtimes is None else texts(options.runtimes),
         seconds=options.seconds,
@@ -215,7 +199,6 @@ def _refresh(options: RefreshOptions, refuse: Callable[[str], None]) -> Measured
         _networks(options, options.network, _REFRESH_NETWORKS),
         envs=options.envs,
         schemes=texts(options.schemes),
-        send=options.send,
         spec=options.spec(),
         config=options.environment(),
         run=options.trained(),
@@ -279,7 +262,6 @@ def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Measured
         [options.changed(config.replace(network=network)) for network in networks],
         layouts.pop(),
         precisions=texts(options.precisions),
-        against=texts(options.against) if options.against else (),
         seconds=options.seconds,
         repeats=options.repeats,
         notify=refuse,

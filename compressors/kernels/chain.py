@@ -23,6 +23,9 @@ from accel.compressors.kernels.graph import Graph, Node, Value, read_graph
 from accel.compressors.kernels.library import lanes_here, load_kernels
 
 _ACTIVATIONS = {"": 0, "Relu": 1, "Tanh": 2}
+_OPERATORS = frozenset(
+    {"Gemm", "FusedGemm", "QGemm", "QuantizeLinear", "Relu", "Tanh", "Flatten", "Sub", "Mul", "Clip", "Cast"}
+)
 _ALIGNMENT = 64
 # products of two bytes are summed in pairs, in 16 bits, without VNNI
 _GREATEST_WITHOUT_VNNI = 64
@@ -260,6 +263,14 @@ def make_chain(artifact: CompressedPolicy, lanes: int | None = None) -> ChainKer
         return ChainKernel(artifact, graph, chain, lanes)
     except (ValueError, _UnsuitedError):  # no such model, or other types and sizes: onnxruntime says what is wrong
         return None
+
+
+def why_no_chain(artifact: CompressedPolicy) -> str:
+    """Why the compiled kernels do not run an artifact whose ``make_chain`` is None: the operators that they lack."""
+    lacking = sorted({node.operator for node in read_graph(artifact.model).nodes} - _OPERATORS)
+    if lacking:
+        return f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not in the compiled kernels"
+    return "its layers do not follow each other in one chain, which is what the compiled kernels run"
 
 
 class ChainKernel:

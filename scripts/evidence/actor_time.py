@@ -90,7 +90,7 @@ def benchmarks(scale: float) -> list[Benchmark]:
         words = ("actor", f"--env={env}", f"--network={network}", "--envs-per-actor=1,8", f"--schemes={schemes}")
         lasts_s = seconds * scale
         cases.append(Benchmark(f"actor-{name}", (*accel, *words, f"--seconds={lasts_s:g}"), lasts_s + SET_UP_S))
-    words = ("refresh", f"--network={REFRESHED}", f"--schemes={SCHEMES}", "--send=mpi", f"--seconds={60 * scale:g}")
+    words = ("refresh", f"--network={REFRESHED}", f"--schemes={SCHEMES}", f"--seconds={60 * scale:g}")
     return [*cases, Benchmark("refresh", (*accel, *words), 60 * scale + 2 * SET_UP_S)]
 
 
@@ -315,14 +315,14 @@ def _split_section(rows: Sequence[Row]) -> str:
 
 def _refresh_section(rows: Sequence[Row]) -> str:
     heads = [
-        "network", "parameters", "scheme", "bind ms", "requantise ms", "serialise ms", "send ms", "load ms",
+        "network", "parameters", "scheme", "bind ms", "requantise ms", "serialise ms", "load ms",
         "learner's ms per million parameters",
         "schedule ms", "upkeep ms", "bytes", "call µs", "saves µs a step", "pays from steps", "on one core",
     ]  # fmt: skip
     lines = [
         [
             row["network"], f"{row['parameters']:,}", row["scheme"],
-            *(_time(row[f"{name}_ms"]) for name in ("bind", "requantise", "serialise", "send", "load")),
+            *(_time(row[f"{name}_ms"]) for name in ("bind", "requantise", "serialise", "load")),
             f"{row['refresh_ms_per_million_parameters']:.2f}",
             *(_time(row.get(name)) for name in ("schedule_ms", "upkeep_ms")), f"{row['bytes']:,}", _time(row["us"]),
             f"{row['saving_us_per_env_step']:.2f}",

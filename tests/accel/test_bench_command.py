@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_refresh, advise_transport
+from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_refresh
 from accel.bench.options import LayoutOptions, integers, texts
 from accel.bench.plots import PANELS, Panel, draw, draw_panel
 from accel.bench.rows import Row
 from accel.bench.tables import (
     ACTOR,
     BITS,
-    CORRECTORS,
     LEARNER,
     POLICY,
     REFRESH,
-    TRANSPORT,
     Column,
     aligned,
     fitting,
@@ -48,8 +46,6 @@ COMMANDS = {
     "refresh": [*QUICK, "--network", "mlp:16x1", "--schemes", "int8", "--observation-shape", "5", "--actions", "3,2"],
     "bits": ["--env", "CartPole-v1", "--network", "mlp:16x1", "--bits", "3,8", "--episodes", "2"],
     "learner": [*QUICK, "--network", "mlp:16x1,mlp:8x1", "--envs", "4", "--passes", "2", "--device", "cpu"],
-    "correctors": ["--lengths", "3", "--batches", "2,4", "--repeats", "3"],
-    "transport": ["--sizes", "4096", "--carriers", "local", "--repeats", "3"],
 }
 KEYS = {
     "policy": {"network", "batch", "runtime", "scheme", "us", "bytes"},
@@ -57,8 +53,6 @@ KEYS = {
     "refresh": {"network", "scheme", "bind_ms", "requantise_ms", "serialise_ms", "load_ms", "schedule_ms"},
     "bits": {"network", "bits", "rounded", "simulated", "kl", "greedy_agreement", "bytes", "return", "return_low"},
     "learner": {"network", "precision", "T", "B", "passes", "us_per_env_step", "forward_us", "backward_us"},
-    "correctors": {"corrector", "T", "B", "us", "learner_us", "share", "cpu_share"},
-    "transport": {"carrier", "direction", "bytes", "us", "cpu_share"},
 }
 
 
@@ -90,7 +84,7 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
     [
         (["policy", "--json", "{dir}/missing/rows.json"], "no directory"),
         (["policy", "--json", "{dir}"], "is a directory"),
-        (["transport", "--plot", "{dir}/missing/plot.png"], "no directory"),
+        (["bits", "--plot", "{dir}/missing/plot.png"], "no directory"),
         (["policy", "--network", "mpl:64x2"], "unknown torso"),
         (["policy", "--network", ""], "no network"),
         (["policy", "--batch", "0"], "batch 0"),
@@ -128,10 +122,6 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
         (["learner", "--run", "{dir}", "--network", "mlp:8x1"], "its own network"),
         (["learner", "--envs", "0"], "envs_per_actor"),
         (["learner", "--threads", "-1"], "learner_threads"),
-        (["correctors", "--lengths", "0"], "length 0"),
-        (["correctors", "--device", "nosuchdevice"], "nosuchdevice"),
-        (["transport", "--sizes", "4"], "at least 16"),
-        (["transport", "--carriers", ""], "no carrier"),
     ],
 )
 def test_bad_input_is_one_message(
@@ -305,18 +295,6 @@ def test_figures_that_are_not_finite_become_null() -> None:
     ]
 
 
-def test_bytes_that_nobody_copies_have_no_speed() -> None:
-    shared: Row = {"bytes": 1_000_000, "us": 100.0}
-    rows: list[Row] = [
-        shared | {"carrier": carrier, "direction": direction, "mb_per_s": speed}
-        for carrier, speed in (("local", None), ("mpi", 1e4))
-        for direction in ("policy", "unroll stream")
-    ]
-    local, mpi = advise_transport(rows)
-    assert "MB/s" not in local and local.endswith("as nothing is copied")
-    assert mpi.endswith("(10,000 MB/s)")
-
-
 def test_other_processes_are_told_of() -> None:
     assert "60% of a core" in interference([{"cpu_share": 0.99}, {"cpu_share": 0.6}])[0]
     assert not interference([{"cpu_share": 0.99}])
@@ -352,7 +330,7 @@ def test_plots_grow_with_their_panels(tmp_path: Path) -> None:
     assert set(PANELS) == {*COMMANDS, "inference"}
 
 
-@pytest.mark.parametrize("columns", [POLICY, ACTOR, REFRESH, BITS, LEARNER, CORRECTORS, TRANSPORT])
+@pytest.mark.parametrize("columns", [POLICY, ACTOR, REFRESH, BITS, LEARNER])
 def test_no_table_is_wider_than_asked_for_whatever_it_is_about(columns: Sequence[Column]) -> None:
     """Long names in every text, and figures that differ from row to row."""
     figures = {"count": 65_536.0, "steps": 1_234_567.0, "ratio": 12.3, "share": 0.98, "small": 1e-3}

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-
 import numpy as np
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accel.bench import learner as bench
-from accel.bench import other_learners
 from accel.bench.advice import advise_learner
 from accel.bench.learner import bench_learner
 from accel.bench.rows import Row
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
-from accel.errors import ConfigError, MissingExtraError
+from accel.errors import ConfigError
 from accel.experience.unroll import UnrollLayout
 from accel.learning.device import choose_precision
-from accel.networks import dense
 
 CATEGORICAL = ActionSpec("categorical", (3,))
 GAUSSIAN = ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2)
 VECTOR = EnvSpec((5,), "float32", CATEGORICAL)
-CONTINUOUS = EnvSpec((5,), "float32", GAUSSIAN)
 LEARNERS = [
     ({"network": "mlp:8x1"}, VECTOR),
     ({"network": "mlp:8x1+lstm:4"}, VECTOR),
@@ -53,9 +46,13 @@ def test_a_row_for_each_precision_whose_phases_make_the_whole(options: dict[str,
     )
     refused: list[str] = []
     rows = bench_learner([config], spec, seconds=0.05, repeats=4, notify=refused.append)
-    assert [row["precision"] for row in rows] == (["none", "bf16"] if can_bf16() else ["none"])
+    precisions = ["none", "bf16"] if can_bf16() else ["none"]
+    assert [(row["learner"], row["precision"]) for row in rows] == [
+        *(("accel", precision) for precision in precisions),
+        ("eager", "none"),
+    ]
     assert {row["graphs"] for row in rows} == {"off"}
-    assert len(rows) + len(refused) == 2
+    assert len(precisions) + len(refused) == 2
     for row in rows:
         assert (row["network"], row["T"], row["B"], row["device"]) == (str(options["network"]), 6, 6, "cpu")
         low, us, high = (float(row[f"us_per_env_step{end}"]) for end in ("_low", "", "_high"))
@@ -71,7 +68,10 @@ def test_trainings_of_one_network_are_told_apart() -> None:
     base = TrainConfig.create(network="mlp:8x1", algorithm="ppo", unroll_length=6, device="cpu", learner_threads=2)
     configs = [base.replace(passes=passes) for passes in (1, 3)]
     rows = bench_learner(configs, VECTOR, precisions=["none"], seconds=0.05, repeats=3)
-    assert [(row["passes"], row["speedup_none"], row["torch_threads"]) for row in rows] == [(1, 1.0, 2), (3, 1.0, 2)]
+    assert [(row["passes"], row["speedup_none"], row["torch_threads"]) for row in rows[:2]] == [
+        (1, 1.0, 2),
+        (3, 1.0, 2),
+    ]
     assert len(advise_learner(rows)) == 2
     with pytest.raises(ConfigError, match="no configuration"):
         bench_learner([], VECTOR)
@@ -107,9 +107,9 @@ def test_experience_has_ends_and_resets_as_environments_make_them(mode: str) -> 
 
 
 def test_advice_names_the_limit_and_whether_bf16_pays() -> None:
-    def row(precision: str, us: float, graphs: str = "off") -> Row:
+    def row(precision: str, us: float, graphs: str = "off", learner: str = "accel") -> Row:
         low = {"us_per_env_step_low": us * 0.98, "env_steps_per_s": 1e6 / us, "speedup_none": 100.0 / us}
-        training = {"learner": "accel", "T": 1, "B": 1, "algorithm": "impala", "passes": 1, "minibatches": 1}
+        training = {"learner": learner, "T": 1, "B": 1, "algorithm": "impala", "passes": 1, "minibatches": 1}
         return {"network": "n", "precision": precision, "graphs": graphs, "us_per_env_step": us, **low, **training}
 
     (line,) = advise_learner([row("none", 100.0), row("bf16", 50.0)])
@@ -123,101 +123,8 @@ def test_advice_names_the_limit_and_whether_bf16_pays() -> None:
     assert "bf16 pays (2.00x); CUDA graphs pay (4.00x)" in line
     (line,) = advise_learner([row("none", 100.0), row("none", 101.0, "on")])
     assert "CUDA graphs do not pay (0.99x)" in line
-
-
-def test_advice_compares_others_with_the_best_of_its_own() -> None:
-    def row(learner: str, precision: str, us: float) -> Row:
-        low = {"us_per_env_step_low": us * 0.98, "env_steps_per_s": 1e6 / us, "speedup_none": 100.0 / us}
-        training = {"T": 1, "B": 1, "algorithm": "ppo", "passes": 1, "minibatches": 1}
-        named = {"learner": learner, "network": "n", "precision": precision, "graphs": "off"}
-        return {**named, "us_per_env_step": us, **low, **training}
-
-    rows = [row("accel", "none", 100.0), row("accel", "bf16", 50.0), row("sb3", "none", 150.0)]
-    assert advise_learner(rows)[1] == "n: an update takes sb3 3.00x as long as accel's in bf16"
-
-
-@pytest.mark.parametrize("spec", [VECTOR, CONTINUOUS], ids=["discrete", "continuous"])
-def test_other_learners_have_rows_of_the_same_training(spec: EnvSpec) -> None:
-    config = TrainConfig.create(
-        network="mlp:8x2", algorithm="ppo", unroll_length=6, envs_per_actor=5, batch_unrolls=1, passes=3, minibatches=4,
-        device="cpu",
-    )  # fmt: skip
-    ours, theirs = bench_learner([config], spec, precisions=["none"], against=["cleanrl"], seconds=0.05, repeats=3)
-    assert (ours["learner"], theirs["learner"]) == ("accel", "cleanrl")
-    assert all(ours[name] == theirs[name] for name in bench.TRAINING)
-    assert float(theirs["us_per_env_step"]) > 0 and theirs["forward_us"] is None  # type: ignore[arg-type]
-    assert theirs["speedup_none"] == pytest.approx(
-        float(ours["us_per_env_step"]) / float(theirs["us_per_env_step"])  # type: ignore[arg-type]
-    )
-
-
-def test_the_eager_row_is_the_same_update_without_layers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = TrainConfig.create(network="mlp:8x2", algorithm="ppo", passes=2, minibatches=2, device="cpu")
-    calls, run = [], dense.run
-    monkeypatch.setattr(dense, "run", lambda *args: (calls.append(1), run(*args))[1])
-    (ours, eager) = bench_learner([config], VECTOR, precisions=["none"], against=["eager"], seconds=0.05, repeats=3)
-    assert (ours["learner"], eager["learner"], eager["precision"]) == ("accel", "eager", "none")
-    assert all(ours[name] == eager[name] for name in bench.TRAINING) and float(eager["backward_us"]) > 0  # type: ignore[arg-type]
-    assert calls
-    calls.clear()
-    with dense.torch_alone():
-        bench_learner([config], VECTOR, precisions=["none"], seconds=0.05, repeats=3)
-    assert not calls and dense.suits(torch.zeros(1))
-
-
-@pytest.mark.parametrize("spec", [VECTOR, CONTINUOUS], ids=["discrete", "continuous"])
-def test_the_update_in_plain_torch_learns_what_pays(spec: EnvSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind it the actions with the greater advantages are more likely, by as many optimiser steps as asked for."""
-    agents: list[other_learners.Agent] = []
-    batches: list[tuple[torch.Tensor, ...]] = []
-    plain_loss = other_learners.cleanrl_loss
-
-    def watch(agent: other_learners.Agent, *batch: torch.Tensor) -> object:
-        agents.append(agent)
-        batches.append(batch)
-        return plain_loss(agent, *batch)
-
-    monkeypatch.setattr(other_learners, "cleanrl_loss", watch)
-    monkeypatch.setattr(other_learners, "LEARNING_RATE", 1e-3)
-    task = other_learners.Task(spec, (16,), torch.nn.Tanh, 8, 5, 10, 3, torch.device("cpu"))
-    other_learners.cleanrl_update(task)()
-    assert len(batches) == 30 and sum(len(batch[0]) for batch in batches[:3]) == task.steps == 40
-    observations, actions, old, advantage = (torch.cat([b[k] for b in batches[:3]]) for k in range(4))
-    with torch.no_grad():
-        change = agents[0].total(agents[0].policy(observations).log_prob(actions)) - old
-    assert float((change * (advantage - advantage.mean())).mean()) > 0
-
-
-def test_other_learners_have_no_other_updates() -> None:
-    config = TrainConfig.create(network="mlp:8x1", algorithm="impala", device="cpu")
-    with pytest.raises(ConfigError, match="the update of ppo and dppo, not that of impala"):
-        bench_learner([config], VECTOR, precisions=["none"], against=["cleanrl"])
-    with pytest.raises(ConfigError, match="mlp whose critic has its own torso"):
-        recurrent = config.replace(algorithm="ppo", network="mlp:8x1+lstm:8")
-        bench_learner([recurrent], VECTOR, precisions=["none"], against=["cleanrl"])
-    with pytest.raises(ConfigError, match="unknown learner 'rllib'"):
-        bench_learner([config], VECTOR, precisions=["none"], against=["rllib"])
-
-
-def test_stable_baselines_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
-    config = TrainConfig.create(network="mlp:8x1", algorithm="ppo", device="cpu")
-    with pytest.raises(MissingExtraError, match="pip install stable-baselines3, or leave sb3 out"):
-        bench_learner([config], VECTOR, precisions=["none"], against=["sb3"])
-
-
-@pytest.mark.skipif(importlib.util.find_spec("stable_baselines3") is None, reason="a machine with Stable-Baselines3")
-@pytest.mark.parametrize("spec", [VECTOR, CONTINUOUS], ids=["discrete", "continuous"])
-def test_stable_baselines_makes_its_optimiser_steps_in_every_update(spec: EnvSpec) -> None:
-    task, steps = other_learners.Task(spec, (8,), torch.nn.Tanh, 6, 4, 3, 4, torch.device("cpu")), list[object]()
-    update = other_learners.sb3_update(task)
-    hook = register_optimizer_step_post_hook(lambda *given: steps.append(given))
-    try:
-        update()
-        update()
-    finally:
-        hook.remove()
-    assert len(steps) == 2 * 3 * 4
+    (line,) = advise_learner([row("none", 100.0), row("none", 150.0, learner="eager")])
+    assert line.endswith("10,000 steps/s in single precision; torch alone takes 1.50x as long")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")

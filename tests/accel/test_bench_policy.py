@@ -14,9 +14,10 @@ import accel
 from accel.bench import bench_policy, timing
 from accel.bench.policy import CHANNELS_LAST, CONTIGUOUS, eager_modules, session_call, torch_call
 from accel.bench.rows import number
-from accel.bench.subject import default_spec, random_subject
+from accel.bench.subject import default_spec, placed, random_subject
 from accel.bench.timing import interleave, timed_calls
 from accel.compressors.errors import SchemeError
+from accel.compressors.kernels.library import lanes_here
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError, RunDirectoryError
@@ -215,3 +216,13 @@ def test_a_sample_averages_many_short_calls_and_one_long_call(
 def test_bad_input_is_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         bench_policy(**options)
+
+
+@pytest.mark.skipif(not lanes_here(), reason="a CPU with compiled kernels")
+def test_the_operators_that_kernels_lack_are_named() -> None:
+    told: list[str] = []
+    subject = random_subject("nature-cnn:0.25", IMAGES)
+    artifacts = subject.artifacts(["fp32"], told.append)
+    assert [runtime for runtime, *_ in placed(artifacts, ["onnxruntime", "native"], told.append)] == ["onnxruntime"]
+    (line,) = told
+    assert line.startswith("no row for compiled kernels, fp32: ") and "Conv" in line and "not in the compiled" in line

@@ -22,26 +22,25 @@ QUICK = {"seconds": 0.05, "repeats": 3}
 def row(scheme: str, us: float, load_ms: float, requantise_ms: float = 1.0) -> Row:
     return {
         "network": "mlp:64x2", "scheme": scheme, "envs": 4, "us": us, "us_low": us, "us_high": us,
-        "requantise_ms": requantise_ms, "serialise_ms": 0.5, "load_ms": load_ms, "send_ms": None,
+        "requantise_ms": requantise_ms, "serialise_ms": 0.5, "load_ms": load_ms,
         "schedule_ms": 0.0, "upkeep_ms": 0.0,
     }  # fmt: skip
 
 
 def test_every_network_and_scheme_has_a_row() -> None:
     networks, schemes = ["mlp:32x1", "mlp:48x2"], ["fp32", "int8", "prune(0.5)"]
-    rows = bench_refresh(networks, schemes=schemes, envs=2, send="local", **QUICK)
+    rows = bench_refresh(networks, schemes=schemes, envs=2, **QUICK)
     check_rows(rows, "requantise_ms", "serialise_ms", "load_ms", "us")
     assert [(r["network"], r["scheme"]) for r in rows] == [(n, s) for n in networks for s in schemes]
     for each in rows:
-        assert number(each, "bind_ms") > 0 and number(each, "send_ms") > 0 and each["carrier"] == "local"
+        assert number(each, "bind_ms") > 0
         assert each["envs"] == 2
     assert number(rows[0], "parameters") < number(rows[3], "parameters")
     assert number(rows[2], "bytes") < number(rows[0], "bytes")
 
 
-def test_sending_is_left_out_unless_asked_for() -> None:
+def test_full_precision_alone_saves_nothing() -> None:
     rows = bench_refresh(["mlp:16x1"], schemes=["fp32"], **QUICK)
-    assert [each["send_ms"] for each in rows] == [None]
     assert rows[0]["break_even_env_steps"] is None and rows[0]["saving_us_per_env_step"] == 0.0
 
 
@@ -122,7 +121,6 @@ def test_weights_move_before_every_refresh_and_come_back() -> None:
     [
         ({"networks": ["mlp:axb"]}, ConfigError, "WIDTHxDEPTH"),
         ({"envs": 0}, ConfigError, "envs 0"),
-        ({"send": "pigeon"}, ConfigError, "unknown carrier"),
         ({"schemes": []}, ConfigError, "no scheme"),
         ({"schemes": ["int8+prune(0.5)"]}, SchemeError, "last"),
     ],

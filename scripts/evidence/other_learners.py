@@ -1,4 +1,10 @@
-"""PPO's update as others make it, on a batch of the same size by networks of the same size, beside accel's.
+#!/usr/bin/env python
+"""accel's update of PPO beside CleanRL's and Stable-Baselines3's, on batches and networks of the same size, in turns.
+
+    python scripts/evidence/other_learners.py --out default-LunarLander.json env=LunarLander-v3
+    python scripts/evidence/other_learners.py --device cuda --out rows.json network=mlp:512x3 env=HalfCheetah-v5
+
+Options of ``accel train`` follow as name=value. Stable-Baselines3 is measured where it is installed.
 
 - ``cleanrl``: the update of CleanRL's ``ppo.py`` and ``ppo_continuous_action.py``, which are scripts and no library,
   written here in plain torch, eager throughout: advantages in a loop over time, shuffled minibatches, advantages
@@ -12,11 +18,17 @@ normalises observations in the network: it does that much more.
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
-from collections.abc import Callable, Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -25,10 +37,16 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Normal
 
+from accel.bench.learner import PHASES, LearnerCell, learner_threads, speedup_none
+from accel.bench.rows import Row, number, provenance, spread
+from accel.bench.subject import environment_spec
+from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
 from accel.config.algorithms import DppoConfig, PpoConfig
+from accel.config.options import parse_pair
 from accel.envs.spaces import EnvSpec
-from accel.errors import ConfigError, MissingExtraError
+from accel.errors import ConfigError
+from accel.learning.device import choose_device
 from accel.networks.text import parse_network
 
 Update = Callable[[], None]
@@ -63,13 +81,11 @@ class Task:
         options, text = config.algorithm, parse_network(config.policy.network).for_observations(spec)
         is_plain = len(spec.observation_shape) == 1 and not spec.parts and spec.action.kind != "multi_categorical"
         if not isinstance(options, PpoConfig | DppoConfig):
-            raise ConfigError(
-                f"--against compares the update of ppo and dppo, not that of {options.algorithm}: leave it out"
-            )
+            raise ConfigError(f"the update of ppo and dppo is compared, not that of {options.algorithm}")
         if text.torso != "mlp" or text.core is not None or not is_plain or config.policy.separate_value_torso is False:
             raise ConfigError(
-                "--against compares an mlp whose critic has its own torso, on vectors, with one discrete action or "
-                f"continuous ones; not {text} with {spec.action.kind} actions here: leave it out"
+                "compared is an mlp whose critic has its own torso, on vectors, with one discrete action or continuous "
+                f"ones; not {text} with {spec.action.kind} actions"
             )
         width, depth = (int(size) for size in text.sizes)
         return cls(
@@ -189,15 +205,11 @@ def cleanrl_loss(
 
 
 def sb3_update(task: Task) -> Update:
-    """Stable-Baselines3's update on one batch of random experience. Raises MissingExtraError: it is not installed."""
-    try:
-        from stable_baselines3 import PPO
-        from stable_baselines3.common.logger import Logger
-        from stable_baselines3.common.vec_env import DummyVecEnv
-    except ImportError as error:
-        raise MissingExtraError(
-            f"--against sb3 needs Stable-Baselines3 ({error}): pip install stable-baselines3, or leave sb3 out"
-        ) from error
+    """Stable-Baselines3's update on one batch of random experience."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.logger import Logger
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
     hidden = list(task.hidden)
     model = PPO(
         "MlpPolicy", DummyVecEnv([lambda: _Shape(task.spec)] * task.envs), n_steps=task.length,
@@ -244,3 +256,58 @@ class _Shape(gymnasium.Env[object, object]):
 
 
 OTHERS: Mapping[str, Callable[[Task], Update]] = MappingProxyType({"cleanrl": cleanrl_update, "sb3": sb3_update})
+
+
+def measure(config: TrainConfig, device: torch.device, seconds: float, repeats: int) -> list[Row]:
+    """Rows of accel's update and of the others', in single precision; on CUDA accel's with CUDA graphs too."""
+    spec = environment_spec(config)
+    config = config.replace(compressor="fp32", mixed_precision="none")
+    task = Task.of(config, spec, device)
+    cells = {"off": LearnerCell(config.replace(learner_graphs="off"), spec, device)}
+    if device.type == "cuda":
+        cells["on"] = LearnerCell(config.replace(learner_graphs="on"), spec, device)
+    updates = {name: make(task) for name, make in OTHERS.items() if name != "sb3" or find_spec("stable_baselines3")}
+    takers: dict[str, Callable[[], float]] = {name: lambda cell=cell: sum(cell.take()) for name, cell in cells.items()}  # type: ignore[misc]
+    takers |= {name: lambda update=update: _seconds(update, device) for name, update in updates.items()}  # type: ignore[misc]
+    samples, cpu_share = interleave(takers, seconds, repeats)
+    rows: list[Row] = []
+    for name, taken in samples.items():
+        steps = cells[name].valid_steps if name in cells else task.steps
+        row = cells["off"].row([cells["off"].take()]) | {"graphs": name if name in cells else "off"}
+        row |= {"learner": "accel" if name in cells else name, "cpu_share": cpu_share, "samples": len(taken)}
+        row |= spread("us_per_env_step", [1e6 / steps * time_s for time_s in taken])
+        row |= {"env_steps_per_s": 1e6 / number(row, "us_per_env_step")}
+        rows.append({key: value for key, value in row.items() if key.removesuffix("_us") not in PHASES})
+    return [row | {"speedup_none": speedup_none(row, rows)} | provenance() for row in rows]
+
+
+def _seconds(update: Update, device: torch.device) -> float:
+    before = time.perf_counter()
+    update()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - before
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, print a table and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="file for the rows, a JSON list")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("options", nargs="*", help="name=value of accel train")
+    chosen = parser.parse_args(arguments)
+    options: dict[str, Any] = dict(parse_pair(pair, "option") for pair in chosen.options)
+    config = TrainConfig.create(**{"env": "LunarLander-v3", **options}, device=chosen.device)
+    with torch_threads(learner_threads(config)):
+        rows = measure(config, choose_device(chosen.device), chosen.seconds, chosen.repeats)
+    for row in rows:
+        us, low, high = (number(row, f"us_per_env_step{end}") for end in ("", "_low", "_high"))
+        print(f"{row['learner']:8} graphs {row['graphs']:3} {us:8.3g} µs a step ({low:.3g}–{high:.3g})")
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

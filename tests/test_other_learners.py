@@ -1,0 +1,64 @@
+"""The comparison with other libraries' updates: rows of one training, and as many optimiser steps as accel makes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.errors import ConfigError
+
+DISCRETE = EnvSpec((5,), "float32", ActionSpec("categorical", (3,)))
+CONTINUOUS = EnvSpec((5,), "float32", ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2))
+INSTALLED = ["cleanrl", *(["sb3"] if importlib.util.find_spec("stable_baselines3") else [])]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    path = Path(__file__).parents[1] / "scripts" / "evidence" / "other_learners.py"
+    spec = importlib.util.spec_from_file_location("other_learners", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_rows_of_one_training(script: ModuleType, tmp_path: Path) -> None:
+    small = ["network=mlp:8x1", "unroll_length=6", "passes=2", "minibatches=2", "env=CartPole-v1"]
+    script.main(["--seconds", "0.05", "--repeats", "3", "--out", str(tmp_path / "rows.json"), *small])
+    ours, *theirs = json.loads((tmp_path / "rows.json").read_text())
+    assert ours["learner"] == "accel" and [row["learner"] for row in theirs] == INSTALLED
+    assert {(row["T"], row["B"], row["passes"], row["minibatches"]) for row in theirs} == {(6, 8, 2, 2)}
+    assert all(row["speedup_none"] == ours["us_per_env_step"] / row["us_per_env_step"] for row in theirs)
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_every_update_makes_all_its_optimiser_steps(script: ModuleType, spec: EnvSpec, name: str) -> None:
+    task, steps = script.Task(spec, (8,), torch.nn.Tanh, 6, 4, 3, 4, torch.device("cpu")), list[object]()
+    update = script.OTHERS[name](task)
+    hook = register_optimizer_step_post_hook(lambda *given: steps.append(given))
+    try:
+        update()
+        update()
+    finally:
+        hook.remove()
+    assert len(steps) == 2 * 3 * 4
+
+
+def test_other_updates_are_not_compared(script: ModuleType) -> None:
+    config = TrainConfig.create(network="mlp:8x1", algorithm="impala", device="cpu")
+    with pytest.raises(ConfigError, match="not that of impala"):
+        script.Task.of(config, DISCRETE, torch.device("cpu"))
+    recurrent = config.replace(algorithm="ppo", network="mlp:8x1+lstm:8")
+    with pytest.raises(ConfigError, match="mlp whose critic has its own torso"):
+        script.Task.of(recurrent, DISCRETE, torch.device("cpu"))
