@@ -29,7 +29,7 @@ from accel.transport.launcher import detect_launch
 PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", PROJECT / "results" / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 EVIDENCE = [*sorted((PROJECT / "scripts").rglob("*cases.toml")), PROJECT / "scripts/reproduce/gpu.toml"]
-BENCHMARKS = ("policy", "actor", "refresh", "bits", "learner", "correctors", "transport")
+BENCHMARKS = ("policy", "actor", "refresh", "bits", "learner")
 
 
 class ParsedError(Exception):

@@ -256,20 +256,24 @@ class GradientAlgorithm:
         self.exchange.step(self.optimizer)
 
 
+ADAM_BETAS = (0.9, 0.999)
+RMSPROP_DECAY = 0.99
+
+
 def make_optimizer(options: OptimiserConfig, parameter: nn.Parameter) -> QuickAdam | QuickRMSprop:
     """The optimiser that a run's options ask for."""
     if options.optimizer == "rmsprop":
         return QuickRMSprop(
             [parameter],
             options.learning_rate,
-            alpha=options.rmsprop_decay,
+            alpha=RMSPROP_DECAY,
             eps=options.optimizer_epsilon,
             foreach=True,
         )
     return QuickAdam(
         [parameter],
         options.learning_rate,
-        betas=(0.9, options.adam_beta2),
+        betas=ADAM_BETAS,
         eps=options.optimizer_epsilon,
         fused=True,
     )

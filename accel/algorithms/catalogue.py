@@ -107,9 +107,9 @@ def make_store(
     if isinstance(options, TrajectoriesConfig):
         return _bounded(Trajectories(options, layout, batcher, rewards, generator), options)
     senders, n_step = config.acting.actors, config.algorithm.bootstrap_steps
-    least_rows, pinned = config.schedule.least_env_steps, config.learner.pinned_transfers
+    least_rows = config.schedule.least_env_steps
     if isinstance(options, SequencesConfig):
-        sequences = Sequences(options, n_step, layout, senders, device, rewards, generator, least_rows, pinned=pinned)
+        sequences = Sequences(options, n_step, layout, senders, device, rewards, generator, least_rows)
         return _bounded(sequences, options)
     arguments = (
         options.replay_capacity,
@@ -125,8 +125,8 @@ def make_store(
         config.algorithm.wants_steps,
     )
     if isinstance(options, PrioritisedConfig):
-        return _bounded(PrioritisedReplay(options, *arguments, pinned=pinned), options)
-    return _bounded(Replay(*arguments, pinned=pinned), options)
+        return _bounded(PrioritisedReplay(options, *arguments), options)
+    return _bounded(Replay(*arguments), options)
 
 
 def _bounded(store: Replay | Sequences | Trajectories, options: ReplayingConfig | TrajectoriesConfig) -> Store:

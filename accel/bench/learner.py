@@ -148,9 +148,7 @@ class LearnerCell:
             self._phases = DevicePhases(self._timer, make_event, rest="backward")
         network = self.algorithm.network
         _, layout = agree(config, self.algorithm)
-        self._batcher = Batcher(
-            spec, device, pinned=config.learner.pinned_transfers, channels_last=network.channels_last
-        )
+        self._batcher = Batcher(spec, device, channels_last=network.channels_last)
         self._unrolls = [random_experience(layout, seed) for seed in range(config.store.held_unrolls)]
         for unroll in self._unrolls:
             self._act(unroll)

@@ -6,36 +6,46 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from accel.display.errors import report_errors
 from accel.system.garbage import leave_to_the_system
 from accel.system.module_path import add_working_directory
 from accel.transport.launcher import detect_launch, is_actor
 
-# name: (module:function, one line of help); the function takes the arguments and returns the exit status.
-COMMANDS = {
-    "train": ("accel.cli.train:main", "train a policy, with compressed actors under MPI or in one process"),
-    "evaluate": ("accel.cli.evaluate:main", "play a trained policy and report its return with an interval"),
-    "bench": ("accel.cli.bench:main", "measure policies, actors, refreshes and learners on this machine"),
-    "compress": (
-        "accel.cli.compress:main",
-        "compress a policy that exists, from Stable-Baselines3, CleanRL or a run, and compare returns",
-    ),
-    "export": (
-        "accel.cli.export:main",
-        "write a compressed policy as a bundle for another machine: onnx, ort, openvino or C",
-    ),
-    "verify": ("accel.cli.verify:main", "check a bundle where it is going to run, and measure its latency there"),
-    "sweep": ("accel.cli.sweep:main", "search compression policies with Optuna, after training or in training"),
-    "report": ("accel.cli.report:main", "write a page, figures and JSON about one run or several seeds of it"),
-    "compare": (
-        "accel.cli.report:main_compare",
-        "compare runs with a baseline: time, speed, and whether the return is the same",
-    ),
-    "watch": ("accel.cli.watch:main", "follow a run live, from another terminal"),
-    "doctor": ("accel.cli.doctor:main", "say what this machine offers: MPI, instruction sets, GPU, versions"),
+# As a user goes on: name: (module:function, one line of help); the function takes the arguments and returns the exit
+# status.
+GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "start": {
+        "doctor": ("accel.cli.doctor:main", "say what this machine offers: MPI, instruction sets, GPU, versions"),
+        "train": ("accel.cli.train:main", "train a policy, with compressed actors under MPI or in one process"),
+        "watch": ("accel.cli.watch:main", "follow a run live, from another terminal"),
+    },
+    "look at results": {
+        "evaluate": ("accel.cli.evaluate:main", "play a trained policy and report its return with an interval"),
+        "report": ("accel.cli.report:main", "write a page, figures and JSON about one run or several seeds of it"),
+        "compare": (
+            "accel.cli.report:main_compare",
+            "compare runs with a baseline: time, speed, and whether the return is the same",
+        ),
+    },
+    "use the policy": {
+        "compress": (
+            "accel.cli.compress:main",
+            "compress a policy that exists, from Stable-Baselines3, CleanRL or a run, and compare returns",
+        ),
+        "export": (
+            "accel.cli.export:main",
+            "write a compressed policy as a bundle for another machine: onnx, ort, openvino or C",
+        ),
+        "verify": ("accel.cli.verify:main", "check a bundle where it is going to run, and measure its latency there"),
+    },
+    "measure and search": {
+        "bench": ("accel.cli.bench:main", "measure policies, actors, refreshes and learners on this machine"),
+        "sweep": ("accel.cli.sweep:main", "search compression policies with Optuna, after training or in training"),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 # Import environments, networks and wrappers of the user's. The others read what somebody else may have made, in the
 # directory that it came in, and must import nothing from there.
@@ -76,14 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def usage() -> str:
     """The overview that ``accel --help`` prints."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines: list[str] = []
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:<{width}}  {summary}" for name, (_, summary) in group.items())]
     return "\n".join(
         [
             "usage: accel COMMAND [OPTIONS]",
             "",
             "Compression-aware accelerated actors for reinforcement learning.",
-            "",
-            "commands:",
             *lines,
             "",
             "accel COMMAND --help lists a command's options. Start with: accel train --preset quickstart",

@@ -15,6 +15,22 @@ from accel.reports.reporting import compare, report
 if TYPE_CHECKING:
     from accel.reports.analysis import Choices
 
+REPORT = """Write one self-contained page, Markdown, figures and JSON about runs; seeds of one
+configuration are one curve.
+
+  accel report results/NAME            into results/NAME/report
+  accel report results/* --out page    all runs of one environment, grouped by configuration
+"""
+COMPARE = """Compare runs with a baseline: time to the same return, speed, and whether the return is the same.
+
+Seeds of one configuration are put together, on both sides. Runs of another environment, machine, torch,
+onnxruntime or budget are refused unless forced.
+
+  accel compare results/fp32-s0 results/fp32-s1 results/int8-s0 results/int8-s1
+"""
+
+_CONFIG = (tyro.conf.FlagCreatePairsOff,)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportChoices:
@@ -50,11 +66,7 @@ class ReportChoices:
 
 @dataclass(frozen=True)
 class ReportOptions(ReportChoices):
-    """Write one self-contained page, Markdown, figures and JSON about runs; seeds of one configuration are one curve.
-
-    accel report results/NAME            into results/NAME/report
-    accel report results/* --out page    all runs of one environment, grouped by configuration
-    """
+    """Options of ``accel report``."""
 
     runs: Annotated[
         tuple[Path, ...],
@@ -66,7 +78,7 @@ class ReportOptions(ReportChoices):
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, write, say where."""
-    options = tyro.cli(ReportOptions, prog="accel report", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    options = tyro.cli(ReportOptions, prog="accel report", description=REPORT, args=arguments, config=_CONFIG)
     written = report(options.runs, out=options.out, choices=options.choices(), overwrite=options.overwrite)
     print(f"{written.headline}\n{written.page}")
     return 0
@@ -74,13 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class CompareOptions(ReportChoices):
-    """Compare runs with a baseline: time to the same return, speed, and whether the return is the same.
-
-    Seeds of one configuration are put together, on both sides. Runs of another environment, machine, torch,
-    onnxruntime or budget are refused unless forced.
-
-    accel compare results/fp32-s0 results/fp32-s1 results/int8-s0 results/int8-s1
-    """
+    """Options of ``accel compare``."""
 
     baseline: Annotated[
         Path, tyro.conf.Positional, tyro.conf.arg(metavar="BASELINE", help="a run, or a directory of its seeds")
@@ -102,7 +108,13 @@ class CompareOptions(ReportChoices):
 
 def main_compare(arguments: Sequence[str]) -> int:
     """Parse, write, say where."""
-    options = tyro.cli(CompareOptions, prog="accel compare", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    options = tyro.cli(
+        CompareOptions,
+        prog="accel compare",
+        description=COMPARE,
+        args=arguments,
+        config=_CONFIG,
+    )
     choices = options.choices(margin=options.margin, margin_return=options.margin_return, force=options.force)
     written = compare(options.baseline, options.runs, out=options.out, choices=choices, overwrite=options.overwrite)
     print(f"{written.headline}\n{written.page}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import tyro
 from pydantic.fields import FieldInfo
@@ -17,7 +19,7 @@ from pydantic.fields import FieldInfo
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
 from accel.config.options import takes_none
-from accel.config.train import CHOICES, all_options, describe_choice, options_read, system_of
+from accel.config.train import CHOICES, SYNONYMS, all_options, describe_choice, options_read, system_of
 from accel.display.arguments import argument
 from accel.display.text import show
 from accel.errors import AccelError, ConfigError
@@ -25,7 +27,10 @@ from accel.launch.forked import train_in_child
 from accel.launch.learners import abort_job, learn
 from accel.launch.train import start
 from accel.runs.job import Job, check_config, process_started_at
+from accel.system.machine import usable_cores
 from accel.transport.launcher import LaunchInfo, detect_launch
+
+logger = logging.getLogger("accel")
 
 DESCRIPTION = """Train a policy. Flags override the TOML file, which overrides the preset, which overrides the defaults.
 
@@ -34,6 +39,7 @@ process. Inside mpirun -n N or srun -n N the first rank learns and N-1 act (see 
 Ctrl-C or SIGTERM ends a run with a checkpoint; --resume continues from it.
 
 The options and defaults shown are those of the chosen algorithm; for another: accel train --algorithm dqn --help.
+--help shows what people set, --help-all every option.
 
 Examples:
   accel train --preset quickstart
@@ -45,7 +51,24 @@ _SOURCES = {
     "config": (Path | None, "TOML file with any of the options below, as in a run's config.toml"),
     "resume": (Path | None, "run directory to go on with, on its own options; flags override them"),
 }
+_SHOWN = frozenset(
+    {
+        *("env", "env_arg", "wrapper", "backend", "squash_actions", "reward_clip", "normalise_rewards"),
+        *("actors", "envs_per_actor", "env_workers", "unroll_length", "inference", "hosts"),
+        *("network", "activation", "normalise_observations", "compressor"),
+        *("algorithm", "algorithm_arg", "discount", "lambda_", "entropy_cost", "corrector", "passes", "minibatches"),
+        *("clip_ratio", "n_step", "final_epsilon", "exploration_env_steps", "noise"),
+        *("target_interval_updates", "target_rate", "learning_rate", "learning_rate_schedule", "max_gradient_norm"),
+        *("batch_unrolls", "replay_capacity", "batch_size", "sequence_unrolls", "samples_per_insert"),
+        *("learning_starts", "learners", "device", "mixed_precision", "learner_threads"),
+        *("total_env_steps", "stop_at_return", "max_seconds", "seed", "results_dir", "name", "evaluate_every"),
+    }
+)
+"""Options that ``--help`` shows; ``--help-all`` shows the others too."""
 _OPTIONAL = frozenset(name for name, field in all_options().items() if takes_none(field))
+_WHOLE = re.compile(r"([\d_]+(?:\.\d*)?(?:e\+?\d+)?)([kM]?)", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
+_ACTORS_PER_CORE = 2
 _TITLES = {
     "environment": "the environments",
     "rewards": "transforms of rewards before learning",
@@ -83,7 +106,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     """Everything the command line asks for, validated. Raises ConfigError; SystemExit from --help."""
-    argv = [_none(before, word) for before, word in zip(["", *arguments], arguments, strict=False)]
+    argv = [_flag_of(word) for word in arguments]
+    argv = [_read_word(before, word) for before, word in zip(["", *argv], argv, strict=False)]
     sources = {name: _value(argv, name) for name in _SOURCES}
     values: dict[str, object] = {}
     if sources["resume"]:
@@ -113,6 +137,7 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
         if derived not in values and _value(argv, derived.replace("_", "-")) is None:
             chosen.pop(derived, None)
     config = check_config(TrainConfig.create(**chosen))
+    _warn_of_actors(config, info)
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not info.is_launched
     columns = shutil.get_terminal_size().columns if is_terminal else None
     return Job(
@@ -155,14 +180,19 @@ def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> dict[str, object
         for name, (kind, description) in _SOURCES.items()
     ]
     groups: list[tuple[str, object, object]] = []
+    is_help, shows_all = not {"-h", "--help", "--help-all"}.isdisjoint(argv), "--help-all" in argv
     for part, model in defaults.parts.items():
-        fields = [_flag(name, field, before[name]) for name, field in type(model).model_fields.items()]
+        shown = {n: f for n, f in type(model).model_fields.items() if n in _SHOWN or shows_all or not is_help}
+        if not shown:
+            continue
+        fields = [_flag(name, field, before[name]) for name, field in shown.items()]
         group = dataclasses.make_dataclass(part.capitalize(), fields, frozen=True)
         group.__doc__ = _TITLES[part]
         groups.append((part, group, dataclasses.field(default_factory=group)))
     target = dataclasses.make_dataclass("TrainOptions", [*rows, *groups], frozen=True)
     config = (tyro.conf.UseAppendAction, tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
-    parsed: object = tyro.cli(target, prog="accel train", description=DESCRIPTION, args=argv, config=config)
+    words = ["--help"] if is_help else argv
+    parsed: object = tyro.cli(target, prog="accel train", description=DESCRIPTION, args=words, config=config)
     found: dict[str, object] = {name: getattr(parsed, name) for name in _SOURCES}
     for part in defaults.parts:
         found |= vars(getattr(parsed, part))
@@ -187,13 +217,48 @@ def _merged(name: str, given: object, before: object) -> object:
     return given or before
 
 
-def _none(flag: str, word: str) -> str:
-    """Options that may be off take ``none`` in any case, as ``--flag none`` and as ``--flag=none``."""
+def _flag_of(word: str) -> str:
+    """A flag as this program calls it, where Stable-Baselines3 and CleanRL have another name."""
+    flag, equals, value = word.partition("=")
+    name = SYNONYMS.get(flag.removeprefix("--").replace("-", "_"))
+    if name is None or not flag.startswith("--"):
+        return word
+    return f"--{name.rstrip('_').replace('_', '-')}{equals}{value}"
+
+
+def _read_word(flag: str, word: str) -> str:
+    """``none``, names of choices and schemes in any case; whole numbers as 1e6 and 1M; as ``--flag x`` and
+    ``--flag=x``."""
     own, equals, value = word.partition("=")
     if equals and own.startswith("--"):
-        return f"{own}={_none(own, value)}"
+        return f"{own}={_read_word(own, value)}"
     name = flag.removeprefix("--").replace("-", "_")
-    return "None" if word.lower() == "none" and name in _OPTIONAL else word
+    if not flag.startswith("--") or name not in all_options():
+        return word
+    kind = all_options()[name].annotation
+    if word.lower() == "none" and name in _OPTIONAL:
+        return "None"
+    if word.lower() in (*CHOICES.get(name, ()), *(str(choice) for choice in get_args(kind))) or name == "compressor":
+        return word.lower()
+    if _takes_whole(kind) and (match := _WHOLE.fullmatch(word)):
+        number = float(match[1]) * _UNITS[match[2].lower()]
+        return str(int(number)) if number.is_integer() else word
+    return word
+
+
+def _takes_whole(kind: object) -> bool:
+    return kind is int or any(map(_takes_whole, get_args(kind)))
+
+
+def _warn_of_actors(config: TrainConfig, info: LaunchInfo) -> None:
+    """Say where actors share cores, which makes none of them faster."""
+    actors, cores = config.acting.actors, int(usable_cores())
+    elsewhere = info.is_launched or config.acting.hosts is not None or config.acting.hostfile is not None
+    if actors > _ACTORS_PER_CORE * max(cores, 1) and not elsewhere:
+        logger.warning(
+            "--actors %d on %d cores: they share cores and are no faster together; give --envs-per-actor more instead",
+            actors, cores,
+        )  # fmt: skip
 
 
 def _value(argv: Sequence[str], name: str) -> str | None:

@@ -20,8 +20,6 @@ class OptimiserConfig(Clips):
         "constant", description="linear decays to zero at total-env-steps"
     )
     optimizer_epsilon: float = Field(1e-5, gt=0, description="ε in the optimiser's denominator")
-    adam_beta2: float = Field(0.999, gt=0, lt=1, description="second-moment decay of adam")
-    rmsprop_decay: float = Field(0.99, gt=0, lt=1, description="decay of rmsprop")
     max_gradient_norm: Clip = Field(0.5, description="global gradient-norm clip; none to leave gradients")
 
 

@@ -157,9 +157,6 @@ class SamplesPerInsertConfig(ScheduleConfig):
     max_policy_lag: Count = Field(1_000_000, description="drop unrolls whose oldest policy is older than this")
     samples_per_insert: float = Field(16.0, gt=0, description="sampled transitions for each environment step")
     learning_starts: int = Field(1000, ge=0, description="environment steps before the first update")
-    insert_tolerance: int = Field(
-        2048, ge=1, description="environment steps that actors may be ahead of the ratio before they wait"
-    )
 
     @property
     def least_env_steps(self) -> int:

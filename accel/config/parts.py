@@ -187,9 +187,6 @@ class LearnerConfig(Options):
         "batch-unrolls stay the totals",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the learner computes")
-    pinned_transfers: bool = Field(
-        True, description="stage batches in page-locked memory, whose copies to a CUDA device overlap; CUDA only"
-    )
     mixed_precision: Literal["none", "bf16", "auto"] = Field(
         "none",
         description="autocast of the learner's forward pass: bf16 on CUDA, or on a CPU with AVX512-BF16 or AMX; auto: "
@@ -236,11 +233,6 @@ class RunConfig(Options):
     )
     checkpoint_interval_s: float = Field(60.0, gt=0, description="seconds between checkpoints")
     keep_checkpoints: Count = Field(2, description="checkpoints kept")
-    watts_per_core: float | None = Field(
-        None,
-        gt=0,
-        description="watts of one busy core, for the energy of a run where the machine has no readable counters",
-    )
     log_interval_s: float = Field(
         1.0, gt=0, description="most seconds between metric records; a run's first ones are closer together"
     )

@@ -41,6 +41,25 @@ from accel.config.parts import (
 from accel.errors import ConfigError
 
 MAX_BATCH_ENV_STEPS = 100_000_000
+SYNONYMS: Mapping[str, str] = {
+    "clip_range": "clip_ratio",
+    "ent_coef": "entropy_cost",
+    "gae_lambda": "lambda_",
+    "gamma": "discount",
+    "lr": "learning_rate",
+    "max_grad_norm": "max_gradient_norm",
+    "n_envs": "envs_per_actor",
+    "n_epochs": "passes",
+    "n_steps": "unroll_length",
+    "num_envs": "envs_per_actor",
+    "num_minibatches": "minibatches",
+    "num_steps": "unroll_length",
+    "timesteps": "total_env_steps",
+    "total_timesteps": "total_env_steps",
+    "update_epochs": "passes",
+    "vf_coef": "value_cost",
+}
+"""Options as Stable-Baselines3 and CleanRL name them: flags of these names are taken, other places suggest ours."""
 CHOICES: Mapping[str, Mapping[str, type[Options]]] = {
     "algorithm": ALGORITHMS,
     "store": STORES,
@@ -327,7 +346,9 @@ def readers(option: str) -> tuple[str, ...]:
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` with the nearest choice, or nothing."""
-    close = difflib.get_close_matches(name, list(choices), n=1)
+    known = list(choices)
+    synonym = SYNONYMS.get(name)
+    close = [synonym] if synonym in known else difflib.get_close_matches(name.lower(), known, n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 

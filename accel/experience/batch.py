@@ -66,17 +66,14 @@ class Batcher:
     Args:
         spec: the environment's layout.
         device: where batches go.
-        pinned: stage them in page-locked memory on their way to a CUDA device.
         channels_last: the network takes images in that memory order. On a CPU they are laid out so once, here, instead
             of in every pass, where it costs more than the arithmetic on them.
     """
 
-    def __init__(
-        self, spec: EnvSpec, device: torch.device, *, pinned: bool = True, channels_last: bool = False
-    ) -> None:
+    def __init__(self, spec: EnvSpec, device: torch.device, *, channels_last: bool = False) -> None:
         self._spec = spec
         self._device = device
-        self._staging = make_staging(device, pinned=pinned)
+        self._staging = make_staging(device)
         self._channels_last = channels_last and spec.observation_dtype == "uint8" and device.type == "cpu"
 
     def build(self, unrolls: Sequence[Unroll]) -> Batch:

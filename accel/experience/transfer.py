@@ -190,8 +190,8 @@ class PinnedStaging:
         return self._slabs[self._next][:size]
 
 
-def make_staging(device: torch.device, *, pinned: bool = True) -> Staging:
-    """What suits a device; ``pinned``: by way of page-locked memory, on CUDA."""
+def make_staging(device: torch.device) -> Staging:
+    """What suits a device: page-locked memory on the way to CUDA."""
     if device.type == "cpu":
         return HostStaging()
-    return PinnedStaging(device) if pinned and device.type == "cuda" else DirectStaging(device)
+    return PinnedStaging(device) if device.type == "cuda" else DirectStaging(device)

@@ -53,7 +53,7 @@ class Learner:
         self.algorithm = make_algorithm(config, spec, device, self.exchange, self.runner)
         self.agreement, self.layout = agree(config, self.algorithm)
         channels_last = self.algorithm.network.channels_last
-        self.batcher = Batcher(spec, device, pinned=config.learner.pinned_transfers, channels_last=channels_last)
+        self.batcher = Batcher(spec, device, channels_last=channels_last)
         self.rewards = RewardTransform(config.rewards, config.algorithm.discount)
         share = config.share(self.exchange.learner)
         self.store = make_store(share, self.layout, device, self.batcher, self.rewards, actors)

@@ -43,7 +43,7 @@ class Records:
         self._handler = ProgressLogHandler(self.progress)
         self._evaluated: EvaluationStatus | None = None
         self._collapse = CollapseDetector(config, action)
-        self.energy = RunEnergy(config.run.watts_per_core)
+        self.energy = RunEnergy()
         self._upload: Upload = NoUpload()
         if env_steps is not None:
             self._collapse.read(run / METRICS_FILE)
@@ -58,7 +58,7 @@ class Records:
     def begin(self) -> None:
         """Training begins."""
         self.progress.begin(f"{self._config.environment.env} · {self._config.compression.compressor}")
-        self.energy = RunEnergy(self._config.run.watts_per_core)
+        self.energy = RunEnergy()
 
     def add(self, env_steps: int, metrics: Metrics) -> None:
         """Write one record of training, and display it."""

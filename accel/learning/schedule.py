@@ -82,6 +82,10 @@ class Synchronous(Asynchronous):
         super().__init__(1)
 
 
+INSERT_TOLERANCE = 2048
+"""Environment steps that actors may be ahead of ``samples_per_insert`` before they wait."""
+
+
 class SamplesPerInsert:
     """Keeps sampled items per inserted one at a ratio, within a tolerance; whichever side is ahead waits.
 
@@ -135,7 +139,7 @@ def make_schedule(config: TrainConfig) -> Schedule:
             options.samples_per_insert,
             batch_size,
             options.learning_starts,
-            options.insert_tolerance,
+            INSERT_TOLERANCE,
         )
     if isinstance(options, SynchronousConfig):
         return Synchronous()

@@ -140,7 +140,7 @@ QUANTITIES = {
         "CPU time", "s", False, _of_summary("cpu_s"), "of training: the learner's process, and what actors did not wait"
     ),
     "energy_j": ComparedQuantity(
-        "Energy", "J", False, _of_summary("energy_j"), "of training: package counters, or CPU time × stated watts"
+        "Energy", "J", False, _of_summary("energy_j"), "of training, by the processor packages' counters"
     ),
 }
 

@@ -134,7 +134,7 @@ class Summary:
         finished: whether it reached its steps or its return; else it was stopped before, and can be resumed.
         job: token of the job that wrote it. format_version: of the file.
         cpu_s: CPU-seconds of training: the learner's process, and what actors did not wait.
-        energy_j: joules of training; None where the machine has no readable counters and no watts were stated.
+        energy_j: joules of training; None where the machine has no readable counters.
         energy_source: where they come from.
     """
 

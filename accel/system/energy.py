@@ -1,4 +1,4 @@
-"""Energy of a run: the processor packages' own counters where they can be read, else CPU-seconds × stated watts.
+"""Energy of a run: the processor packages' own counters where they can be read.
 
 Linux shows RAPL counters as ``/sys/class/powercap/*/energy_uj``, one for each package and for parts of it; only
 packages are summed, each once: many laptops show one a second time, as ``intel-rapl-mmio``. They count the whole
@@ -56,17 +56,15 @@ class RunEnergy:
     """What a learner's process and its actors spend from now on.
 
     Args:
-        watts_per_core: of a busy core, as stated; used where no counter can be read.
         powercap: where the kernel shows the counters. cpu_s: CPU-seconds of this process.
     """
 
     def __init__(
         self,
-        watts_per_core: float | None,
         powercap: Path = POWERCAP,
         cpu_s: Callable[[], float] = time.process_time,
     ) -> None:
-        self._watts, self._clock, self._began_s = watts_per_core, cpu_s, cpu_s()
+        self._clock, self._began_s = cpu_s, cpu_s()
         self._packages = PackageEnergy(powercap)
 
     def poll(self) -> None:
@@ -82,11 +80,7 @@ class RunEnergy:
         """
         cpu_s = learners * (self._clock() - self._began_s + actors_s)
         joules = self._packages.read()
-        if joules is not None:
-            return Energy(cpu_s, joules, "counters of this machine's processor packages")
-        if self._watts is None:
-            return Energy(cpu_s, None, "")
-        return Energy(cpu_s, cpu_s * self._watts, f"CPU-seconds × {self._watts:g} W")
+        return Energy(cpu_s, joules, "" if joules is None else "counters of this machine's processor packages")
 
 
 def _number(path: Path) -> int:

@@ -5,7 +5,7 @@ auto                                         tuned by the monitor over fp32 and 
 auto(fp32;int8;prune(0.25)+int8)             the same over this ladder, finest first; fp32 is put in front if absent
 anneal(fp32@0;int8@1e5;prune(0.5)+int8@5e5)  each scheme from its environment step on; qat too, never in auto
 
-Commas work too; a shell needs semicolons quoted.
+A shell needs parentheses and semicolons quoted.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _call(text: str) -> tuple[str, str | None]:
 
 
 def _ladder(inside: str | None) -> tuple[str, ...]:
-    levels = AUTO_LEVELS if inside is None else tuple(str(check_scheme(part)) for part in _parts(inside))
+    levels = AUTO_LEVELS if inside is None else tuple(str(check_scheme(part)) for part in inside.split(";"))
     rounded = [level for level in levels if parse_scheme(level).methods[-1].name == "qat"]
     if rounded:
         raise TunerError(
@@ -98,25 +98,13 @@ def _ladder(inside: str | None) -> tuple[str, ...]:
 
 def _schedule(inside: str | None) -> AnnealingSchedule:
     levels, steps = [], []
-    for part in _parts(inside or ""):
+    for part in (inside or "").split(";"):
         scheme, at, step = part.rpartition("@")
         if not at:
             raise TunerError(f"'{part}' lacks its step: write scheme@step, such as int8@100000")
         levels.append(str(check_scheme(scheme)))
         steps.append(_step(step))
     return AnnealingSchedule(tuple(levels), tuple(steps))
-
-
-def _parts(inside: str) -> list[str]:
-    """Split at semicolons, and at commas outside parentheses, as schemes contain commas."""
-    parts, depth = [""], 0
-    for character in inside:
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == ";" or (character == "," and depth == 0):
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def _step(text: str) -> int:

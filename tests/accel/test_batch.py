@@ -76,11 +76,10 @@ def test_one_unroll_is_not_copied_on_a_cpu() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("pinned", [True, False])
-def test_a_cuda_batch_is_the_same(pinned: bool) -> None:
+def test_a_cuda_batch_is_the_same() -> None:
     unrolls = [fill(UnrollLayout(STACKED, 6, 2, ((5,), (5,))), seed) for seed in range(2)]
     on_cpu = Batcher(STACKED, CPU).build(unrolls).tensors()
-    on_gpu = Batcher(STACKED, torch.device("cuda"), pinned=pinned).build(unrolls).tensors()
+    on_gpu = Batcher(STACKED, torch.device("cuda")).build(unrolls).tensors()
     assert on_cpu.keys() == on_gpu.keys()
     for name, tensor in on_gpu.items():
         assert tensor.is_cuda == (name != "first") and torch.equal(tensor.cpu(), on_cpu[name]), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from accel.cli import COMMANDS, main, usage
 from accel.cli.train import parse
+from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.transport.launcher import LaunchInfo
 
@@ -187,15 +189,43 @@ def test_a_wrong_option_ends_with_status_2_and_says_why(
     assert all(text in printed.err + printed.out for text in expected), printed
 
 
-def test_help_tells_every_option_without_torch() -> None:
+def help_of_training(*words: str) -> str:
     program = (
-        "import sys; from accel.cli import main\n"
-        "try: main(['train', '--help'])\nfinally: assert 'torch' not in sys.modules"
+        f"import sys; from accel.cli import main\ntry: main(['train', *{words!r}])\n"
+        "finally: assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_help_tells_every_option_without_torch() -> None:
+    text = help_of_training("--help-all")
     for option in ("--env ", "--actors", "--lambda ", "--total-env-steps", "--preset", "--resume", "--clip-pg-rho"):
-        assert option in done.stdout, option
+        assert option in text, option
+
+
+@pytest.mark.parametrize("algorithm", ["dppo", "impala", "r2d2", "sac"])
+def test_help_tells_what_people_set_and_where_the_rest_is(algorithm: str) -> None:
+    text = help_of_training("--algorithm", algorithm, "--help")
+    assert len(re.findall(r"^│ +(?:-h, )?--\w", text, re.MULTILINE)) <= 45
+    assert "--learning-rate" in text and "--help-all" in text and "--peer-timeout-s" not in text
+
+
+def test_flags_of_other_libraries_numbers_and_letter_cases_are_taken() -> None:
+    words = "--algorithm PPO --lr 1e-3 --gamma=0.9 --timesteps 1e6 --n-envs 4 --compressor INT8 --evaluate-every 5k"
+    config = parse(words.split(), ALONE).config
+    assert (config.algorithm.algorithm, config.algorithm.discount, config.optimiser.learning_rate) == ("ppo", 0.9, 1e-3)
+    assert (config.run.total_env_steps, config.acting.envs_per_actor) == (1_000_000, 4)
+    assert config.compression.compressor == "int8" and config.run.evaluate_every == 5000
+    assert parse(["--total-env-steps=1.5M", "--actors", "2"], ALONE).config.run.total_env_steps == 1_500_000
+    with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
+        TrainConfig.create(lr=0.1)
+
+
+def test_many_more_actors_than_cores_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    parse(["--actors", "4000"], ALONE)
+    assert "--actors 4000" in caplog.text and "cores" in caplog.text
 
 
 @pytest.mark.parametrize(

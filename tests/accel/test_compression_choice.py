@@ -63,11 +63,11 @@ def test_nonsense_is_refused_with_its_reason(text: str, message: str) -> None:
         parse_choice(text)
 
 
-def test_commas_separate_levels_but_not_what_a_scheme_says_of_its_layers() -> None:
-    text = "auto(fp32, int8, prune(0.5,torso.layers.0=0.25)+int8)"
+def test_semicolons_separate_levels_and_commas_what_a_scheme_says_of_its_layers() -> None:
+    text = "auto(fp32; int8; prune(0.5,torso.layers.0=0.25)+int8)"
     levels = ("fp32", "int8", "prune(0.5,torso.layers.0=0.25)+int8")
     choice = parse_choice(text)
     assert choice.levels == levels
     assert parse_choice(str(choice)) == choice
-    schedule = parse_choice("anneal(fp32@0, int8@1e5)").schedule
+    schedule = parse_choice("anneal(fp32@0; int8@1e5)").schedule
     assert schedule is not None and schedule.env_steps == (0, 100_000)

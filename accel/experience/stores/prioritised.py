@@ -33,8 +33,8 @@ Floats = npt.NDArray[np.float64]
 class PrioritisedReplay(Replay):
     """Args: options: the exponents; the others as for ``Replay``."""
 
-    def __init__(self, options: PrioritisedConfig, *arguments: object, pinned: bool = True) -> None:
-        super().__init__(*arguments, pinned=pinned)  # type: ignore[arg-type]
+    def __init__(self, options: PrioritisedConfig, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
         self._exponent = options.priority_exponent
         self._weight_exponent = options.weight_exponent
         self._greatest = 1.0

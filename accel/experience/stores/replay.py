@@ -77,7 +77,6 @@ class Replay:
         rewards: transforms rewards. generator: the only source of randomness.
         least_rows: rows of this process's part of a run before the first sample.
         gives_steps: whether samples have the steps of every transition, for corrections.
-        pinned: stage samples in page-locked memory on their way to a CUDA device.
     """
 
     def __init__(
@@ -93,8 +92,6 @@ class Replay:
         generator: np.random.Generator,
         least_rows: int = 0,
         gives_steps: bool = False,
-        *,
-        pinned: bool = True,
     ) -> None:
         self._capacity = capacity
         self._batch_size = batch_size
@@ -102,7 +99,7 @@ class Replay:
         self._powers = (discount ** np.arange(n_step + 1)).astype(np.float32)
         self._actors = max(streams, 1)
         self._spec = spec
-        self._staging = make_staging(device, pinned=pinned)
+        self._staging = make_staging(device)
         self._rewards = rewards
         self._generator = generator
         self._least_rows = min(least_rows, capacity)

@@ -59,7 +59,6 @@ class Sequences:
         actors: how many there are; each has its share of the capacity.
         device: where samples go. rewards: transforms rewards. generator: the only source of randomness.
         least_rows: of this process's part of a run before the first sample.
-        pinned: stage samples in page-locked memory on their way to a CUDA device.
     """
 
     def __init__(
@@ -72,15 +71,13 @@ class Sequences:
         rewards: RewardTransform,
         generator: np.random.Generator,
         least_rows: int = 0,
-        *,
-        pinned: bool = True,
     ) -> None:
         self._options, self._n, self._layout = options, n_step, layout
         self._parts = options.sequence_unrolls
         self._actors = max(actors, 1)
         steps = layout.unroll_length * layout.envs
         self._slots = max(options.replay_capacity // (self._actors * steps), self._parts + 1)
-        self._staging, self._rewards, self._generator = make_staging(device, pinned=pinned), rewards, generator
+        self._staging, self._rewards, self._generator = make_staging(device), rewards, generator
         self._least_rows = min(least_rows, options.replay_capacity)
         self._rows = self._available = 0
         self._greatest = 1.0
