@@ -206,6 +206,7 @@ class Statistics:
     kl_from_batch: Tensor
     learning_rate: float
     clip_rho: float | None
+    dropped_passes: float = 0.0
 
     def update(self) -> Update:
         """As an algorithm returns it."""
@@ -216,7 +217,8 @@ class Statistics:
 
         Losses are in loss units, entropy and KL in nats; ``rho_mean`` is the untruncated π_θ/μ, ``rho_clipped`` the
         share of weights above clip_rho, ``behaviour_kl`` the sampled KL(μ ‖ π_θ). With several learners, losses and
-        gradient are those of all, the rest is this one's.
+        gradient are those of all, the rest is this one's. ``dropped_passes`` is there where a stop cut the update
+        short: how many passes over its batch were left.
         """
         targets = self.targets
         weights = self.weights / self.weights.sum().clamp_min(1e-8)  # of several learners each has a share
@@ -239,6 +241,7 @@ class Statistics:
             "kl_from_batch": float(self.kl_from_batch),
             "explained_variance": float(1.0 - unexplained),
             "learning_rate": self.learning_rate,
+            **({"dropped_passes": self.dropped_passes} if self.dropped_passes else {}),
         }
 
 

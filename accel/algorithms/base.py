@@ -28,7 +28,8 @@ from accel.experience.transfer import to_device
 from accel.experience.unroll import Unroll
 from accel.networks import PolicyNetwork
 
-Phase = Callable[[str], None]
+Phase = Callable[[str], object]
+"""Called with the name of a phase that has ended. Answers with something true where the run is to stop."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Algorithm(Protocol):
         Args:
             sample: of the kind that the algorithm's store makes.
             progress: share of the run that is done, in [0, 1], for schedules.
-            mark: called with a phase's name when it ends: forward, correct, backward.
+            mark: called with a phase's name when it ends: forward, correct, backward. Where an update makes many
+                optimiser steps and this answers yes after one of them, the others are left out.
         Raises:
             DivergenceError: a loss or gradient is NaN or infinite, of this update or of the one before, see
                 ``updates_ago``; the parameters are still those before that step.

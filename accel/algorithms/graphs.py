@@ -32,7 +32,7 @@ from accel.errors import ConfigError
 from accel.networks.text import parse_network
 
 Result = TypeVar("Result")
-Mark = Callable[[str], None]
+Mark = Callable[[str], object]
 
 WARM_RUNS = 3
 """Ordinary runs of a step before it is recorded."""

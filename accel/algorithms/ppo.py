@@ -67,6 +67,8 @@ class Ppo(ActorCritic):
         self._differentiate = self.network.differentiator()
         steps = partial(split_steps, padded=self.runner.fixed_shapes)
         split = split_environments if self.network.state_shapes else steps
+        left: Tensor | float = options.passes
+        is_cut = False
         for done in range(options.passes):
             kl = torch.zeros((), device=self.device)
             measures_kl = options.target_kl is not None or done == options.passes - 1
@@ -74,14 +76,19 @@ class Ppo(ActorCritic):
                 batch, targets, params, weights, options.minibatches, self.generator, self.exchange
             ):
                 terms, norm, part_kl = self.runner.run(self.descend, mark, part, measures_kl)
+                left = left - share
                 if part_kl is not None:
                     kl += share * part_kl
+                # Learner 0's word counts for all: the same minibatch is everybody's last.
+                if is_cut := any(stops for (stops,) in self.exchange.gather([float(bool(mark("backward")))])):
+                    break
             if measures_kl:
                 self.exchange.sum([kl])
-            if options.target_kl is not None and float(kl) > options.target_kl:
+            if is_cut or (options.target_kl is not None and float(kl) > options.target_kl):
                 break
         self.check()
-        return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho)
+        dropped = float(left) if is_cut else 0.0
+        return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho, dropped)
 
     def correct(
         self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from accel.errors import JobError
 from accel.launch import mpirun
-from accel.launch.outcome import EXIT_ABORTED, EXIT_INTERRUPTED, how_to_continue, summary_of, written_at
+from accel.launch.outcome import EXIT_ABORTED, EXIT_INTERRUPTED, WRITER_S, how_to_continue, summary_of, written_at
 from accel.transport.launcher import mpirun_command
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ logger = logging.getLogger("accel")
 
 def start_mpirun(job: Job) -> Summary:
     """Run a job under mpirun. Raises JobError: it ended without its summary."""
-    from accel.runs.directory import CONFIG, STARTS
+    from accel.runs.directory import CONFIG, STARTS, wait_for_writer
 
     config = job.config
     hosts = tuple(config.acting.hosts.split(",")) if config.acting.hosts else ()
@@ -54,6 +54,7 @@ def start_mpirun(job: Job) -> Summary:
     learner = ended.learner
     if elsewhere and learner is not None and ended.learner_ended and learner.status == 0:
         raise JobError(f"the run is complete; its directory {job.path} is on {learner.host}", 0)
+    wait_for_writer(job.path, WRITER_S)
     began = elsewhere or written_at(starts) != before
     # What cannot be gone on with, as it is complete or its checkpoint damaged, cannot be by the same command again.
     is_refused = job.resume is not None and ended.learner_ended and written_at(facts) == facts_before

@@ -24,11 +24,12 @@ from accel.display.errors import report_errors
 from accel.display.text import show
 from accel.errors import JobError
 from accel.launch.one_process import learn_alone
-from accel.launch.outcome import EXIT_ABORTED, EXIT_INTERRUPTED, how_to_continue, summary_of
+from accel.launch.outcome import EXIT_ABORTED, EXIT_INTERRUPTED, WRITER_S, how_to_continue, summary_of
+from accel.runs.directory import wait_for_writer
 from accel.runs.job import Job
 from accel.system.kept import MARK, Keeper, new_mark
 from accel.system.pulse import PREPARING, WORDS, Pulse, Watch
-from accel.system.signals import FORWARDED, STOP_SIGNALS, end_with_parent, handle, restore
+from accel.system.signals import FORWARDED, STOP_SIGNALS, Insistence, end_with_parent, handle, restore
 
 _POLL_S = 0.02
 _LEAVE_S = 10.0
@@ -125,6 +126,7 @@ class _Command:
         return self._memory[WORDS] != 0
 
     def _kept(self) -> str:
+        wait_for_writer(self._job.path, WRITER_S)
         return f". {how_to_continue(self._job)}" if self._job.path.exists() else ""
 
     def _wait(self) -> int:
@@ -155,11 +157,12 @@ class _Command:
 
     @contextmanager
     def _forwarding(self) -> Iterator[None]:
-        """The first stop signal asks the child to stop, which may have it from the terminal too; the same again ends
-        it."""
+        """The first stop signal asks the child to stop, which may have it from the terminal too; a deliberate second
+        Ctrl-C ends it."""
+        insists = Insistence()
 
         def forward(number: int, _frame: FrameType | None) -> None:
-            if number in self._requests and number != FORWARDED:
+            if insists(number):
                 self._send(signal.SIGKILL)
             self._requests.append(number)
             self._send(FORWARDED)

@@ -25,7 +25,7 @@ from accel.display.text import show
 from accel.supervision.heartbeat import HeartbeatReader, RankStatus
 from accel.system.clock import ListeningClock
 from accel.system.processes import process_state
-from accel.system.signals import FORWARDED, handle, parent_death, restore
+from accel.system.signals import FORWARDED, Insistence, handle, parent_death, restore
 from accel.transport.launcher import mpirun_command
 
 SAVE_S = 30.0
@@ -59,7 +59,8 @@ class Ended:
 
 
 def run(arguments: Sequence[str], *, ranks: int, can_stop: Callable[[], bool], patience_s: float) -> Ended:
-    """Run mpirun in a session of its own; the first stop signal becomes a request, a second one, or time, ends it.
+    """Run mpirun in a session of its own; the first stop signal becomes a request; a deliberate second Ctrl-C, or time,
+    ends it.
 
     However this process ends, mpirun is told (on Linux).
 
@@ -141,14 +142,16 @@ class _Job:
         self._heard_s: dict[int, float] = {}
         self._clock = ListeningClock(4 * _POLL_S)
         self._requests = 0
+        self._insists = Insistence()
         self._limit_s = patience_s
         self._trouble = ""
         self._ending_since_s: float | None = None
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """The user's signal: a request to the learner, or an end."""
-        if number == FORWARDED and self._requests:
-            return  # A parent's death is told once for each of its threads.
+        insists = self._insists(number)
+        if self._requests and not insists:
+            return
         self._requests += 1
         if self._process is None:
             return

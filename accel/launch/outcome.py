@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 EXIT_ABORTED = 3
 EXIT_INTERRUPTED = 130
+WRITER_S = 60.0
+"""How long a learner's checkpoint may be written after its end."""
 
 
 def summary_of(job: Job) -> Summary | None:

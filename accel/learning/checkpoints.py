@@ -17,6 +17,7 @@ from accel.experience.stores.base import KeptStore
 from accel.learning.learner import Learner
 from accel.runs.directory import RunDirectory
 from accel.runs.replay_files import ReplayFiles, fingerprint
+from accel.system.fork import Fork, start_fork
 
 _OPTIMISER_COPIES = 2  # Adam's moments
 _RECORDS_BYTES = 2**20
@@ -35,7 +36,8 @@ class Checkpoints:
 
     def __init__(self, run: RunDirectory, learner: Learner, actor: Actor | None) -> None:
         self._run, self._learner, self._actor = run, learner, actor
-        self._saved = (0, 0)
+        self._saved = self._being_saved = (0, 0)
+        self._writer: Fork | None = None
         self._lacks_space = False
         config, options = learner.config, learner.config.store
         self._replay: tuple[ReplayFiles, KeptStore] | None = None
@@ -47,14 +49,35 @@ class Checkpoints:
             )  # fmt: skip
             self._replay = ReplayFiles(run.path / "replay", shape), cast(KeptStore, learner.store)
 
+    def save_apart(self) -> None:
+        """Begin to write a checkpoint in another process, which the end of this one, and its launcher, do not end.
+
+        A launcher may kill its ranks half a second after a signal. The process is a fork, and cannot read a GPU's
+        memory; there, and where the system starts no more processes, nothing is begun: ``save`` writes it.
+        """
+        if self._learner.device.type == "cpu":
+            self._writer = start_fork(self._save_sound, keep=self._run.descriptors)
+            self._being_saved = self._progress()
+
+    def _save_sound(self) -> None:
+        torch.set_num_threads(1)  # A fork has none of the threads that share its parent's work.
+        if self._learner.is_sound():
+            self._write()
+
     def save(self) -> None:
         """Write a checkpoint of everything that training goes on from. Raises RunDirectoryError."""
+        writer, self._writer = self._writer, None
+        is_written = writer is not None and writer.wait() and self._being_saved == self._progress()
+        if not is_written:
+            self._write()
+        self._saved = self._progress()
+
+    def _write(self) -> None:
         state = self._learner.state()
         if self._actor is not None:
             actor = cast(Tree, self._actor.generator_state())
             state = replace(state, counters={**state.counters, "actor_generator": actor})
         self._run.save_checkpoint(state, keep=self._learner.config.run.keep_checkpoints)
-        self._saved = self._progress()
         if self._replay is not None:
             files, store = self._replay
             try:

@@ -50,6 +50,9 @@ class Callback:
     def checkpoint(self) -> None:
         """About every ``checkpoint_interval_s``, between two updates."""
 
+    def stopping(self) -> None:
+        """The run was told to stop: what it has learned is safe when this returns, even if it is killed now."""
+
     def published(self, version: int, payload: bytes) -> None:
         """A policy was published; ``payload`` is what the first actor got."""
 
@@ -69,7 +72,7 @@ class Loop:
         callback: see ``Callback``.
         collect: with a single process, produces one more unroll on the transport, or raises Stopped as soon as what it
             is given says that the run is over; None when actors are elsewhere.
-        stop_requested: polled between updates; a reason ends the run in good order.
+        stop_requested: polled between updates and between minibatches; a reason ends the run in good order.
     Attributes:
         counters: of the whole run, across resumes.
         lag: over this process's part of the run. unrolls: taken in it. trained_env_steps: inserted in it.
@@ -135,12 +138,16 @@ class Loop:
                 self._update = self._learn(sample)
                 self.store.feedback(sample, self._update.priorities)
                 self.counters.updates += 1
+                if self._learner.coordination.alone and self._stop_requested() is not None:
+                    continue  # Nobody acts with its policy any longer.
                 self.publisher.after_update()
                 self._timer.mark("compress")
             self._steer()
             if iteration.publishes or (sample is not None and self.schedule.publishes(self._counts())):
                 self.publish()
             self._keep_records()
+        if self._stop_requested() is not None:
+            self._callback.stopping()
         self._end()
         return iteration.reason
 
@@ -339,12 +346,14 @@ class Loop:
         self._phases.end()
         return update
 
-    def _mark(self, phase: str) -> None:
-        """The end of a phase of an update. One of many optimiser steps takes longer than actors may be silent."""
+    def _mark(self, phase: str) -> bool:
+        """The end of a phase of an update; whether to stop. One of many optimiser steps takes longer than actors may be
+        silent."""
         self._phases.mark(phase)
         if perf_counter() - self._last_look >= LOOK_S:
             with suppress(TransportError):  # None is left: the look after this update says so again.
                 self._check_actors()
+        return self._stop_requested() is not None
 
     def _steer(self) -> None:
         if self.steering.due():

@@ -130,6 +130,11 @@ class Session(Callback):
         """See ``Callback``."""
         self.checkpoints.save_new()
 
+    def stopping(self) -> None:
+        """See ``Callback``."""
+        if self.learner.counters.env_steps > 0:
+            self.checkpoints.save_apart()
+
     def published(self, version: int, payload: bytes) -> None:
         """See ``Callback``."""
         artifact = b"" if self.job.config.acting.actor_runtime == "torch" else payload

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from accel.runs.checkpoint import CheckpointState
 
 _LOCK = ".lock"
+_POLL_S = 0.05
 CONFIG = "config.toml"
 STARTS = "starts.jsonl"
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
@@ -99,6 +100,11 @@ class RunDirectory:
         for directory in (run.path, run.checkpoints, run.policy):
             remove_partial_files(directory)
         return run
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Open files that hold the lock: a fork that keeps them holds it too."""
+        return () if self._lock is None else (self._lock,)
 
     @property
     def name(self) -> str:
@@ -322,6 +328,17 @@ def _identity(path: Path) -> tuple[int, int] | None:
             return None
         raise RunDirectoryError(f"cannot look at {path}: {error.strerror}") from error
     return status.st_dev, status.st_ino
+
+
+def wait_for_writer(path: Path, patience_s: float) -> None:
+    """Wait so long for whoever writes to a run: a process that outlives its learner may still write a checkpoint."""
+    until_s = time.monotonic() + patience_s
+    with suppress(OSError), (path / _LOCK).open("rb") as lock:
+        while time.monotonic() < until_s:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            time.sleep(_POLL_S)
 
 
 def _lock(path: Path) -> int:

@@ -6,6 +6,7 @@ import ctypes
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -22,13 +23,34 @@ class Interrupted(BaseException):
     """Raised in somebody else's code that nobody waits for any longer, whose ``except Exception`` is not for this."""
 
 
+DELIBERATE_S = 1.0
+
+
+class Insistence:
+    """Tells a second, deliberate Ctrl-C from signals that repeat a request.
+
+    A batch system, systemd and launchers send the same signal to every process, then again from parent to child, and
+    may send it once more when the time is up: what they mean by an order to die is SIGKILL. SIGINT that comes
+    ``DELIBERATE_S`` after the first request is a person's.
+    """
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+
+    def __call__(self, number: int) -> bool:
+        """Whether this signal, which has just come, means: at once."""
+        now_s = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now_s
+        return number == signal.SIGINT and now_s - self._first_s >= DELIBERATE_S
+
+
 class StopRequest:
-    """Set by a signal. The same one again, unless forwarded, ends the process at once; a launcher's SIGTERM after the
-    terminal's SIGINT does not, so that a checkpoint under way is finished."""
+    """Set by a signal; a deliberate second Ctrl-C ends the process at once, see ``Insistence``."""
 
     def __init__(self) -> None:
         self._reason: str | None = None
-        self._seen: set[int] = set()
+        self._insists = Insistence()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -47,10 +69,9 @@ class StopRequest:
         return self._reason
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number in self._seen and number != FORWARDED:
+        if self._insists(number):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self._seen.add(number)
         self._reason = "stopped on request" if number == FORWARDED else f"stopped by {signal.Signals(number).name}"
 
 

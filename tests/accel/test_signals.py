@@ -67,13 +67,17 @@ def test_a_launchers_sigterm_after_the_terminals_sigint_is_no_second_request() -
         assert stop() is not None
 
 
-def test_the_same_signal_twice_ends_the_process() -> None:
+def test_only_a_deliberate_second_ctrl_c_ends_the_process() -> None:
     program = (
-        "import signal; from accel.system.signals import StopRequest\n"
-        "with StopRequest().installed():\n signal.raise_signal(15); print('once', flush=True); signal.raise_signal(15)"
+        "import signal, time; from accel.system.signals import DELIBERATE_S, StopRequest\n"
+        "with StopRequest().installed():\n"
+        " for number in (2, 2, 15, 15, 1, 1): signal.raise_signal(number)\n"
+        " time.sleep(DELIBERATE_S)\n"
+        " for number in (15, 1, 10): signal.raise_signal(number)\n"
+        " print('here', flush=True); signal.raise_signal(2); print('never')"
     )
     done = subprocess.run(python(program), cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (-signal.SIGTERM, "once")
+    assert (done.returncode, done.stdout.strip()) == (-signal.SIGINT, "here")
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:

@@ -1,0 +1,84 @@
+"""Whoever stops a job, and however: what was learned is kept.
+
+Each signal comes in the middle of an update that would never end, of the default algorithm.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel.errors import RunDirectoryError
+from accel.runs.directory import RunDirectory
+from tests.environments.long_updates import ENDLESS_UPDATE, UPDATING
+from tests.mpi.training_runs import LIMIT_S, TrainingRun
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
+]
+SMALL, LARGE = (("--network", f"tests.environments.long_updates:{size}") for size in ("small", "large"))
+
+
+def in_an_update(results_dir: Path, *words: str, ranks: int | None = None) -> TrainingRun:
+    """A run of two actors whose learner is in its only update; no checkpoint has been written."""
+    seen = results_dir / "updating"
+    own = (*ENDLESS_UPDATE, "--checkpoint-interval-s", "100000", *words)
+    job = TrainingRun(results_dir, *own, ranks=ranks, environment={UPDATING: str(seen)})
+    job.wait_for(seen.exists, "beginning an update")
+    assert not job.checkpoints()
+    return job
+
+
+def kept_env_steps(path: Path) -> int:
+    """Environment steps of the newest checkpoint, once no process writes to the run any longer."""
+    until_s = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            with RunDirectory.open(path) as run:
+                return run.load_checkpoint().env_steps
+        except RunDirectoryError:
+            assert time.monotonic() < until_s, "the run's directory is still in use"
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_command_ends_an_update(number: signal.Signals, tmp_path: Path) -> None:
+    with in_an_update(tmp_path, *SMALL, "--actors", "2") as job:
+        everything = job.processes()
+        job.process.send_signal(number)
+        job.finish()
+        assert kept_env_steps(job.path) == job.summary().env_steps > 0, job.output
+        assert job.leaves_no_rank(everything)
+
+
+def _to_all(job: TrainingRun) -> None:
+    for pid in job.processes():
+        os.kill(pid, signal.SIGTERM)
+
+
+def _to_launcher(number: signal.Signals) -> Callable[[TrainingRun], None]:
+    return lambda job: os.killpg(job.process.pid, number)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stop"),
+    [(None, _to_all), (3, _to_all), (3, _to_launcher(signal.SIGINT)), (3, _to_launcher(signal.SIGTERM))],
+    ids=["all processes", "mpirun's too", "SIGINT to mpirun", "SIGTERM to mpirun"],
+)
+def test_a_launcher_that_kills_soon_leaves_a_checkpoint(
+    ranks: int | None, stop: Callable[[TrainingRun], None], tmp_path: Path
+) -> None:
+    """As scancel, systemd and a terminal stop a job, at 2048×3."""
+    words = LARGE if ranks else (*LARGE, "--actors", "2")
+    with in_an_update(tmp_path, *words, ranks=ranks) as job:
+        everything = job.processes()
+        stop(job)
+        assert job.finish() != 0
+        assert kept_env_steps(job.path) > 0, job.output
+        assert job.leaves_no_rank(everything)
