@@ -240,6 +240,8 @@ def mpirun_command(
     """
     path = mpirun or find_mpirun()
     version = _version_text(path)
+    if "Intel" in version and (hydra := path.with_name("mpiexec.hydra")).exists():
+        path = hydra  # Intel's mpirun is a shell script, which ends by the signal that it should pass on.
     command = [str(path)]
     is_open_mpi = "Open MPI" in version or "OpenRTE" in version
     if is_open_mpi:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -217,6 +218,25 @@ def test_the_files_of_a_killed_mpirun_do_not_matter_to_a_later_one_of_its_number
     killed = ["sh", "-c", 'touch "$PRTE_MCA_prte_local_tmpdir_base/ompi.$$"; kill -9 $$']
     assert mpirun.run(killed, ranks=1, can_stop=lambda: True, patience_s=100.0).status == 128 + signal.SIGKILL
     assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"ompi"}
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="needs Intel MPI's launcher on the PATH (impi_rt)")
+def test_intels_launcher_passes_a_request_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+
+    def press() -> None:
+        while "up\n" not in shown.getvalue():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    launcher = Path(str(shutil.which("mpiexec.hydra"))).with_name("mpirun")
+    ended = mpirun.run(
+        [*mpirun_command(1, mpirun=launcher), *python(CHILD)], ranks=1, can_stop=lambda: True, patience_s=100.0
+    )
+    assert (ended.status, ended.stopped, ended.trouble) == (7, True, "")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's prctl")
