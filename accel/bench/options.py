@@ -54,7 +54,9 @@ class OutputOptions:
     """Files for the results."""
 
     json: Annotated[Path | None, tyro.conf.arg(help="write the rows to this file, a JSON list of flat objects")] = None
-    plot: Annotated[Path | None, tyro.conf.arg(help="draw the rows to this PNG file")] = None
+    plot: Annotated[
+        Path | None, tyro.conf.arg(help="draw the rows: FILE.png, .svg, .pdf, or .csv with their values")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

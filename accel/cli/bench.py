@@ -30,8 +30,9 @@ from accel.bench.options import (
 )
 from accel.bench.rows import LEAST_CPU_SHARE, Row, number
 from accel.config import TrainConfig
-from accel.errors import ConfigError
+from accel.errors import ConfigError, MissingExtraError
 from accel.system.atomic import write_atomically
+from accel.system.extras import install_command, missing_distributions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,10 +84,11 @@ def main(arguments: Sequence[str]) -> int:
         command = shlex.join(["accel", "bench", *arguments])
         write_atomically(options.json, encode([row | {"command": command} for row in result.rows]))
     if options.plot is not None:
-        from accel.bench import plots
+        from accel.bench.plots import figure
+        from accel.reports.plotting import save
 
-        panels = plots.PANELS[result.kind](result.rows)
-        plots.draw(panels, options.plot, title="\n".join([result.title, "; ".join(conditions)]), unit=result.unit)
+        heading = "\n".join([result.title, "; ".join(conditions)])
+        save(figure(result.kind, result.rows, heading=heading, unit=result.unit), options.plot)
     return 0
 
 
@@ -307,9 +309,11 @@ def _check_outputs(options: OutputOptions) -> None:
         if not os.access(directory, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
             raise ConfigError(f"cannot write {path}: permission denied")
     if options.plot is not None:
-        from accel.bench.plots import require_matplotlib
+        if missing_distributions("report"):
+            raise MissingExtraError(f"plots need matplotlib: {install_command('report')}")
+        from accel.reports.plotting import checked_suffix
 
-        require_matplotlib()
+        checked_suffix(options.plot)
 
 
 def _conditions(row: Row) -> list[str]:

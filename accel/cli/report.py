@@ -38,7 +38,7 @@ class ReportChoices:
 
     threshold: Annotated[
         float | None,
-        argument("return for time to threshold; default: the runs' stop-at-return, or 90 % of the gain"),
+        argument("return for time to threshold; default: the runs' stop-at-return; in tables, else 90 % of the gain"),
     ] = None
     group: Annotated[
         tuple[str, ...],

@@ -37,7 +37,7 @@ class Choices:
 
     Attributes:
         threshold: return for "time to threshold"; None: the runs' own ``stop_at_return``, or else 90 % of the way from
-            the first known return to the final return of the reference group.
+            the first known return to the final return of the reference group, which no sentence is about.
         margin: acceptable loss of final return, as a share of the baseline's gain from its first known return to its
             final return.
         margin_return: the same in units of return, instead of a share; None: the share.
@@ -104,6 +104,8 @@ class Comparison:
     Attributes:
         speedups: by quantity; to the threshold only where all seeds of both sides got there.
         bounds: what replaces them where seeds failed.
+        main: the speedup of the headline: to a threshold that was asked for, where all seeds reached it, otherwise the
+            first that is known.
         marks: why it should not have been compared.
     """
 
@@ -111,18 +113,18 @@ class Comparison:
     speedups: Mapping[str, Speedup]
     bounds: Mapping[str, SpeedupBound]
     verdict: ReturnVerdict
+    main: Speedup | None
     marks: tuple[str, ...] = ()
-
-    @property
-    def main(self) -> Speedup | None:
-        """The speedup of the headline: to the threshold where all seeds reached it, otherwise the first available."""
-        order = ("time_to_threshold_s", "env_steps_per_s", "actor_us_per_step", "training_s")
-        return next((self.speedups[name] for name in order if name in self.speedups), None)
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Everything a report says; ``baseline`` is None and ``comparisons`` empty when nothing is compared."""
+    """Everything a report says; ``baseline`` is None and ``comparisons`` empty when nothing is compared.
+
+    Attributes:
+        threshold: of tables and figures. target: the same where the user or the runs set it, otherwise NaN: what
+            headline and verdicts are about.
+    """
 
     choices: Choices
     results: tuple[GroupResult, ...]
@@ -130,6 +132,7 @@ class Analysis:
     comparisons: tuple[Comparison, ...]
     threshold: float
     threshold_source: str
+    target: float
     margin: float
     margin_source: str
     caveats: tuple[str, ...] = field(default=())
@@ -172,7 +175,7 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
     comparisons: tuple[Comparison, ...] = ()
     if baseline is not None:
         corrected = choices.corrected(len(groups) - 1)
-        comparisons = tuple(_compare(groups[0], group, threshold.value, margin, corrected) for group in groups[1:])
+        comparisons = tuple(_compare(groups[0], group, threshold, margin, corrected) for group in groups[1:])
         notes += differences(groups[0], groups[1:])
     return Analysis(
         choices,
@@ -181,6 +184,7 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
         comparisons,
         threshold.value,
         threshold.source,
+        math.nan if threshold.derived else threshold.value,
         margin.value,
         margin.source,
         tuple(notes),
@@ -227,9 +231,9 @@ def _measure(
     return GroupResult(group, final, by_quantity, reached, *curves, *times, group.time_shares)
 
 
-def _compare(baseline: Group, group: Group, threshold: float, margin: Target, choices: Choices) -> Comparison:
-    found = {name: speedup(baseline, group, name, threshold, choices.confidence) for name in QUANTITIES}
-    bounds = {name: speedup_bound(baseline, group, name, threshold) for name in CENSORED}
+def _compare(baseline: Group, group: Group, threshold: Target, margin: Target, choices: Choices) -> Comparison:
+    found = {name: speedup(baseline, group, name, threshold.value, choices.confidence) for name in QUANTITIES}
+    bounds = {name: speedup_bound(baseline, group, name, threshold.value) for name in CENSORED}
     if any(side.values("stop_at_return") != (None,) for side in (baseline, group)):
         # A run that reaches its target stops early, so its training time says nothing by itself, and what it spent is
         # nothing to compare with what a run spent that missed it.
@@ -237,11 +241,14 @@ def _compare(baseline: Group, group: Group, threshold: float, margin: Target, ch
         if _stopped_at(baseline, group) is None:
             for name in ("wall_s", "cpu_s", "energy_j"):
                 found.pop(name)
+    speedups = {name: value for name, value in found.items() if value is not None}
+    order = ("time_to_threshold_s", "env_steps_per_s", "actor_us_per_step", "training_s")[threshold.derived :]
     return Comparison(
         group,
-        {name: value for name, value in found.items() if value is not None},
+        speedups,
         {name: bound for name, bound in bounds.items() if bound is not None},
         _verdict(baseline, group, margin, choices),
+        next((speedups[name] for name in order if name in speedups), None),
         obstacles(baseline, group) if choices.force else (),
     )
 

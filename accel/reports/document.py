@@ -12,13 +12,12 @@ from pathlib import Path
 
 from accel.errors import ReportError
 from accel.monitor.plain_text import one_line, without_controls
-from accel.reports import charts, tables, wording
+from accel.reports import plotting, tables, wording
 from accel.reports.analysis import Analysis, Comparison, GroupResult
+from accel.reports.charts import figures
 from accel.reports.comparison import QUANTITIES
 from accel.reports.curves import Curve
-from accel.reports.drawing import Drawing
-from accel.reports.markdown import render_markdown
-from accel.reports.page import render_page
+from accel.reports.pages import render
 from accel.reports.runs import Run
 
 PAGE, MARKDOWN, JSON_FILE = "index.html", "report.md", "report.json"
@@ -62,22 +61,6 @@ def check_target(out: Path, *, overwrite: bool) -> None:
         raise ReportError(f"cannot write {out}: {parent} is not a directory you may write to; choose another --out")
 
 
-def draw(analysis: Analysis) -> tuple[Drawing, ...]:
-    """Every figure with data, in the report's order."""
-    drawn = (
-        charts.learning_curve(analysis, "seconds"),
-        charts.learning_curve(analysis, "steps"),
-        *(charts.course(analysis, name) for name in charts.COURSES),
-        charts.speedups(analysis),
-        charts.mismatch(analysis),
-        charts.time_per_step(analysis, "actor"),
-        charts.time_per_step(analysis, "learner"),
-        charts.policy_lag(analysis),
-        charts.decisions(analysis),
-    )
-    return tuple(drawing for drawing in drawn if drawing is not None)
-
-
 def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool = False) -> WrittenReport:
     """Write to a temporary directory beside ``out`` and rename it.
 
@@ -89,21 +72,19 @@ def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool
         ReportError: ``out`` exists or cannot be written; nothing is left behind.
     """
     check_target(out, overwrite=overwrite)
-    drawings = draw(analysis)
-    texts = {
-        PAGE: render_page(analysis, drawings, written=written),
-        MARKDOWN: render_markdown(analysis, drawings, written=written),
-        JSON_FILE: json.dumps(_finite(to_json(analysis)), indent=1, allow_nan=False, default=str) + "\n",
-    }
-    texts |= {f"figures/{drawing.name}.svg": drawing.svg for drawing in drawings}
-    texts = {name: without_controls(text) for name, text in texts.items()}
+    drawn = figures(analysis)
+    files = {f"{figure.name}.{kind}": data for figure in drawn for kind, data in plotting.render(figure).items()}
+    texts = {JSON_FILE: json.dumps(_finite(to_json(analysis)), indent=1, allow_nan=False, default=str) + "\n"}
+    svgs = {figure.name: plotting.inline(files[f"{figure.name}.svg"].decode()) for figure in drawn}
+    texts[PAGE] = render("page.html", analysis, drawn, written=written, svgs=svgs)
+    texts[MARKDOWN] = render("report.md", analysis, drawn, written=written, svgs=svgs)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         (temporary / "figures").mkdir(parents=True)
         for name, text in texts.items():
-            (temporary / name).write_text(text, encoding="utf-8", errors="replace")
-        for drawing in drawings:
-            (temporary / "figures" / f"{drawing.name}.png").write_bytes(drawing.png)
+            (temporary / name).write_text(without_controls(text), encoding="utf-8", errors="replace")
+        for name, content in files.items():
+            (temporary / "figures" / name).write_bytes(content)
         if out.exists():
             shutil.rmtree(out)
         temporary.rename(out)

@@ -40,10 +40,15 @@ class ReturnGain:
 
 @dataclass(frozen=True)
 class Target:
-    """A threshold or margin, in return, and how it was derived; ``value`` is NaN where there is none."""
+    """A threshold or margin, in return, and how it was derived; ``value`` is NaN where there is none.
+
+    Attributes:
+        derived: whether it was derived from what was learned, which neither the user nor the runs asked for.
+    """
 
     value: float
     source: str
+    derived: bool = False
 
 
 def gain_of(group: Group) -> ReturnGain:
@@ -75,7 +80,7 @@ def threshold_of(groups: Sequence[Group], asked: float | None) -> Target:
     if not gain.is_learning:
         return Target(math.nan, f"none, as {_no_gain(gain, label)}")
     share = f"{THRESHOLD_SHARE:.0%} of the way from the first known return to the final return of {label}"
-    return Target(gain.first + THRESHOLD_SHARE * gain.size, share)
+    return Target(gain.first + THRESHOLD_SHARE * gain.size, share, derived=True)
 
 
 def margin_of(baseline: Group, share: float, asked: float | None) -> Target:

@@ -22,7 +22,7 @@ def headline(analysis: Analysis) -> str:
         best = max(analysis.comparisons, key=_merit)
         return f"{_capitalised(_sentence(best, analysis), best, analysis)} ({analysis.environment})"
     highest = max(analysis.results, key=lambda r: -math.inf if r.final_return is None else r.final_return.estimate)
-    outcome = _outcome(highest, analysis.threshold)
+    outcome = _outcome(highest, analysis.target)
     if len(analysis.results) == 1:
         return f"{analysis.environment}: {outcome}"
     return f"{analysis.environment}, {len(analysis.results)} configurations; the highest return: {outcome}"
@@ -32,7 +32,7 @@ def outcomes_beside(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     """At most two sentences for each of several configurations that are not compared: its return, what limits it."""
     if analysis.baseline is not None or len(analysis.results) < 2:
         return ()
-    return tuple((result.group.label, _outcome_sentences(result, analysis.threshold)) for result in analysis.results)
+    return tuple((result.group.label, _outcome_sentences(result, analysis.target)) for result in analysis.results)
 
 
 def verdicts(analysis: Analysis) -> tuple[tuple[str, str, str, tuple[str, ...]], ...]:
@@ -128,14 +128,13 @@ def _sentence(comparison: Comparison, analysis: Analysis) -> str:
                 "untested": "returns not compared",
             }[comparison.verdict.outcome]
         )
-    if _has_target(analysis):
-        parts.append(_failures(comparison, analysis))
+    parts.append(_failures(comparison, analysis))
     return ", ".join(part for part in parts if part)
 
 
 def _sentences(comparison: Comparison, analysis: Analysis) -> list[str]:
     """Speed, then return, without their full stops; one sentence where there are too few seeds."""
-    bound = next(iter(comparison.bounds.values()), None)
+    bound = next(iter(comparison.bounds.values()), None) if math.isfinite(analysis.target) else None
     speed = [_speed(comparison, analysis), "" if bound is None else _bound(bound, comparison, analysis)]
     failures = _failures(comparison, analysis)
     if comparison.verdict.outcome == "too_few_seeds" and (comparison.main and not comparison.main.has_interval):
@@ -155,8 +154,8 @@ def _speed(comparison: Comparison, analysis: Analysis) -> str:
         return f"{label} against {baseline}: no speed to compare"
     what, said = {
         "time_to_threshold_s": (
-            f"speed to a return of {analysis.threshold:.4g}",
-            f"is {times(value)} as fast as {baseline} to a return of {analysis.threshold:.4g}",
+            f"speed to a return of {analysis.target:.4g}",
+            f"is {times(value)} as fast as {baseline} to a return of {analysis.target:.4g}",
         ),
         "env_steps_per_s": ("steps per second", f"trains at {times(value)} the steps per second of {baseline}"),
         "training_s": ("speed of training", f"trains {times(value)} as fast as {baseline}"),
@@ -184,32 +183,26 @@ def _bound(bound: SpeedupBound, comparison: Comparison, analysis: Analysis) -> s
     seeds = "1 failed seed at its" if bound.failed == 1 else f"{bound.failed} failed seeds at their"
     return (
         f"{comparison.group.label} is {bound.side} {bound.ratio:.3g}× as fast as {analysis.groups[0].label}{what} to a "
-        f"return of {analysis.threshold:.4g}, counting {seeds} budget"
+        f"return of {analysis.target:.4g}, counting {seeds} budget"
     )
 
 
 def _failures(comparison: Comparison, analysis: Analysis) -> str:
-    """``int8 reached 475 in 4 of 5 runs, fp32 in 5 of 5``; empty where every run reached the threshold."""
-    if not math.isfinite(analysis.threshold):
+    """``int8 reached 475 in 4 of 5 runs, fp32 in 5 of 5``; empty where every run reached the target."""
+    if not math.isfinite(analysis.target):
         return ""
     sides = [(group, _result(group, analysis).reached) for group in (comparison.group, analysis.groups[0])]
     if all(reached == len(group.runs) for group, reached in sides):
         return ""
     (group, ours), (baseline, theirs) = sides
     return (
-        f"{group.label} reached {analysis.threshold:.4g} in {ours} of {len(group.runs)} runs, "
+        f"{group.label} reached {analysis.target:.4g} in {ours} of {len(group.runs)} runs, "
         f"{baseline.label} in {theirs} of {len(baseline.runs)}"
     )
 
 
 def _result(group: Group, analysis: Analysis) -> GroupResult:
     return next(result for result in analysis.results if result.group is group)
-
-
-def _has_target(analysis: Analysis) -> bool:
-    """Whether the threshold was set by the user or the runs, not derived from the gain."""
-    wanted = [analysis.choices.threshold, *(v for group in analysis.groups for v in group.values("stop_at_return"))]
-    return analysis.threshold in wanted
 
 
 def _margin(analysis: Analysis) -> str:
@@ -243,21 +236,21 @@ def _limit(shares: TimeShares) -> str:
     )
 
 
-def _outcome(result: GroupResult, threshold: float) -> str:
+def _outcome(result: GroupResult, target: float) -> str:
     """``int8 reached 475 in 5 of 5 runs, after 1.2 s of training (median)``."""
     label, seeds = result.group.label, len(result.group.runs)
     if result.final_return is None:
         return f"{label} has no finished episode"
     final = f"{label} ends at a return of {interval(result.final_return)}"
-    if not result.reached:
+    if not result.reached or math.isnan(target):
         return final
     runs = "its run" if seeds == 1 else f"{result.reached} of {seeds} runs"
     when = number(median(result.by_quantity["time_to_threshold_s"]))
-    return f"{final}; {runs} reached {threshold:.4g}, after {when} s of training{' (median)' if seeds > 1 else ''}"
+    return f"{final}; {runs} reached {target:.4g}, after {when} s of training{' (median)' if seeds > 1 else ''}"
 
 
-def _outcome_sentences(result: GroupResult, threshold: float) -> str:
-    texts = [_outcome(result, threshold).removeprefix(f"{result.group.label} ")]
+def _outcome_sentences(result: GroupResult, target: float) -> str:
+    texts = [_outcome(result, target).removeprefix(f"{result.group.label} ")]
     texts += [] if result.time_shares is None else [_limit(result.time_shares)]
     return " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts)
 

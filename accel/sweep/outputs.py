@@ -16,10 +16,11 @@ from optuna.trial import FrozenTrial
 
 from accel.json_object import Json
 from accel.monitor.statistics import Interval, mean_interval
+from accel.reports.plotting import save_all
 from accel.sweep.experiment import Experiment
 from accel.sweep.importance import METHOD, Importance, importances
 from accel.sweep.pareto import Candidate, balanced
-from accel.sweep.plots import FrontFigure, draw_importances
+from accel.sweep.plots import importance_figure, pareto_figure
 from accel.sweep.recovery import ERROR
 from accel.sweep.storage import without_passwords
 from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, SAME_AS, SKIP, SKIPPED, StudyOptions, counts, tally
@@ -71,6 +72,12 @@ class Findings:
         return importances([(trial, trial.user_attrs[MEASURED]) for trial in trials], self.options.objectives)
 
     @cached_property
+    def returns(self) -> Mapping[int, Interval]:
+        """By trial: the mean return of its episodes, with its 95 % interval."""
+        played = {trial.number: trial.user_attrs.get("returns", ()) for trial in self.trials}
+        return {number: mean_interval(returns) for number, returns in played.items() if len(returns) > 1}
+
+    @cached_property
     def differences(self) -> Mapping[int, Interval]:
         """By trial: return minus fp32's on the same seeds, with its 95 % interval."""
         full = self.study.user_attrs.get("returns")
@@ -81,7 +88,7 @@ class Findings:
 
 
 def write_outputs(findings: Findings, directory: Path) -> tuple[Path, ...]:
-    """Write ``pareto.json``, ``pareto.md``, ``pareto.png``, ``importance.png`` and ``best/*.toml``.
+    """Write ``pareto.json``, ``pareto.md``, ``best/*.toml``, and figures ``pareto`` and ``importance`` in every format.
 
     Returns:
         The configurations, in the front's order.
@@ -94,9 +101,17 @@ def write_outputs(findings: Findings, directory: Path) -> tuple[Path, ...]:
     write_atomically(directory / "pareto.md", _markdown(findings, places).encode())
     title = f"{experiment.title} ({experiment.kind})"
     bounds = {c.metric: c.bound(experiment.references) for c in options.constraints}
-    figure = FrontFigure(findings.rows, findings.front, options.objectives, experiment.references, bounds, title)
-    write_atomically(directory / "pareto.png", figure.draw())
-    write_atomically(directory / "importance.png", draw_importances(findings.importances, title))
+    front = pareto_figure(
+        findings.rows,
+        findings.front,
+        options.objectives,
+        references=experiment.references,
+        bounds=bounds,
+        returns=findings.returns,
+        title=title,
+    )
+    save_all(front, directory)
+    save_all(importance_figure(findings.importances, title), directory)
     return tuple(files.values())
 
 

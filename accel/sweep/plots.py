@@ -1,204 +1,146 @@
-"""A sweep's plots as PNG: the Pareto front and parameter importances."""
+"""A sweep's figures: the Pareto front, parameter importances, and the course of a population."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 from itertools import combinations
 
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+import numpy as np
 
+from accel.monitor.statistics import Interval
+from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Reference
 from accel.sweep.importance import Importance
 from accel.sweep.objectives import Metric, Values
 from accel.sweep.pareto import Candidate
 
-_DPI = 140
-_GREY, _BLUE, _ORANGE, _GREEN = "#b8bcc4", "#1f5fa8", "#d9730d", "#2a8f57"
-_COLOURS = (_BLUE, _ORANGE, _GREEN, "#8a4fb0", "#7a7f87")
-_TEXT = "#555555"
-_MAXIMAL_PARAMETERS = 20
-# Metrics to minimise whose values differ by more than this factor have a logarithmic axis.
-_LOGARITHMIC_RATIO = 10.0
+MAX_PARAMETERS = 20
+MAX_NAME = 24
+"""Characters of a candidate's name beside its point."""
+LOGARITHMIC_RATIO = 10.0
+"""Metrics to minimise whose values differ by more than this factor have a logarithmic axis."""
 
 
-@dataclass(frozen=True)
-class FrontFigure:
-    """A plot of the Pareto front.
+def pareto_figure(
+    rows: Sequence[Candidate],
+    front: Sequence[Candidate],
+    objectives: Sequence[Metric],
+    *,
+    references: Values,
+    bounds: Values,
+    returns: Mapping[int, Interval],
+    title: str,
+) -> Figure:
+    """One panel per pair of objectives; for a single objective, its history over trials.
 
-    Attributes:
+    Args:
         rows: all candidates. front: the Pareto front among them.
-        objectives: one panel per pair of them.
         references: fp32's values. bounds: of constraints, by metric.
-        title: of the plot.
+        returns: intervals of the mean return, by trial.
     """
-
-    rows: Sequence[Candidate]
-    front: Sequence[Candidate]
-    objectives: Sequence[Metric]
-    references: Values
-    bounds: Values
-    title: str
-
-    def draw(self) -> bytes:
-        """PNG bytes."""
-        return _png(self.figure())
-
-    def figure(self) -> Figure:
-        """One panel per pair of objectives; for a single objective, its history over trials."""
-        pairs = list(combinations(self.objectives, 2))
-        figure = Figure(figsize=(5.2 * max(len(pairs), 1), 4.6), dpi=_DPI, layout="constrained")
-        panels = figure.subplots(1, max(len(pairs), 1), squeeze=False)[0]
-        if pairs:
-            for panel, (second, first) in zip(panels, pairs, strict=True):
-                self._pair(panel, first, second)
-        else:
-            self._history(panels[0], self.objectives[0])
-        figure.suptitle(self.title, fontsize=10)
-        handles, labels = panels[0].get_legend_handles_labels()
-        found = dict(zip(labels, handles, strict=True))
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-        return figure
-
-    def _pair(self, panel: Axes, x: Metric, y: Metric) -> None:
-        panel.scatter(*_points(self._others, x, y), s=14, color=_GREY, label="other trials", linewidths=0)
-        panel.scatter(*_points(self.front, x, y), s=34, color=_BLUE, label="Pareto front", zorder=3)
-        if x.name in self.references and y.name in self.references:
-            place = ([self.references[x.name]], [self.references[y.name]])
-            panel.scatter(*place, s=110, marker="*", color=_ORANGE, label="fp32", zorder=4)
-        for metric, axis, line in ((x, panel.xaxis, panel.axvline), (y, panel.yaxis, panel.axhline)):
-            values = [row.values[metric.name] for row in (*self.rows, *self.front)]
-            if metric.direction == "minimise" and values and 0 < min(values) < max(values) / _LOGARITHMIC_RATIO:
-                _logarithmic(panel, axis)
-            known = [*values, *([self.references[metric.name]] if metric.name in self.references else [])]
-            if known and min(known) == max(known):
-                _all_equal(panel, axis, known[0], self.bounds.get(metric.name))
-            if metric.name in self.bounds:
-                line(self.bounds[metric.name], color=_ORANGE, linewidth=1, linestyle="--", label="constraint")
-        panel.set_xlabel(_axis(x), fontsize=9)
-        panel.set_ylabel(_axis(y), fontsize=9)
-        _plain(panel)
-
-    def _history(self, panel: Axes, objective: Metric) -> None:
-        groups = ((self._others, _GREY, 14, "other trials"), (self.front, _BLUE, 34, "best"))
-        for group, colour, size, label in groups:
-            numbers = [row.number for row in group]
-            values = [row.values[objective.name] for row in group]
-            panel.scatter(numbers, values, s=size, color=colour, label=label, zorder=3)
-        if objective.name in self.references:
-            panel.axhline(self.references[objective.name], color=_ORANGE, linewidth=1, label="fp32")
-        panel.set_xlabel("trial", fontsize=9)
-        panel.set_ylabel(_axis(objective), fontsize=9)
-        _plain(panel)
-
-    @property
-    def _others(self) -> list[Candidate]:
-        best = {row.number for row in self.front}
-        return [row for row in self.rows if row.number not in best]
+    best = {row.number for row in front}
+    groups = {
+        "other trials": [row for row in rows if row.number not in best],
+        "Pareto front" if len(objectives) > 1 else "best": list(front),
+    }
+    trial = Metric("trial", "minimise", "", "")
+    pairs = [(x, y) for y, x in combinations(objectives, 2)] or [(trial, objectives[0])]
+    panels = []
+    for x, y in pairs:
+        marks: list[Points | Reference] = []
+        for i, (label, members) in enumerate(groups.items()):
+            names = [] if i == 0 else [_name(row) for row in members]
+            across, up = ([_value(row, metric) for row in members] for metric in (x, y))
+            x_ends, y_ends = (_ends(members, metric, returns) for metric in (x, y))
+            marks.append(Points(label, across, up, x_ends, y_ends, names, 0 if i else None))
+        if {x.name, y.name} <= references.keys():
+            marks.append(Points("fp32", [references[x.name]], [references[y.name]], colour=1, marker="*"))
+        elif x is trial and y.name in references:
+            marks.append(Reference(references[y.name], "fp32"))
+        for metric, axis in ((x, "x"), (y, "y")):
+            if metric.name in bounds:
+                marks.append(Reference(bounds[metric.name], "constraint", "x" if axis == "x" else "y"))
+        x_axis, y_axis = (_axis(metric, [*rows, *front], references, bounds) for metric in (x, y))
+        note = "; ".join(filter(None, (_all_equal(metric, [*rows, *front], references) for metric in (x, y))))
+        panels.append(Panel(marks, x_axis, y_axis, note=note, inches=3.4))
+    caption = "Every measured trial. Bars: 95 % Student's t interval of the mean return, quartiles of a latency."
+    return Figure("pareto", f"Pareto front of {title}", panels, caption, columns=3, heading=title)
 
 
-def draw_importances(found: Mapping[str, Importance], title: str) -> bytes:
+def importance_figure(found: Mapping[str, Importance], title: str) -> Figure:
     """Parameters by their greatest share, with a bar per objective, and the remarks on objectives without shares."""
     ranked = {objective: importance.shares for objective, importance in found.items() if importance.remark is None}
     greatest: dict[str, float] = {}
     for shares in ranked.values():
         for name, share in shares.items():
             greatest[name] = max(greatest.get(name, 0.0), share)
-    names = sorted(greatest, key=lambda name: greatest[name])[-_MAXIMAL_PARAMETERS:]
-    figure = Figure(figsize=(7.5, 2.2 + 0.34 * max(len(names), 3)), dpi=_DPI, layout="constrained")
-    panel = figure.subplots()
-    height = 0.8 / max(len(ranked), 1)
-    for index, (objective, shares) in enumerate(ranked.items()):
-        places = [place + 0.4 - (index + 0.5) * height for place in range(len(names))]
-        label = f"{objective} ({found[objective].trials} trials)"
-        widths = [shares.get(name, 0.0) for name in names]
-        panel.barh(places, widths, height, label=label, color=_COLOURS[index % len(_COLOURS)])
-    remarks = "\n".join(f"{name}: {item.remark}" for name, item in found.items() if item.remark is not None)
-    if names:
-        panel.set_yticks(range(len(names)), names, fontsize=8)
-        panel.set_xlabel("importance (PED-ANOVA)", fontsize=8)
-        panel.set_xlim(0, 1)
-        panel.legend(fontsize=8, frameon=False, loc="lower right")
-        _plain(panel)
-        figure.text(0.01, -0.01, remarks, fontsize=8, color=_TEXT, va="top")
-    else:
-        panel.text(0.5, 0.5, remarks, ha="center", va="center", fontsize=9, color=_TEXT)
-        panel.set_axis_off()
-    figure.suptitle(f"Parameter importance in {title}", fontsize=10)
-    return _png(figure)
+    names = sorted(greatest, key=lambda name: -greatest[name])[:MAX_PARAMETERS]
+    parts = {
+        f"{objective} ({found[objective].trials} trials)": [shares.get(name, 0.0) for name in names]
+        for objective, shares in ranked.items()
+    }
+    remarks = [f"{name}: {item.remark}" for name, item in found.items() if item.remark is not None]
+    x = Axis("importance (PED-ANOVA)", limits=(0.0, 1.0))
+    panel = Panel([Bars(names, parts, grouped=True)] if parts else [], x)
+    heading = "\n".join([f"Parameter importance in {title}", *remarks])
+    return Figure("importance", f"Parameter importance in {title}", [panel], heading=heading)
 
 
-def draw_population(
+def population_figure(
     rows: Mapping[str, Sequence[Sequence[float | None]]], lineage: Sequence[int], logarithmic: Set[str], title: str
-) -> bytes:
+) -> Figure:
     """A population's returns and parameters over its generations, with the line of its best member.
 
     Args:
         rows: by quantity, generation and member; None where there is no value.
         lineage: by generation, the member that the best one goes back to.
         logarithmic: quantities with a logarithmic axis.
-        title: of the plot.
     """
-    figure = Figure(figsize=(3.6 * min(len(rows), 3), 3.0 * math.ceil(len(rows) / 3)), dpi=_DPI, layout="constrained")
-    panels = figure.subplots(math.ceil(len(rows) / 3), min(len(rows), 3), squeeze=False).flatten()
-    for panel, (name, generations) in zip(panels, rows.items(), strict=False):
-        for member in zip(*generations, strict=True):
-            values = [math.nan if value is None else value for value in member]
-            panel.plot(range(len(values)), values, color=_GREY, linewidth=1, marker="o", markersize=2.5)
-        best = [generation[member] for generation, member in zip(generations, lineage, strict=True)]
-        drawn = [math.nan if value is None else value for value in best]
-        panel.plot(range(len(drawn)), drawn, color=_BLUE, linewidth=2, marker="o", markersize=4)
-        if name in logarithmic:
-            _logarithmic(panel, panel.yaxis)
-        panel.set_title(name, fontsize=9)
-        panel.set_xlabel("generation", fontsize=9)
-        _plain(panel)
-    for panel in panels[len(rows) :]:
-        panel.set_axis_off()
-    figure.suptitle(f"{title}: members grey, the best one's line blue", fontsize=10)
-    return _png(figure)
+    panels = []
+    for name, generations in rows.items():
+        table = np.array(generations, np.float64)  # [generation, member]; None becomes NaN
+        over = np.arange(len(table))
+        marks = [Line("other members", over, values, colour=None) for values in table.T]
+        marks.append(Line("the best member's line", over, table[over, list(lineage)]))
+        y = Axis(scale="log" if name in logarithmic else "linear")
+        panels.append(Panel(marks, Axis("generation", "steps"), y, name, inches=2.2))
+    return Figure("population", title, panels, columns=3, heading=title)
 
 
-def _all_equal(panel: Axes, axis: Axis, value: float, bound: float | None) -> None:
-    """Label an axis of equal values, and let it range from zero to somewhat beyond them."""
-    ends = [0.0, 1.2 * value if value else 1.0] + ([] if bound is None else [1.2 * bound])
-    set_limits = panel.set_xlim if axis is panel.xaxis else panel.set_ylim
-    set_limits(min(ends), max(ends))
-    across, up = (0.98, 0.04) if axis is panel.xaxis else (0.98, 0.96)
-    vertical = "bottom" if axis is panel.xaxis else "top"
-    text = f"all equal: {value:g}"
-    panel.text(across, up, text, transform=panel.transAxes, fontsize=8, color=_TEXT, ha="right", va=vertical)
+def _name(row: Candidate) -> str:
+    text = f"{row.number}: {row.label}"
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"
 
 
-def _logarithmic(panel: Axes, axis: Axis) -> None:
-    set_scale = panel.set_xscale if axis is panel.xaxis else panel.set_yscale
-    set_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+def _value(row: Candidate, metric: Metric) -> float:
+    return row.values.get(metric.name, float(row.number))
 
 
-def _points(rows: Sequence[Candidate], x: Metric, y: Metric) -> tuple[list[float], list[float]]:
-    return [row.values[x.name] for row in rows], [row.values[y.name] for row in rows]
+def _ends(rows: Sequence[Candidate], metric: Metric, returns: Mapping[int, Interval]) -> list[tuple[float, float]]:
+    """Error bars of a metric: its interval, or the quartiles that were measured; none where no row has either."""
+    quartiles = [(row.values.get(f"{metric.name}_q1"), row.values.get(f"{metric.name}_q3")) for row in rows]
+    known: list[tuple[float, float]] = []
+    for row, (low, high) in zip(rows, quartiles, strict=True):
+        if metric.name == "return" and row.number in returns:
+            low, high = returns[row.number].low, returns[row.number].high
+        known.append((math.nan if low is None else low, math.nan if high is None else high))
+    return known if np.isfinite(known).any() else []
 
 
-def _axis(metric: Metric) -> str:
-    return f"{metric.title}, {'more' if metric.direction == 'maximise' else 'less'} is better"
+def _axis(metric: Metric, rows: Sequence[Candidate], references: Values, bounds: Values) -> Axis:
+    if metric.name == "trial":
+        return Axis("trial", "steps")
+    title = f"{metric.title}, {'more' if metric.direction == 'maximise' else 'less'} is better"
+    values = [row.values[metric.name] for row in rows]
+    if _all_equal(metric, rows, references):
+        ends = [0.0, 1.2 * values[0] if values[0] else 1.0, 1.2 * bounds.get(metric.name, 0.0)]
+        return Axis(title, limits=(min(ends), max(ends)))
+    wide = metric.direction == "minimise" and values and 0 < min(values) < max(values) / LOGARITHMIC_RATIO
+    return Axis(title, "log" if wide else "linear")
 
 
-def _plain(panel: Axes) -> None:
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(labelsize=8)
-    panel.grid(alpha=0.25, linewidth=0.6)
-
-
-def _png(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    FigureCanvasAgg(figure)
-    figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.1)
-    return file.getvalue()
+def _all_equal(metric: Metric, rows: Sequence[Candidate], references: Values) -> str:
+    """Says so where a metric's values do not differ; such an axis begins at zero."""
+    values = {row.values[metric.name] for row in rows if metric.name in row.values}
+    values |= {references[metric.name]} if metric.name in references and values else set()
+    return f"{metric.name}: all equal, {min(values):g}" if len(values) == 1 else ""

@@ -25,10 +25,12 @@ from pydantic import TypeAdapter
 
 from accel.errors import ConfigError, SweepError
 from accel.json_object import Json
+from accel.reports.figure import Figure
+from accel.reports.plotting import save_all
 from accel.sweep.directory import check_directory, one_at_a_time, writable, write_about
 from accel.sweep.evolution import Parameters, draw, evolve
 from accel.sweep.outputs import markdown_table
-from accel.sweep.plots import draw_population
+from accel.sweep.plots import population_figure
 from accel.sweep.search import SearchOptions
 from accel.sweep.sweep_file import SweepFile, load_sweep_file, parameters_text
 from accel.sweep.training_run import TrainingRun
@@ -355,7 +357,7 @@ def sweep_population(
         with one_at_a_time(directory):
             title = f"{loaded.base.environment.env}, {loaded.base.policy.network}"
             write_atomically(directory / "population.md", _markdown(found, title, options, command).encode())
-            write_atomically(directory / "population.png", _figure(found, loaded, title))
+            save_all(_figure(found, loaded, title), directory)
     best = directory / RUNS / run_name(len(found) - 1, best_member(found[-1]))
     return PopulationResult(directory, tuple(found), best)
 
@@ -413,7 +415,7 @@ def _earned(outcome: Outcome) -> str:
     return "" if outcome.return_mean is None else f"{outcome.return_mean:.4g}"
 
 
-def _figure(generations: Sequence[Generation], file: SweepFile, title: str) -> bytes:
+def _figure(generations: Sequence[Generation], file: SweepFile, title: str) -> Figure:
     """Returns and numeric parameters by generation."""
     rows: dict[str, list[list[float | None]]] = {
         "return": [[outcome.return_mean for _, outcome in generation] for generation in generations]
@@ -422,4 +424,4 @@ def _figure(generations: Sequence[Generation], file: SweepFile, title: str) -> b
         if not isinstance(distribution, CategoricalDistribution):
             rows[name] = [[float(member.parameters[name]) for member, _ in generation] for generation in generations]
     logarithmic = {name for name, distribution in file.space.items() if getattr(distribution, "log", False)}
-    return draw_population(rows, lineage(generations), logarithmic, title)
+    return population_figure(rows, lineage(generations), logarithmic, title)

@@ -34,9 +34,10 @@ sys.path.insert(0, str(PROJECT))
 
 import numpy as np  # noqa: E402
 
-from accel.bench.plots import actor_panels, draw  # noqa: E402
+from accel.bench.plots import figure  # noqa: E402
 from accel.monitor.divergence import GREEDY_TOLERANCE  # noqa: E402
 from accel.monitor.statistics import Interval, mean_interval  # noqa: E402
+from accel.reports.plotting import save  # noqa: E402
 
 Row = dict[str, Any]
 Key = tuple[object, ...]
@@ -236,7 +237,7 @@ def render(output: Path) -> None:
     if actors:
         sections += [_actor_section(actors), _split_section(actors)]
         title = f"Actor time (behind: times as fast as torch eager)\n{_conditions(actors)}".replace("*", "")
-        draw(actor_panels(actors), output / "actor_time.png", title=title, unit="µs per environment step")
+        save(figure("actor", actors, heading=title, unit="µs per environment step"), output / "actor_time.png")
         sections.append("![Actor time per environment step](actor_time.png)")
     if refreshes:
         sections.append(_refresh_section(refreshes))

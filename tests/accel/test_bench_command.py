@@ -11,7 +11,6 @@ import pytest
 
 from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_refresh
 from accel.bench.options import LayoutOptions, integers, texts
-from accel.bench.plots import PANELS, Panel, draw, draw_panel
 from accel.bench.rows import Row
 from accel.bench.tables import (
     ACTOR,
@@ -298,36 +297,6 @@ def test_figures_that_are_not_finite_become_null() -> None:
 def test_other_processes_are_told_of() -> None:
     assert "60% of a core" in interference([{"cpu_share": 0.99}, {"cpu_share": 0.6}])[0]
     assert not interference([{"cpu_share": 0.99}])
-
-
-def test_a_note_stands_behind_the_line_even_where_that_is_cut() -> None:
-    from matplotlib.collections import LineCollection
-    from matplotlib.figure import Figure
-
-    axes = Figure().subplots()
-    draw_panel(Panel("", ["a", "b"], {"x": [10.0, 20.0]}, [(9.0, 900.0), (18.0, 21.0)], notes=["n", "m"]), axes, "")
-    (lines,) = (artist for artist in axes.collections if isinstance(artist, LineCollection))
-    ends = [float(segment[1][0]) for segment in lines.get_segments()]
-    assert ends == [30.0, 21.0], "the first is cut"
-    assert [note.xy[0] for note in axes.texts] == ends
-    arrows = [line for line in axes.lines if line.get_marker() == 5]
-    assert [list(arrow.get_xdata()) for arrow in arrows] == [[30.0]]
-
-
-def test_plots_grow_with_their_panels(tmp_path: Path) -> None:
-    from matplotlib.image import imread
-
-    panel = Panel(
-        "title", ["a", "b"], {"x": [1.0, 2.0], "y": [0.5, 0.1]}, [(1.0, 90.0), (2.0, 2.2)], ("limit", 1.2), ["n", ""]
-    )
-    heights = []
-    for count in (1, 4):
-        draw([panel] * count, tmp_path / "plot.png", title="title\nsecond line", unit="µs")
-        image = imread(tmp_path / "plot.png")
-        assert image[..., :3].std() > 0.02, "something is drawn"
-        heights.append(image.shape[0])
-    assert heights[0] < heights[1]
-    assert set(PANELS) == {*COMMANDS, "inference"}
 
 
 @pytest.mark.parametrize("columns", [POLICY, ACTOR, REFRESH, BITS, LEARNER])

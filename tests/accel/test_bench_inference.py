@@ -10,10 +10,11 @@ import pytest
 
 from accel.bench import bench_inference
 from accel.bench.advice import advise_inference
-from accel.bench.plots import inference_panels
+from accel.bench.plots import LAYOUTS
 from accel.bench.rows import number
 from accel.config import TrainConfig
 from accel.errors import ConfigError
+from accel.reports.figure import Bars
 from accel.system.processes import cpu_seconds, descendants
 from tests.accel.bench_rows import check_rows
 from tests.contracts.ranks import need_mpirun
@@ -62,7 +63,8 @@ def test_the_winner_is_named_where_spreads_tell_them_apart() -> None:
     rows[2] = made_row("central", "fp32", 104.0, 4.0, None)
     rows[3] = made_row("central", "int8", 103.0, 4.0, None)
     assert "local int8 and central fp32 do not differ measurably; local int8 takes" in advise_inference(rows)[0]
-    assert inference_panels(rows)[0].labels == ["local fp32", "local int8", "central fp32", "central int8"]
+    (bars,) = LAYOUTS["inference"].panels(rows, "steps/s")[0].marks
+    assert isinstance(bars, Bars) and bars.labels == ["local fp32", "local int8", "central fp32", "central int8"]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc")

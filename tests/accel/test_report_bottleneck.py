@@ -11,8 +11,7 @@ import pytest
 from accel.monitor.bottleneck import TimeShares, shares_of
 from accel.reports.analysis import Choices, analyse
 from accel.reports.document import to_json
-from accel.reports.markdown import render_markdown
-from accel.reports.page import render_page
+from accel.reports.pages import render
 from accel.reports.runs import Group, Run
 from accel.reports.series import Series
 from accel.reports.tables import bottleneck_table, results_table
@@ -78,8 +77,8 @@ def test_every_form_of_the_report_says_it() -> None:
     assert value["bottlenecks"][0] == sentence  # type: ignore[index]
     assert value["groups"][0]["bottleneck"]["limit"] == "policy"  # type: ignore[index]
     told = sentence.replace("int8: the", "The")
-    assert told in html.unescape(render_page(analysis, (), written="now"))
-    assert told in render_markdown(analysis, (), written="now")
+    for template in ("page.html", "report.md"):
+        assert told in html.unescape(render(template, analysis, (), written="now", svgs={}))
     limits = bottleneck_table(analysis)
     assert limits is not None and limits.rows[0] == ("int8", "policy", "0%", "50%", "10%", "80%")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accel.monitor.decisions import acting
-from accel.reports.drawing import wrapped
+from accel.reports.plotting import wrapped
 from accel.reports.runs import LONGEST_LABEL, Run, group_runs, labels
 from accel.reports.series import Series
 

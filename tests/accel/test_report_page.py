@@ -11,19 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from accel.errors import ReportError
 from accel.monitor.decisions import Decision
-from accel.reports import charts
 from accel.reports.analysis import Analysis, Choices, analyse
-from accel.reports.charts import ratio_ticks
 from accel.reports.document import WrittenReport, to_json, write_report
 from accel.reports.runs import Run
 from accel.reports.samples import run_from_json, run_to_json
 from accel.reports.series import Series
 from accel.reports.tables import (
-    decisions_table,
     differing_table,
     mismatch_table,
     results_table,
@@ -143,9 +139,8 @@ def test_untrusted_text_stays_text(report: Path) -> None:
 
 
 def test_no_control_character_is_left(report: Path, written: WrittenReport) -> None:
-    texts = [path.read_text() for path in report.rglob("*") if path.suffix in {".html", ".md", ".svg", ".json"}]
+    texts = [path.read_text() for path in report.rglob("*") if path.suffix in {".html", ".md", ".svg", ".json", ".csv"}]
     for text in (*texts, written.headline):
-        assert "[31m" in text or "figure" in text or written.headline == text
         assert not [c for c in text if (unicodedata.category(c) == "Cc" and c != "\n") or c == "\u202e"]
 
 
@@ -170,9 +165,8 @@ def test_figures_are_described_and_do_not_share_identifiers(report: Path) -> Non
     elements = parsed((report / "index.html").read_text())
     identifiers = [attributes["id"] for _, attributes in elements.seen if "id" in attributes]
     assert len(identifiers) == len(set(identifiers))
-    figures = [attributes for tag, attributes in elements.seen if tag == "svg"]
-    assert len(figures) == 11
-    assert all(a["role"] == "img" and a["aria-labelledby"] in identifiers for a in figures)
+    assert sum(tag == "svg" for tag, _ in elements.seen) == 11
+    assert sum(a.get("role") == "img" and len(a["aria-label"] or "") > 20 for _, a in elements.seen) == 11
     used = {value for _, a in elements.seen for name, value in a.items() if name.endswith("href") and value}
     assert {value[1:] for value in used} <= set(identifiers)
 
@@ -184,9 +178,7 @@ def test_every_figure_is_also_a_file(report: Path) -> None:
         *("episode_length", "losses", "entropy"),
     }
     for name in names:
-        with Image.open(report / "figures" / f"{name}.png") as image:
-            assert image.width == 1000
-            assert len(image.convert("L").getcolors() or ()) > 5
+        assert {path.suffix for path in (report / "figures").glob(f"{name}.*")} == {".svg", ".png", ".pdf", ".csv"}
         assert f"figures/{name}.png" in (report / "report.md").read_text()
         assert "var(--" not in (report / "figures" / f"{name}.svg").read_text()
 
@@ -283,75 +275,6 @@ def test_a_report_from_samples_is_the_runs_own(analysis: Analysis) -> None:
         run_from_json(samples[0], "here")
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.1, 10.0), (0.8, 1.25), (0.1, 1.25), (0.8, 10.0), (0.45, 3.1)])
-def test_ticks_of_ratios_stand_apart(low: float, high: float) -> None:
-    ticks = ratio_ticks(low, high)
-    gaps = np.diff(np.log(ticks)) / np.log(high / low)
-    assert 1 in ticks and 3 <= len(ticks) <= 9
-    assert gaps.min() >= 0.1
-    assert gaps.max() <= 0.45
-
-
-def speedup_texts(analysis: Analysis, ends: tuple[float, float, float]) -> tuple[list[str], str]:
-    """Texts of a figure in which every speedup has this estimate and interval."""
-    (comparison,) = analysis.comparisons
-    speedups = {n: replace(s, ratio=replace(s.ratio, estimate=ends[0], low=ends[1], high=ends[2]))
-                for n, s in comparison.speedups.items()}  # fmt: skip
-    drawing = charts.speedups(replace(analysis, comparisons=(replace(comparison, speedups=speedups),)))
-    assert drawing is not None
-    return re.findall(r">([0-9.e+]+×?)</text>", drawing.svg), drawing.svg
-
-
-def test_speedups_of_any_width_have_an_axis_to_read(analysis: Analysis) -> None:
-    for ends in ((1.0, 1e-3, 1e3), (50.0, 20.0, 90.0), (0.01, 0.005, 0.02), (1.02, 1.01, 1.03), (2.0, 1.5, 3.0)):
-        texts, _ = speedup_texts(analysis, ends)
-        ticks = [float(text) for text in texts if not text.endswith("×")]
-        assert 1 in ticks and len(ticks) >= 3
-        assert min(ticks) >= 0.1 and max(ticks) <= 10
-        assert f"{ends[0]:.3g}×" in texts
-
-
-def test_mismatch_of_several_configurations_shows_compression(analysis: Analysis) -> None:
-    drawing = charts.mismatch(analysis)
-    assert drawing is not None
-    for panel in ("compression", "total", "ESS", "KL, nats"):
-        assert f">{panel}<" in drawing.svg
-    assert "sampled weights" in drawing.caption and "not from sampled weights" in drawing.caption
-    run = analysis.groups[0].runs[0]
-    sampled = {n: v for n, v in run.series.columns.items() if not n.startswith(("total_", "compression_"))}
-    only = replace(run, series=Series({**sampled, "behaviour_kl": np.full(30, 0.02)}, 30))
-    drawing = charts.mismatch(analyse([only], Choices()))
-    assert drawing is not None
-    assert "weights π_θ/μ of sampled actions" in drawing.caption and "closed form" not in drawing.caption
-
-
-def test_what_is_learned_stands_beside_the_returns(analysis: Analysis) -> None:
-    losses = charts.course(analysis, "losses")
-    assert losses is not None
-    assert ">policy<" in losses.svg and ">value<" in losses.svg and ">critic<" not in losses.svg
-    entropy = charts.course(analysis, "entropy")
-    assert entropy is not None and "1 for a critic that predicts its targets" in entropy.caption
-    assert "explained_variance: ends at 0.9" in entropy.alt
-    assert charts.course(analysis, "evaluation") is None
-    run = analysis.groups[0].runs[0]
-    late = {"evaluation_return": np.r_[np.full(29, np.nan), 55.0], "evaluation_env_steps": np.full(30, 12_000.0)}
-    played = replace(run, series=Series({**run.series.columns, **late}, 30))
-    drawing = charts.course(analyse([played], Choices()), "evaluation")
-    assert drawing is not None and "ends at 55" in drawing.alt and ">12k<" in drawing.svg
-
-
-def test_a_long_legend_leaves_the_axes_their_size() -> None:
-    def height(count: int) -> float:
-        runs = [make_run(f"a-configuration-with-a-name-{i:02d}-s0", f"int8-{i}", 0, 1.0) for i in range(count)]
-        drawing = charts.learning_curve(analyse(runs, Choices()), "steps")
-        assert drawing is not None
-        box = re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', drawing.svg)
-        assert box is not None
-        return float(box[1])
-
-    assert height(2) < height(12)
-
-
 def test_configurations_that_differ_much_have_short_names_and_a_table(tmp_path: Path) -> None:
     runs = [make_run(f"{name}-s0", "int8", 0, 1.0) for name in ("first", "second", "third")]
     for i, run in enumerate(runs):
@@ -390,26 +313,3 @@ def test_labels_are_the_users_where_given(analysis: Analysis) -> None:
     for names in (("a", "a"), ("a", " ")):
         with pytest.raises(ReportError, match="needs one of its own"):
             analyse(runs, Choices(labels=names), runs[0])
-
-
-def test_a_single_record_is_drawn(analysis: Analysis) -> None:
-    run = analysis.groups[0].runs[0]
-    short = replace(run, series=Series({name: values[:1] for name, values in run.series.columns.items()}, 1))
-    found = analyse([short], Choices())
-    for drawing in (charts.learning_curve(found, "seconds"), charts.policy_lag(found), charts.mismatch(found)):
-        assert drawing is not None
-        assert re.search(r'<use href="#\w+-\w+" x=', drawing.svg.replace("xlink:", "")), drawing.name
-
-
-def test_timing_a_level_is_no_change_of_level(analysis: Analysis) -> None:
-    run = analysis.groups[0].runs[0]
-    made = [
-        ("survey", "fp32", "fp32:16;int8:0;prune(0.25)+int8:0"),
-        ("hold", "fp32:16;int8:0;prune(0.25)+int8:0", "fp32"),
-    ]
-    logged = [Decision(1.0, 10 * i, None, kind, a, b, "why", {}) for i, (kind, a, b) in enumerate(made, 1)]
-    found = analyse([replace(run, decisions=logged)], Choices())
-    drawing, table = charts.decisions(found), decisions_table(found)
-    assert drawing is not None and table is not None
-    assert "prune" not in drawing.svg and "2 decisions" in drawing.caption
-    assert [row[3:5] for row in table.rows] == [("fp32", "fp32"), ("fp32", "fp32")]

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from accel.monitor.divergence import divergences
 from accel.reports.analysis import Choices, analyse
-from accel.reports.charts import MAX_SINGLE
 from accel.reports.document import write_report
 from accel.reports.runs import Run
 from accel.reports.samples import run_from_json, run_to_json
@@ -63,17 +62,6 @@ def checked(seed: int) -> Run:
         "qat_greatest_difference/qat": np.array([np.nan, 0.0, 1.0, 1.0]),
     }
     return make_run(seed, columns, "qat")
-
-
-def test_captions_stay_in_sight_beside_wide_tables_and_few_runs_have_lines(tmp_path: Path) -> None:
-    def written(count: int) -> str:
-        runs = [make_run(seed, {"return_mean": np.arange(4.0) + seed}) for seed in range(count)]
-        return write_report(analyse(runs, Choices()), tmp_path / str(count), written="now").page.read_text()
-
-    few, many = written(MAX_SINGLE), written(MAX_SINGLE + 1)
-    assert "<caption><span>Every run." in few and "position: sticky" in few
-    assert "thin lines are single seeds" in few
-    assert "thin lines" not in many and "Mean over seeds" in many
 
 
 def test_what_checks_before_publication_found_is_tabled_by_scheme(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Parameter importances of studies with a known answer, and plots of values that do not differ."""
+"""Parameter importances of studies with a known answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from optuna.trial import FrozenTrial
 
 from accel.sweep.importance import MINIMAL_TRIALS, importances
 from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING
-from accel.sweep.pareto import Candidate
-from accel.sweep.plots import FrontFigure, draw_importances
 
 _SIZES = {"fp32": 19_676.0, "int8": 7_000.0, "int4": 3_100.0, "prune": 6_367.0}
 _SPACE: dict[str, BaseDistribution] = {
@@ -64,16 +62,3 @@ def test_a_repeated_candidate_counts_once() -> None:
 def test_an_objective_that_never_differs_is_named_rather_than_left_out() -> None:
     found = importances(candidates(40), (_BYTES, AFTER_TRAINING["kl"]))
     assert found["kl"].remark == "all 40 trials have the same value, 0.5"
-    with_line, without = draw_importances(found, "t"), draw_importances({"bytes": found["bytes"]}, "t")
-    assert len(with_line) > len(without)
-
-
-def test_an_axis_of_equal_values_begins_at_nothing_and_says_so() -> None:
-    rows = [Candidate(n, str(n), {"return": 500.0, "bytes": float(size)}) for n, size in enumerate((100, 150, 180))]
-    figure = FrontFigure(rows, rows[:1], (_RETURN, _BYTES), {"return": 500.0, "bytes": 200.0}, {"return": 475.0}, "t")
-    panel = figure.figure().axes[0]
-    assert panel.get_ylim() == (0.0, 600.0)
-    assert "all equal: 500" in [text.get_text() for text in panel.texts]
-    assert not any("all equal" in text.get_text() for text in FrontFigure(
-        [*rows, Candidate(3, "3", {"return": 480.0, "bytes": 90.0})], rows[:1], (_RETURN, _BYTES), {}, {}, "t",
-    ).figure().axes[0].texts)  # fmt: skip

@@ -1,0 +1,372 @@
+"""The one place that draws: a ``Figure`` as SVG, PNG and PDF in one style, and for a page that follows its theme."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
+
+from accel.errors import ConfigError
+from accel.monitor.plain_text import without_controls
+from accel.reports.figure import Axis, Bars, Ends, Figure, Line, Panel, Points, Reference
+from accel.reports.series import Floats
+from accel.system.atomic import write_atomically
+
+SUFFIXES = ("svg", "png", "pdf", "csv")
+PNG_DPI = 200
+WIDTH_INCHES, PANEL_INCHES, ROW_INCHES = 5.0, 2.3, 1.5
+"""Width of a panel, and its height where it is alone and where it is one of a column."""
+BAR_INCHES, LINE_INCHES = 0.3, 0.16
+LABEL_LETTERS, LINE_LETTERS = 24, 58
+"""Characters in a line of the names beside bars, and of a legend."""
+FURTHEST_SPREAD = 1.5
+"""Spreads of bars are cut at this multiple of the longest bar, so that a few slow samples do not flatten the bars."""
+
+# Each colour once: a page replaces them by its own variables, so that figures follow a dark theme.
+TEXT, MUTED, GRID, PAPER = "#1c2430", "#5b6676", "#dce1e8", "#ffffff"
+SERIES = ("#1f5fa8", "#c2500c", "#1f7a4d", "#7a3fa1", "#a8324b", "#4a5a6b", "#8a6d00", "#007a8a")
+SERIES_DARK = ("#6fb0f5", "#ff9a56", "#5fcf95", "#c79bf0", "#f5849b", "#a9b8c8", "#e0c04a", "#4cc9d8")
+DASHES = ("-", (0, (5, 1.6)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
+_BLUE, _ORANGE, _GREY, _GREEN, _PURPLE = "#4382bf", "#e5903a", "#97a2b0", "#5fa871", "#a77bc4"
+_RED, _YELLOW, _TEAL, _PALE = "#cf4d5f", "#c9a228", "#3f9d97", "#d0d7df"
+PARTS: Mapping[str, str] = MappingProxyType(
+    {"env": _BLUE, "policy": _ORANGE, "overhead": _GREY, "pull": _GREEN, "deserialise": _PURPLE, "load": _RED,
+     "timing": _YELLOW, "send": _TEAL, "wait": _PALE, "batch": _GREY, "forward": _BLUE, "correct": _ORANGE,
+     "backward": _TEAL, "compress": _RED, "publish": _GREEN, "measure": _YELLOW, "record": _PURPLE}
+)  # fmt: skip
+"""Colours of the parts of bars that mean the same in several figures."""
+_OTHER_PARTS = ("#66788a", "#b3a18f", "#7d6b5d")
+_ROUND_RATIOS = (1, 0.1, 10, 0.5, 2, 0.2, 5, 0.8, 1.25, 0.7, 1.5, 0.3, 3, 0.9, 1.1, 0.6, 1.75, 0.4, 4, 7)
+_APART = 0.11
+
+
+def draw(figure: Figure) -> Canvas:
+    """The figure as matplotlib has it."""
+    columns = min(figure.columns, len(figure.panels))
+    rows = math.ceil(len(figure.panels) / columns)
+    heights = [_inches(panel, len(figure.panels)) for panel in figure.panels]
+    heights = [max(heights[row * columns : (row + 1) * columns]) for row in range(rows)]
+    size = (WIDTH_INCHES * columns, sum(heights) + 0.5)
+    canvas = Canvas(figsize=size, dpi=PNG_DPI, layout="constrained")
+    grid = canvas.subplots(rows, columns, squeeze=False, sharex=columns == 1, height_ratios=heights).flatten()
+    for panel, axes in zip(figure.panels, grid, strict=False):
+        _draw_panel(panel, axes, shown=columns > 1 or panel is figure.panels[-1])
+    for axes in grid[len(figure.panels) :]:
+        axes.set_visible(False)
+    if figure.heading:
+        letters = int(14 * size[0])
+        lines = [part for line in figure.heading.splitlines() for part in textwrap.wrap(line, letters)]
+        canvas.suptitle("\n".join(lines), fontsize=9.5)
+    _legend_below(canvas, columns)
+    return canvas
+
+
+def render(figure: Figure, suffixes: Sequence[str] = SUFFIXES) -> dict[str, bytes]:
+    """The content of its files by suffix, of ``SUFFIXES``; the same figure gives the same bytes each time."""
+    found = {"csv": without_controls(figure.csv()).encode()} if "csv" in suffixes else {}
+    drawn = [suffix for suffix in suffixes if suffix != "csv"]
+    if not drawn:
+        return found
+    with _style(figure.name):
+        canvas = draw(figure)
+        if (layout := canvas.get_layout_engine()) is not None:
+            layout.execute(canvas)
+            canvas.set_layout_engine(None)  # With one, each file would be drawn twice, and laid out anew.
+        metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}
+        for suffix in drawn:
+            file = io.BytesIO()
+            canvas.savefig(file, format=suffix, metadata=metadata[suffix])
+            found[suffix] = file.getvalue()
+    if "svg" in found:
+        svg = without_controls(_without_metadata(found["svg"].decode()))
+        found["svg"] = _own_identifiers(svg, figure.name).encode()
+    return found
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write one file in the format that its suffix names. Raises ConfigError for a suffix that is none of them."""
+    write_atomically(path, render(figure, [suffix := checked_suffix(path)])[suffix])
+
+
+def checked_suffix(path: Path) -> str:
+    """The format that a path's suffix names. Raises ConfigError: none of ``SUFFIXES``."""
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix not in SUFFIXES:
+        raise ConfigError(f"cannot draw {path}: end its name with {', '.join(f'.{known}' for known in SUFFIXES)}")
+    return suffix
+
+
+def save_all(figure: Figure, directory: Path) -> None:
+    """Write ``figure.name`` in every format into a directory."""
+    for suffix, content in render(figure).items():
+        write_atomically(directory / f"{figure.name}.{suffix}", content)
+
+
+def inline(svg: str) -> str:
+    """An SVG for a page: no size of its own, no paper, colours from the page's variables."""
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(rf'(style="[^"]*)fill: {PAPER}([^"]*")', r"\1fill: none\2", svg, count=1)
+    for variable, (colour, _) in colour_variables().items():
+        svg = svg.replace(colour, f"var({variable})")
+    return svg
+
+
+def colour_variables() -> dict[str, tuple[str, str]]:
+    """By CSS variable: the colour in figures and the light theme, and in the dark theme."""
+    fixed = {"--text": (TEXT, "#e6ebf1"), "--muted": (MUTED, "#9aa7b6"), "--grid": (GRID, "#36404d")}
+    return fixed | {f"--series-{i}": pair for i, pair in enumerate(zip(SERIES, SERIES_DARK, strict=True))}
+
+
+def wrapped(label: str, width: int) -> str:
+    """A label in lines of at most ``width`` characters, broken between words where it can be."""
+    return "\n".join(textwrap.wrap(label, width, break_on_hyphens=False)) or label
+
+
+def ratio_ticks(low: float, high: float) -> list[float]:
+    """Round ratios from ``low`` to ``high``, the roundest first, that stand apart from one another on a log axis."""
+    chosen: list[float] = []
+    for tick in _ROUND_RATIOS:
+        if low <= tick <= high and all(abs(math.log(tick / t)) >= _APART * math.log(high / low) for t in chosen):
+            chosen.append(tick)
+    return sorted(chosen)
+
+
+@contextmanager
+def _style(salt: str) -> Iterator[None]:
+    """Draw in one style; ``salt`` makes identifiers in an SVG the figure's own, and the same each time."""
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rc("axes", axisbelow=True, edgecolor=MUTED, facecolor="none", grid=True, labelcolor=TEXT, linewidth=0.8)
+        mpl.rc("axes", titlesize=9.5)
+        mpl.rc("axes.formatter", useoffset=False, limits=(-5, 7))
+        mpl.rc("axes.spines", right=False, top=False)
+        mpl.rc("figure", facecolor=PAPER)
+        mpl.rc("font", family="sans-serif", size=9.5)
+        mpl.rc("font", **{"sans-serif": ["DejaVu Sans"]})
+        mpl.rc("grid", color=GRID, linewidth=0.7)
+        mpl.rc("legend", frameon=False, fontsize=9.0, labelcolor=TEXT)
+        mpl.rc("lines", linewidth=1.9)
+        mpl.rc("pdf", fonttype=42)
+        mpl.rc("svg", fonttype="none", hashsalt=salt)
+        mpl.rc("text", color=TEXT, parse_math=False, usetex=False)
+        mpl.rc("xtick", color=MUTED, labelcolor=TEXT)
+        mpl.rc("ytick", color=MUTED, labelcolor=TEXT)
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
+        yield
+
+
+def _inches(panel: Panel, panels: int) -> float:
+    labels = [wrapped(label, LABEL_LETTERS) for mark in panel.marks if isinstance(mark, Bars) for label in mark.labels]
+    titles = 0.25 * bool(panel.title) + 0.2 * bool(panel.x.title)
+    if panel.inches is not None:
+        return panel.inches + titles
+    if labels:
+        return BAR_INCHES * len(labels) + 0.14 * sum(label.count("\n") for label in labels) + 0.3 + titles
+    return (PANEL_INCHES if panels == 1 else ROW_INCHES) + titles
+
+
+def _draw_panel(panel: Panel, axes: Axes, *, shown: bool) -> None:
+    """Args: shown: whether its x axis has a title, which panels that share one have once."""
+    for mark in panel.marks:
+        if isinstance(mark, Line):
+            _draw_line(mark, axes)
+        elif isinstance(mark, Points):
+            _draw_points(mark, axes, thick=bool(panel.y.ticks))
+        elif isinstance(mark, Bars):
+            _draw_bars(mark, axes)
+    _finish_axis(panel.x, axes, "x")
+    _finish_axis(panel.y, axes, "y")
+    for mark in panel.marks:
+        if isinstance(mark, Reference):
+            _draw_reference(mark, axes)
+        elif isinstance(mark, Points):
+            _mark_cuts(mark, axes)
+    axes.set_title(wrapped(panel.title, LINE_LETTERS), loc="left")
+    axes.set_xlabel(wrapped(panel.x.title, LINE_LETTERS) if shown else "")
+    axes.set_ylabel(panel.y.title)
+    if panel.note:
+        axes.annotate(panel.note, (0.99, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize=8, color=MUTED)
+
+
+def _draw_line(line: Line, axes: Axes) -> None:
+    """The line with its band; a single point is a dot with its interval."""
+    x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
+    colour, dash = _colour(line.colour), "-" if line.colour is None or line.steps else DASHES[line.colour % len(DASHES)]
+    for single_x, single_y in line.single:
+        axes.plot(single_x, single_y, color=colour, alpha=0.3, linewidth=0.7, marker=_dot(single_y), markersize=3)
+    if line.low is not None and line.high is not None:
+        if len(x) > 1:
+            axes.fill_between(x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+        else:
+            axes.vlines(x, line.low, line.high, color=colour, alpha=0.4)
+    if line.steps:
+        axes.step(x, y, where="post", color=colour, linewidth=1.6, label=line.label)
+        axes.plot(x[1:-1], y[1:-1], ".", color=colour, markersize=5)
+    else:
+        width = 1.0 if line.colour is None else 1.9
+        axes.plot(x, y, color=colour, linestyle=dash, linewidth=width, marker=_dot(y), markersize=5, label=line.label)
+
+
+def _dot(y: object) -> str | None:
+    """A dot for a single value, which no line shows."""
+    return "o" if np.isfinite(np.asarray(y, np.float64)).sum() == 1 else None
+
+
+def _draw_points(points: Points, axes: Axes, *, thick: bool) -> None:
+    """Points, their error bars and names: beside the points, or where rows have names too (``thick``) in the margin."""
+    colour, width = _colour(points.colour), 2.2 if thick else 1.2
+    size = 130.0 if points.marker == "*" else 14.0 if points.colour is None else 34.0
+    axes.scatter(points.x, points.y, s=size, marker=points.marker, color=colour, label=points.label, zorder=3, lw=0)
+    if points.x_ends:
+        axes.hlines(points.y, *zip(*points.x_ends, strict=True), color=colour, linewidth=width, zorder=2.5)
+    if points.y_ends:
+        axes.vlines(points.x, *zip(*points.y_ends, strict=True), color=colour, linewidth=width, zorder=2.5)
+    middle = (min(points.x) + max(points.x)) / 2 if points.x else 0.0
+    for x, y, name in zip(points.x, points.y, points.names, strict=False):
+        if thick:
+            margin = ("axes fraction", "data")
+            axes.annotate(name, (1.03, y), xycoords=margin, va="center", fontsize=8.5, color=TEXT)
+        else:
+            place, side = ((6, 4), "left") if x <= middle else ((-6, 4), "right")
+            axes.annotate(name, (x, y), place, textcoords="offset points", ha=side, fontsize=7.5, color=TEXT)
+
+
+def _mark_cuts(points: Points, axes: Axes) -> None:
+    """An arrow at an end of the x axis for what lies beyond it."""
+    left, right = axes.get_xlim()
+    ends = points.x_ends or [(math.nan, math.nan)] * len(points.x)
+    for x, y, (low, high) in zip(points.x, points.y, ends, strict=True):
+        for beyond, edge, marker in ((np.fmin(x, low) < left, left, "<"), (np.fmax(x, high) > right, right, ">")):
+            if beyond:
+                axes.plot([edge], [y], marker, color=_colour(points.colour), markersize=7, clip_on=False)
+
+
+def _draw_bars(bars: Bars, axes: Axes) -> None:
+    colours, places = _part_colours(list(bars.parts)), np.arange(len(bars.labels), dtype=np.float64)
+    starts, height = np.zeros(len(places)), 0.8 / len(bars.parts) if bars.grouped else 0.66
+    several = len(bars.parts) > 1
+    longest = max(map(sum, zip(*bars.parts.values(), strict=True)), default=0.0)
+    for i, (part, widths) in enumerate(bars.parts.items()):
+        colour = SERIES[i % len(SERIES)] if bars.grouped else colours[part]
+        at = places - 0.4 + (i + 0.5) * height if bars.grouped else places
+        axes.barh(at, widths, height, starts, color=colour, label=part if several else None)
+        if not bars.grouped:
+            if several:
+                _write_in_bars(axes, widths, starts, 0.09 * longest, colour)
+            starts = starts + np.asarray(widths)
+    ends = np.maximum(starts, _draw_spread(bars.spread, axes, FURTHEST_SPREAD * longest) or starts)
+    for place, end, note in zip(places, ends, bars.notes, strict=False):
+        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}
+        axes.annotate(note, (end, place), (7, 0), textcoords="offset points", va="center", fontsize=8, bbox=paper)
+    axes.set_yticks(places, [wrapped(label, LABEL_LETTERS) for label in bars.labels])
+    axes.set_ylim(len(places) - 0.5, -0.5)
+    if not bars.grouped:
+        axes.set_xlim(0.0, max([*ends, 0.0]) * (1.3 if bars.notes else 1.04) or 1.0)
+    axes.grid(axis="y", visible=False)
+
+
+def _write_in_bars(axes: Axes, widths: Sequence[float], starts: Floats, least: float, colour: str) -> None:
+    """Each part's width in it where there is room, in ink that stands out."""
+    red, green, blue = to_rgb(colour)
+    ink = TEXT if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else PAPER
+    for place, (width, start) in enumerate(zip(widths, starts, strict=True)):
+        if width > least:
+            text = f"{width:.3g}" if width < 1000 else f"{width:,.0f}"
+            axes.text(start + width / 2, place, text, ha="center", va="center", fontsize=8.5, color=ink)
+
+
+def _draw_spread(spread: Ends, axes: Axes, furthest: float) -> list[float]:
+    """Each bar's spread up to ``furthest``, with an arrowhead where it is cut; the ends of the lines."""
+    places, ends = range(len(spread)), [min(high, furthest) for _, high in spread]
+    axes.hlines(places, [min(low, furthest) for low, _ in spread], ends, color=TEXT, linewidth=1.2)
+    cut = [place for place in places if spread[place][1] > furthest]
+    axes.plot([ends[place] for place in cut], cut, color=TEXT, marker=5, markersize=4, linestyle="none")
+    return ends
+
+
+def _draw_reference(reference: Reference, axes: Axes) -> None:
+    """A dotted line: across with its label above the end, upright with it in the legend."""
+    if reference.axis == "x":
+        axes.axvline(reference.value, color=TEXT, linewidth=1.2, linestyle=":", label=reference.label)
+        return
+    axes.axhline(reference.value, color=MUTED, linewidth=1.2, linestyle=":")
+    place, spot = (0.99, reference.value), ("axes fraction", "data")
+    axes.annotate(reference.label, place, xycoords=spot, ha="right", va="bottom", fontsize=8, color=MUTED)
+
+
+def _finish_axis(axis: Axis, axes: Axes, which: str) -> None:
+    target, across = (axes.xaxis, True) if which == "x" else (axes.yaxis, False)
+    set_limits, limits = (axes.set_xlim, axes.get_xlim) if across else (axes.set_ylim, axes.get_ylim)
+    if axis.scale in ("log", "ratio"):
+        (axes.set_xscale if across else axes.set_yscale)("log")
+        target.set_minor_locator(NullLocator())
+    if axis.scale == "ratio":
+        low, high = min(limits()[0] / 1.08, 0.8), max(limits()[1] * 1.08, 1.25)
+        low, high = max(low, axis.limits[0] or low), min(high, axis.limits[1] or high)
+        set_limits(low, high)
+        target.set_ticks(ratio_ticks(low, high), [f"{tick:g}" for tick in ratio_ticks(low, high)])
+        return
+    if axis.limits != (None, None):
+        set_limits(*axis.limits)
+    if axis.scale == "log":
+        low, high = limits()
+        target.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=6))
+        target.set_major_formatter(lambda value, _: f"{value:g}")
+    elif axis.scale == "steps":
+        target.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
+        target.set_major_formatter(EngFormatter(sep=""))
+    if axis.ticks:
+        target.set_ticks(list(axis.ticks), [wrapped(text, LABEL_LETTERS) for text in axis.ticks.values()], fontsize=8.5)
+
+
+def _legend_below(canvas: Canvas, columns: int) -> None:
+    """One legend for all panels, under them, where it hides nothing; long names take several lines and add height."""
+    found: dict[str, Artist] = {}
+    for axes in canvas.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(wrapped(label, LINE_LETTERS), handle)
+    if not found:
+        return
+    across = max(1, min(len(found), int(columns * LINE_LETTERS / (max(map(len, found)) + 5))))
+    rows = math.ceil(sum(label.count("\n") + 1 for label in found) / across)
+    width, height = canvas.get_size_inches()
+    canvas.set_size_inches(width, height + LINE_INCHES * rows + 0.1)
+    canvas.legend(found.values(), found, loc="outside lower center", ncols=across)
+
+
+def _colour(index: int | None) -> str:
+    return MUTED if index is None else SERIES[index % len(SERIES)]
+
+
+def _part_colours(parts: Sequence[str]) -> dict[str, str]:
+    """A fixed colour for each known part and one of a few for others; the first series' where there is one part."""
+    if len(parts) == 1:
+        return {parts[0]: _BLUE}
+    unknown = [part for part in parts if part not in PARTS]
+    return {p: PARTS.get(p) or _OTHER_PARTS[unknown.index(p) % len(_OTHER_PARTS)] for p in parts}
+
+
+def _without_metadata(svg: str) -> str:
+    body = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    return body[body.index("<svg") :]
+
+
+def _own_identifiers(svg: str, name: str) -> str:
+    """Identifiers that do not clash with those of other figures on the same page."""
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
+    return re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)

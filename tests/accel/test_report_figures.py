@@ -1,0 +1,253 @@
+"""Figures: what they are given is what their files have, and what of a run, a benchmark or a sweep is in them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.collections import LineCollection
+from PIL import Image
+
+from accel.errors import ConfigError
+from accel.monitor.decisions import Decision
+from accel.monitor.statistics import Interval
+from accel.reports import charts
+from accel.reports.analysis import Analysis, Choices, analyse
+from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Reference
+from accel.reports.plotting import PNG_DPI, SUFFIXES, draw, inline, ratio_ticks, render, save, save_all
+from accel.reports.runs import Run
+from accel.reports.series import Series
+from accel.sweep.importance import Importance
+from accel.sweep.objectives import AFTER_TRAINING
+from accel.sweep.pareto import Candidate
+from accel.sweep.plots import importance_figure, pareto_figure, population_figure
+
+RETURN, BYTES = AFTER_TRAINING["return"], AFTER_TRAINING["bytes"]
+FIGURE = Figure(
+    "sample",
+    "A sample",
+    [
+        Panel([Line("curve", [0.0, 1.0], [2.0, 3.0], [1.0, 2.5], [2.5, 4.0], single=[([0.0], [9.0])])], title="lines"),
+        Panel([Points("point", [1.0], [2.0], y_ends=[(1.5, 2.5)], names=["named"]), Reference(1.75, "limit")]),
+        Panel([Bars(["a", "b"], {"env": [1.0, 2.0], "policy": [3.0, 1.0]}, [(3.0, 900.0), (2.5, 3.5)], ["n", ""])]),
+    ],
+    columns=2,
+    heading="above all",
+)
+
+
+def run(scheme: str = "int8", seed: int = 0, records: int = 20, **columns: object) -> Run:
+    over = np.arange(1.0, records + 1)
+    values = {"elapsed_s": over, "env_steps": 1000 * over, "return_mean": 10 * over}
+    values |= {name: np.broadcast_to(np.asarray(column, np.float64), records) for name, column in columns.items()}
+    summary = {"reason": "done", "wall_s": records + 3.0}
+    config = {"env": "E", "compressor": scheme, "seed": seed}
+    return Run(f"{scheme}-{seed}", "/r", config, {"cpu": "A"}, summary, Series(values, records))
+
+
+def test_the_csv_has_everything_that_is_drawn() -> None:
+    rows = list(csv.DictReader(io.StringIO(FIGURE.csv())))
+    cells = [{key: value for key, value in row.items() if value} for row in rows]
+    assert cells[:3] == [
+        {"panel": "lines", "series": "curve", "x": "0.0", "y": "2.0", "y_low": "1.0", "y_high": "2.5"},
+        {"panel": "lines", "series": "curve", "x": "1.0", "y": "3.0", "y_low": "2.5", "y_high": "4.0"},
+        {"panel": "lines", "series": "curve", "name": "single 1", "x": "0.0", "y": "9.0"},
+    ]
+    point = {"series": "point", "name": "named", "x": "1.0", "y": "2.0", "y_low": "1.5", "y_high": "2.5"}
+    assert {"panel": "2", **point} in cells
+    assert {"panel": "2", "series": "limit", "y": "1.75"} in cells
+    assert {"panel": "3", "series": "policy", "name": "b", "x": "1.0"} in cells
+    assert {"panel": "3", "series": "n", "name": "a", "x_low": "3.0", "x_high": "900.0"} in cells
+
+
+def test_files_are_the_same_each_time_and_of_their_format(tmp_path: Path) -> None:
+    files = render(FIGURE)
+    assert set(files) == set(SUFFIXES) and files == render(FIGURE)
+    assert files["pdf"].startswith(b"%PDF") and files["svg"].startswith(b"<svg")
+    save_all(FIGURE, tmp_path)
+    save(FIGURE, tmp_path / "other.PNG")
+    assert (tmp_path / "other.PNG").read_bytes() == (tmp_path / "sample.png").read_bytes() == files["png"]
+    with Image.open(tmp_path / "sample.png") as image:
+        assert image.width == 10 * PNG_DPI
+        assert len(image.convert("L").getcolors() or ()) > 5
+    with pytest.raises(ConfigError, match=r"plot\.jpeg: end its name with \.svg, \.png, \.pdf, \.csv"):
+        save(FIGURE, tmp_path / "plot.jpeg")
+    svg = files["svg"].decode()
+    assert "var(--" not in svg and "var(--series-0)" in inline(svg)
+
+
+def test_a_figure_grows_with_its_panels_and_its_legend() -> None:
+    def height(panels: int, lines: int) -> float:
+        marks = [Line(f"a configuration with a name of many letters {i}", [0, 1], [i, i]) for i in range(lines)]
+        return float(draw(Figure("a", "a", [Panel(marks)] * panels)).get_figheight())
+
+    assert height(1, 2) < height(1, 12) < height(3, 12)
+
+
+def test_a_note_stands_behind_the_spread_even_where_that_is_cut() -> None:
+    bars = Bars(["a", "b"], {"x": [10.0, 20.0]}, [(9.0, 900.0), (18.0, 21.0)], ["n", "m"])
+    (axes,) = draw(Figure("a", "a", [Panel([bars])])).axes
+    (lines,) = (artist for artist in axes.collections if isinstance(artist, LineCollection))
+    ends = [float(segment[1][0]) for segment in lines.get_segments()]
+    assert ends == [30.0, 21.0], "the first is cut"
+    assert [note.xy[0] for note in axes.texts] == ends
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == 5] == [[30.0]]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.1, 10.0), (0.8, 1.25), (0.1, 1.25), (0.8, 10.0), (0.45, 3.1)])
+def test_ticks_of_ratios_stand_apart(low: float, high: float) -> None:
+    ticks = ratio_ticks(low, high)
+    gaps = np.diff(np.log(ticks)) / np.log(high / low)
+    assert 1 in ticks and 3 <= len(ticks) <= 9
+    assert gaps.min() >= 0.1
+    assert gaps.max() <= 0.45
+
+
+@pytest.mark.parametrize(
+    ("estimate", "low", "high", "arrows"),
+    [(1.0, 1e-3, 1e3, "<>"), (50.0, 20.0, 90.0, ">"), (0.01, 0.005, 0.02, "<"), (1.02, 1.01, 1.03, "")],
+)
+def test_ratios_of_any_width_have_an_axis_to_read(estimate: float, low: float, high: float, arrows: str) -> None:
+    points = Points("a", [estimate], [0.0], [(low, high)])
+    (axes,) = draw(Figure("a", "a", [Panel([points], Axis("times", "ratio", charts.RATIOS))])).axes
+    left, right = axes.get_xlim()
+    assert 0.1 <= left <= 0.8 and 1.25 <= right <= 10
+    assert {str(line.get_marker()) for line in axes.lines} == set(arrows)
+
+
+def compared(**columns: object) -> Analysis:
+    runs = [run(scheme, seed, **columns) for scheme in ("fp32", "int8") for seed in range(3)]
+    return analyse(runs, Choices(), runs[0])
+
+
+def test_speedups_are_points_with_intervals_by_configuration() -> None:
+    runs = [run(scheme, seed, 20 + seed) for scheme in ("fp32", "int8", "int4") for seed in range(5)]
+    found = analyse(runs, Choices(), runs[0])
+    figure = charts.speedups(found)
+    assert figure is not None
+    int8, int4, equal = figure.panels[0].marks
+    assert isinstance(int8, Points) and isinstance(int4, Points) and isinstance(equal, Reference)
+    assert (int8.label, int4.label) == ("int8", "int4")
+    ratios = [value.ratio for value in found.comparisons[0].speedups.values()]
+    assert (list(int8.x), int8.x_ends) == ([r.estimate for r in ratios], [(r.low, r.high) for r in ratios])
+    assert charts.speedups(analyse(runs, Choices())) is None
+
+
+def test_mismatch_of_several_configurations_shows_compression() -> None:
+    figure = charts.mismatch(compared(total_ess=0.95, total_kl=0.02, compression_ess=0.9, compression_kl=0.0))
+    assert figure is not None
+    assert [panel.y.title for panel in figure.panels] == [
+        "compression\nESS", "compression\nKL, nats", "total\nESS", "total\nKL, nats"
+    ]  # fmt: skip
+    line = figure.panels[1].marks[0]
+    assert isinstance(line, Line) and np.all(np.asarray(line.y) == charts.KL_FLOOR), "zero has no logarithm"
+    assert "sampled weights" in figure.caption and "not from sampled weights" in figure.caption
+    figure = charts.mismatch(analyse([run(behaviour_kl=0.02, rho_ess=0.9)], Choices()))
+    assert figure is not None
+    assert "weights π_θ/μ of sampled actions" in figure.caption and "closed form" not in figure.caption
+
+
+def test_what_is_learned_stands_beside_the_returns() -> None:
+    played = np.r_[np.full(19, np.nan), 55.0]
+    found = analyse([run(policy_loss=1.0, value_loss=2.0, evaluation_return=played, evaluation_env_steps=12_000.0)],
+                    Choices())  # fmt: skip
+    losses, evaluation = charts.course(found, "losses"), charts.course(found, "evaluation")
+    assert losses is not None and [panel.y.title for panel in losses.panels] == ["policy", "value"]
+    assert evaluation is not None and evaluation.alt.endswith("ends at 55.")
+    (line,) = evaluation.panels[0].marks
+    assert isinstance(line, Line) and list(np.asarray(line.x)) == [12_000.0]
+    assert charts.course(found, "entropy") is None
+
+
+def test_a_single_record_is_drawn_as_a_dot() -> None:
+    for figure in charts.figures(analyse([run(records=1, lag_min=0, lag_mean=1, lag_max=2, total_ess=0.9)], Choices())):
+        assert any(line.get_marker() == "o" for axes in draw(figure).axes for line in axes.lines), figure.name
+
+
+def test_few_runs_have_lines_of_their_own() -> None:
+    for count, singly in ((charts.MAX_SINGLE, True), (charts.MAX_SINGLE + 1, False)):
+        figure = charts.learning_curve(analyse([run(seed=seed) for seed in range(count)], Choices()), "steps")
+        assert figure is not None
+        (line, *_) = figure.panels[0].marks
+        assert isinstance(line, Line) and (len(line.single) == count) == singly
+        assert ("thin lines are single seeds" in figure.caption) == singly
+
+
+SURVEY = Decision(1.0, 10, None, "survey", "fp32:8", "fp32:8;int8:0", "why")
+TRIAL = Decision(2.0, 20, 1, "trial", "fp32:8", "int8:8", "why")
+ACCEPT = [Decision(3.0, 30 + 10 * i, actor, "accept", "fp32:8", "int8:8", "why") for i, actor in enumerate((0, 2))]
+RELAX = Decision(4.0, 50, None, "relax", "int8:8", "fp32:8", "why")
+REJECT = Decision(4.0, 50, 1, "reject", "int8:8", "fp32:8", "why")
+ALL = ([0, 10, 100], [0, 0, 0])
+TRIED = ([0, 10, 20, 50, 100], [0, 0, 1, 0, 0])
+ZERO, TWO = ([0, 10, 30, 50, 100], [0, 0, 1, 0, 0]), ([0, 10, 40, 50, 100], [0, 0, 1, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("actors", "decisions", "lines"),
+    [
+        (3, [SURVEY, TRIAL, *ACCEPT, RELAX], [TRIED, ZERO, TWO]),
+        (None, [SURVEY, TRIAL, RELAX], [TRIED]),
+        (2, [SURVEY], [ALL]),
+        (2, [SURVEY, TRIAL, REJECT], [ALL, TRIED]),
+    ],
+    ids=["of all", "of one", "together", "one alone"],
+)
+def test_lines_of_decisions_by_actor(actors: int | None, decisions: Sequence[Decision], lines: object) -> None:
+    """Environment steps and levels (fp32 is 0, int8 is 1) of each line; a decision for all actors is one of each."""
+    series = Series({"env_steps": np.array([100.0])}, 1)
+    made = Run("a", "/a", {} if actors is None else {"actors": actors}, {}, None, series, decisions)
+    assert [(list(x), list(y)) for x, y in charts.steps_by_actor(made, ["fp32", "int8"])] == lines
+
+
+def test_timing_a_level_is_no_change_of_level() -> None:
+    figure = charts.decisions(analyse([replace(run(), decisions=[SURVEY])], Choices()))
+    assert figure is not None and "1 decisions" in figure.caption
+    assert list(figure.panels[0].y.ticks.values()) == ["fp32"]
+
+
+def pareto(rows: Sequence[Candidate], references: dict[str, float], bounds: dict[str, float]) -> Panel:
+    intervals = {0: Interval(500.0, 480.0, 520.0, 0.95, 10)}
+    return pareto_figure(rows, rows[:1], (RETURN, BYTES), references=references, bounds=bounds, returns=intervals,
+                         title="t").panels[0]  # fmt: skip
+
+
+def test_a_front_has_names_and_error_bars() -> None:
+    rows = [Candidate(n, f"int{n}", {"return": 500.0 - n, "bytes": 100.0 + n}) for n in range(3)]
+    others, best, fp32, *_ = pareto(rows, {"return": 500.0, "bytes": 200.0}, {"return": 475.0}).marks
+    assert isinstance(others, Points) and isinstance(best, Points) and isinstance(fp32, Points)
+    assert (best.names, best.y_ends, list(best.x), list(best.y)) == (["0: int0"], [(480.0, 520.0)], [100.0], [500.0])
+    assert (others.names, others.y_ends, list(fp32.y)) == ([], [], [500.0])
+    timed = replace(rows[0], values=rows[0].values | {"bytes_q1": 90.0, "bytes_q3": 120.0})
+    _, best, *_ = pareto([timed], {}, {}).marks
+    assert isinstance(best, Points) and best.x_ends == [(90.0, 120.0)]
+
+
+def test_an_axis_of_equal_values_begins_at_nothing_and_says_so() -> None:
+    rows = [Candidate(n, str(n), {"return": 500.0, "bytes": float(size)}) for n, size in enumerate((100, 150, 180))]
+    panel = pareto(rows, {"return": 500.0, "bytes": 200.0}, {"return": 475.0})
+    assert panel.y.limits == (0.0, 600.0) and panel.note == "return: all equal, 500"
+    assert not pareto([*rows, Candidate(3, "3", {"return": 480.0, "bytes": 90.0})], {}, {}).note
+
+
+def test_objectives_without_importances_are_named() -> None:
+    found = {"bytes": Importance(40, {"a": 0.1, "b": 0.9}), "kl": Importance(40, {}, "all 40 trials are equal")}
+    figure = importance_figure(found, "t")
+    (bars,) = figure.panels[0].marks
+    assert isinstance(bars, Bars) and bars.labels == ["b", "a"] and bars.parts == {"bytes (40 trials)": [0.9, 0.1]}
+    assert "kl: all 40 trials are equal" in figure.heading
+    assert draw(importance_figure({"kl": found["kl"]}, "t")).axes
+
+
+def test_a_population_has_a_line_for_each_member_and_the_best_ones() -> None:
+    figure = population_figure({"return": [[1.0, None], [2.0, 3.0]]}, [0, 1], {"return"}, "t")
+    *members, best = figure.panels[0].marks
+    assert len(members) == 2 and isinstance(best, Line) and figure.panels[0].y.scale == "log"
+    assert list(np.asarray(best.y)) == [1.0, 3.0]
+    assert isinstance(members[1], Line) and math.isnan(np.asarray(members[1].y)[0])
