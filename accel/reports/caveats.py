@@ -149,10 +149,8 @@ def _elsewhere(baseline: Group, group: Group) -> list[str]:
 
 def _machine(run: Run) -> str:
     """The parts of a machine that determine its speed, as one text."""
-    gpus = run.machine.get("gpus") or []
-    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
     parts = [str(run.machine.get(key, "unknown")) for key in MACHINE if key != "gpus"]
-    return f"{parts[0]} ({parts[1]}, {parts[2]} cores{', ' + ', '.join(names) if names else ''})"
+    return f"{parts[0]} ({parts[1]}, {parts[2]} cores{''.join(f', {name}' for name in run.gpus)})"
 
 
 def _versions(run: Run) -> str:

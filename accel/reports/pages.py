@@ -92,7 +92,7 @@ def _tiles(analysis: Analysis) -> list[tuple[str, str]]:
 
 def _sections(analysis: Analysis) -> list[tuple[str, list[tables.Table]]]:
     """Tables by heading, those that have rows."""
-    results = (tables.results_table, tables.bottleneck_table, tables.speedup_table, tables.runs_table)
+    results = (tables.results_table, tables.speedup_table, tables.runs_table)
     sections = {
         "Results": _known(table(analysis) for table in results),
         "Mismatch": _known([tables.mismatch_table(analysis)]),

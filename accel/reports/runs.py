@@ -53,6 +53,14 @@ class Run:
         return self.config.get("seed")
 
     @property
+    def gpus(self) -> tuple[str, ...]:
+        """Names of its machine's GPUs."""
+        found = self.machine.get("gpus")
+        return (
+            tuple(str(gpu.get("name")) for gpu in found if isinstance(gpu, Mapping)) if isinstance(found, list) else ()
+        )
+
+    @property
     def elapsed_s(self) -> Floats:
         """[n] seconds of training."""
         return self.series.column(ELAPSED)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 
 import numpy as np
 
+from accel.monitor.bottleneck import TimeShares
 from accel.monitor.decisions import acting
 from accel.monitor.divergence import GREEDY_TOLERANCE
 from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
@@ -73,7 +75,7 @@ def results_table(analysis: Analysis) -> Table:
             str(len(result.group.runs)),
             "–" if result.final_return is None else interval(result.final_return),
             f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
-            "–" if result.time_shares is None else result.time_shares.limit,
+            "–" if result.time_shares is None else _limit(result.time_shares),
             *(_spread(result.by_quantity[name]) for name in names),
         )
         for result in analysis.results
@@ -89,30 +91,18 @@ def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, 
     return (
         ("final return", f"mean of the last tenth of a run's steps, or the target at which it stopped; {interval_of}"),
         *([("threshold reached", reached)] if math.isfinite(analysis.threshold) else []),
-        ("bottleneck", "what limits the speed: the learner where actors wait for it, otherwise what takes their time"),
+        (
+            "bottleneck",
+            "what limits the speed: the learner where actors wait for it, otherwise what takes their time; with the "
+            "shares of their time in which actors and the learner wait, and of the actors' work",
+        ),
         *((QUANTITIES[name].title, QUANTITIES[name].meaning) for name in names),
     )
 
 
-def bottleneck_table(analysis: Analysis) -> Table | None:
-    """One row a group: what limits its speed, and the shares of time that show it; None where no times are known."""
-    rows = tuple(
-        (
-            result.group.label,
-            shares.limit,
-            *(f"{share:.0%}" for share in astuple(shares)),
-        )
-        for result in analysis.results
-        if (shares := result.time_shares) is not None
-    )
-    if not rows:
-        return None
-    notes = (
-        ("actors wait, learner waits", "share of their time; the side that waits less limits the speed"),
-        ("environment, policy", "share of the time in which actors do not wait"),
-    )
-    columns = ("configuration", "bottleneck", "actors wait", "learner waits", "environment", "policy")
-    return Table("What limits each configuration's speed, medians over seeds.", columns, rows, notes)
+def _limit(shares: TimeShares) -> str:
+    waiting = f"actors wait {shares.actor_wait:.0%}, learner {shares.learner_wait:.0%}"
+    return f"{shares.limit} ({waiting}; environment {shares.environment:.0%}, policy {shares.policy:.0%})"
 
 
 def differing_table(analysis: Analysis, *, everywhere: bool = True) -> Table | None:
@@ -314,8 +304,6 @@ def _saved(value: Speedup) -> str:
 def _machine_row(run: Run) -> tuple[str, ...]:
     machine = run.machine
     memory = machine.get("memory_bytes")
-    gpus = machine.get("gpus")
-    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
     versions = machine.get("versions")
     wanted = ("python", "torch", "onnxruntime", "numpy", "gymnasium")
     shown = [f"{n} {versions[n]}" for n in wanted if versions.get(n)] if isinstance(versions, Mapping) else []
@@ -324,32 +312,29 @@ def _machine_row(run: Run) -> tuple[str, ...]:
         str(machine.get("cpu", "unknown")),
         str(machine.get("usable_cores", "–")),
         f"{memory / 2**30:.0f} GiB" if isinstance(memory, int | float) else "–",
-        ", ".join(names) or "none",
+        ", ".join(run.gpus) or "none",
         ", ".join(shown) or "–",
         commit,
     )
 
 
-_WITHHELD, _INCONCLUSIVE, _KL, _RATE, _STEPS = (
-    "withheld",
-    "inconclusive_checks",
-    "publish_kl",
-    "qat_differences",
-    "qat_greatest_difference",
+_CHECKS: Mapping[str, tuple[str, Callable[[Sequence[Floats]], float]]] = MappingProxyType(
+    {
+        "withheld": ("withheld", lambda seeds: sum(map(_counted, seeds))),
+        "inconclusive checks": ("inconclusive_checks", lambda seeds: sum(map(_counted, seeds))),
+        "KL at the last check, nats": ("publish_kl", lambda seeds: median(float(values[-1]) for values in seeds)),
+        "greatest KL, nats": ("publish_kl", lambda seeds: _greatest(seeds)),
+        "greatest share of codes that differ": ("qat_differences", lambda seeds: _greatest(seeds)),
+        "by at most, steps": ("qat_greatest_difference", lambda seeds: _greatest(seeds)),
+    }
 )
-_TITLES = {
-    _WITHHELD: ("withheld",),
-    _INCONCLUSIVE: ("inconclusive checks",),
-    _KL: ("KL at the last check, nats", "greatest KL, nats"),
-    _RATE: ("greatest share of codes that differ",),
-    _STEPS: ("by at most, steps",),
-}
-_CAPTION = "Checks before publication."
-_MEANINGS = {
-    _WITHHELD: "Withheld: publications, over all seeds, at which a scheme was unfit and another policy acted.",
-    _INCONCLUSIVE: "Inconclusive checks: quick checks, over all seeds, that called for a full check.",
-    _KL: "KL(learner's policy ‖ artifact) is of checks that passed, the last one's in the median over seeds.",
-    _RATE: "With qat the learner rounds as its artifact does; compared are the codes of activations that both compute.",
+"""Columns of checks before publication: the metric, and what of its values in the seeds that have it."""
+_CHECK_MEANINGS = {
+    "withheld": "publications, over all seeds, at which a scheme was unfit and another policy acted",
+    "inconclusive checks": "quick checks, over all seeds, that called for a full check",
+    "KL at the last check, nats": "KL(learner's policy ‖ artifact) of checks that passed, in the median over seeds",
+    "greatest share of codes that differ": "with qat the learner rounds as its artifact does; compared are the codes "
+    "of activations that both compute",
 }
 
 
@@ -358,36 +343,29 @@ def publications_table(analysis: Analysis) -> Table | None:
 
     Counts are summed over seeds, and over the processes of a resumed run, which count from zero again.
     """
-    recorded = {
-        name.partition("/")[0]
-        for group in analysis.groups
-        for run in group.runs
-        for name in run.series.columns
-        if "/" in name
-    }
-    shown = [quantity for quantity in _TITLES if quantity in recorded]
-    if not shown:
-        return None
+    columns = {name for group in analysis.groups for run in group.runs for name in run.series.columns}
+    recorded = {name.partition("/")[0] for name in columns if "/" in name}
+    shown = [title for title, (metric, _) in _CHECKS.items() if metric in recorded]
     rows = []
     for group in analysis.groups:
         names = {name for run in group.runs for name in run.series.columns}
-        schemes = sorted({scheme for name in names for q, _, scheme in [name.partition("/")] if scheme and q in shown})
-        for scheme in schemes:
-            cells = [text for quantity in shown for text in _cells(group, quantity, scheme)]
+        metrics = {_CHECKS[title][0] for title in shown}
+        for scheme in sorted({scheme for name in names for q, _, scheme in [name.partition("/")] if q in metrics}):
+            cells = [_check(group, *_CHECKS[title], scheme) for title in shown]
             rows.append((group.label, scheme, *cells))
-    caption = " ".join([_CAPTION, *(_MEANINGS[quantity] for quantity in shown if quantity in _MEANINGS)])
-    columns = ("configuration", "scheme", *(title for quantity in shown for title in _TITLES[quantity]))
-    return Table(caption, columns, tuple(rows))
+    if not rows:
+        return None
+    notes = tuple((title.partition(",")[0], _CHECK_MEANINGS[title]) for title in shown if title in _CHECK_MEANINGS)
+    return Table("Checks before publication.", ("configuration", "scheme", *shown), tuple(rows), notes)
 
 
-def _cells(group: Group, quantity: str, scheme: str) -> list[str]:
-    found = [values for run in group.runs if (values := _known(run, f"{quantity}/{scheme}")).size]
-    if not found:
-        return ["–"] * len(_TITLES[quantity])
-    if quantity in {_WITHHELD, _INCONCLUSIVE}:
-        return [number(sum(map(_counted, found)))]
-    greatest = number(max(float(values.max()) for values in found))
-    return [number(median(float(values[-1]) for values in found)), greatest] if quantity == _KL else [greatest]
+def _check(group: Group, metric: str, summarise: Callable[[Sequence[Floats]], float], scheme: str) -> str:
+    seeds = [values for run in group.runs if (values := _known(run, f"{metric}/{scheme}")).size]
+    return number(summarise(seeds)) if seeds else "–"
+
+
+def _greatest(seeds: Sequence[Floats]) -> float:
+    return max(float(values.max()) for values in seeds)
 
 
 def _known(run: Run, name: str) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from accel.monitor.bottleneck import ENVIRONMENT_SHARE, WAIT_GAP, TimeShares
+from accel.monitor.bottleneck import TimeShares
 from accel.monitor.plain_text import percent
 from accel.monitor.statistics import Interval
 from accel.reports.analysis import Analysis, Comparison, GroupResult
@@ -58,24 +58,17 @@ def bottlenecks(analysis: Analysis) -> tuple[str, ...]:
 
 
 def method(analysis: Analysis) -> tuple[str, ...]:
-    """How the numbers were obtained."""
+    """How the numbers were obtained, beyond what stands beneath the tables."""
     found = [
         "Returns are those of training episodes, played by the compressed, sampling policy of the actors: the mean of "
-        "the last stop_window episodes of each run. The final return is the mean over the last tenth of "
-        "a run's steps, or the target at which it stopped.",
-        f"The learner is the bottleneck where actors wait for a share of their time that exceeds the learner's by "
-        f"{WAIT_GAP:.0%} or more. Where the learner waits that much more, the actors are: the environment if it takes "
-        f"{ENVIRONMENT_SHARE:.0%} or more of the time in which they do not wait, otherwise the policy. Medians over "
-        "seeds.",
+        "the last stop_window episodes of each run.",
     ]
     if math.isfinite(analysis.threshold):
         found.append(f"The threshold is a mean return of {analysis.threshold:.4g}: {analysis.threshold_source}.")
     if analysis.baseline is not None:
         found += [
-            "Speedups are ratios of geometric means over seeds, with Welch's "
-            f"{percent(analysis.choices.confidence)} interval on the logarithms; an interval that contains 1 shows no "
-            f"difference. With fewer than {MIN_SEEDS} seeds on a side nothing is compared. Where seeds failed to reach "
-            "the threshold, a bound counts them at the budget they spent.",
+            f"With fewer than {MIN_SEEDS} seeds on a side nothing is compared. Where seeds failed to reach the "
+            "threshold, a bound counts them at the budget they spent.",
             _margin(analysis),
             *([_correction(analysis)] if len(analysis.comparisons) > 1 else []),
             "Other runtimes beat torch eager without any compression: compare with fp32 on the same runtime as well.",

@@ -134,19 +134,6 @@ def test_what_is_not_comparable_is_refused_or_marked(
     assert "Not comparable: another environment" in (tmp_path / "out" / "index.html").read_text()
 
 
-def test_one_seed_of_another_budget_is_refused_or_marked(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_run(runs / "int8", "longer", seed=2, total_env_steps=3_000_000)
-    command = ["compare", str(runs / "fp32"), str(runs / "int8"), "--group", "compressor", "--out", str(tmp_path / "o")]
-    assert main(command) == 2
-    mark = "more than one budget: total_env_steps is 1000000 in int8-0, int8-1 and 3000000 in longer"
-    assert mark in capsys.readouterr().err
-    assert main([*command, "--force"]) == 0
-    assert f"Not comparable: {mark}, the baseline&#x27;s is 1000000" in (tmp_path / "o" / "index.html").read_text()
-    assert "1000000 or 3000000" in (tmp_path / "o" / "report.md").read_text()
-
-
 def test_what_runs_are_compared_by_are_their_options() -> None:
     assert {*ENVIRONMENT, *ENVIRONMENT_OPTIONS, *BUDGET} <= set(accel.TrainConfig().options())
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from accel.errors import ReportError
 from accel.monitor.decisions import acting
 from accel.reports.plotting import wrapped
-from accel.reports.runs import LONGEST_LABEL, Run, group_runs, labels
+from accel.reports.runs import LONGEST_LABEL, Run, group_runs, labels, relabelled
 from accel.reports.series import Series
 
 BASE: dict[str, object] = {"compressor": "fp32", "actor_runtime": "onnxruntime", "actors": 1, "batch_unrolls": 1}
@@ -78,6 +79,14 @@ def test_seeds_share_their_name() -> None:
     runs = [make_run(f"wide-{i}", seed=i, **LONG) for i in range(3)] + [make_run("other-s7", seed=7)]
     assert [group.label for group in group_runs(runs)] == ["wide", "other"]
     assert [group.label for group in group_runs([make_run("x"), make_run("y", compressor="int8")])] == ["fp32", "int8"]
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", " ")])
+def test_the_users_names_are_different_and_there(names: tuple[str, str]) -> None:
+    groups = group_runs([make_run("x"), make_run("y", compressor="int8")])
+    assert [group.label for group in relabelled(groups, ("full", "small"))] == ["full", "small"]
+    with pytest.raises(ReportError, match="needs one of its own"):
+        relabelled(groups, names)
 
 
 def test_long_labels_are_wrapped_not_cut() -> None:

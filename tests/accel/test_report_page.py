@@ -200,12 +200,6 @@ def test_a_report_of_one_running_seed_without_episodes(bare: Analysis, tmp_path:
     assert "2 damaged" in written.page.read_text()
 
 
-def test_mismatch_is_tabled_by_factor_and_its_alarms_are_told(report: Path) -> None:
-    page = (report / "index.html").read_text()
-    assert "compression π_v/μ" in page
-    assert "0.0125" in page
-
-
 def test_mismatch_out_of_all_bounds_is_neither_averaged_nor_dropped(analysis: Analysis) -> None:
     run = analysis.groups[0].runs[0]
     odd = {
@@ -302,14 +296,3 @@ def test_every_column_of_numbers_is_explained_beneath_its_table(analysis: Analys
         plain = {"configuration", "seeds", "run", "seed", "ended", "scheme", "quantity", "note", "seeds / baseline's"}
         for column in table.columns:
             assert column in plain or column.partition(",")[0] in explained, column
-
-
-def test_labels_are_the_users_where_given(analysis: Analysis) -> None:
-    runs = [run for group in analysis.groups for run in group.runs]
-    named = analyse(runs, Choices(labels=("full", "small")), runs[0])
-    assert [group.label for group in named.groups] == ["full", "small"]
-    with pytest.raises(ReportError, match="3 labels for 2 configurations: give one for each, in this order: "):
-        analyse(runs, Choices(labels=("a", "b", "c")), runs[0])
-    for names in (("a", "a"), ("a", " ")):
-        with pytest.raises(ReportError, match="needs one of its own"):
-            analyse(runs, Choices(labels=names), runs[0])

@@ -58,12 +58,6 @@ def test_grouping_by_chosen_options() -> None:
         group_runs(runs, ["width"])
 
 
-def test_long_and_equal_labels_stay_apart() -> None:
-    labels = [g.label for g in group_runs([run("a", wrapper="w" * 90 + "1"), run("b", wrapper="w" * 90 + "2")])]
-    assert len(set(labels)) == 2
-    assert max(map(len, labels)) < 70
-
-
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
@@ -123,11 +117,6 @@ def test_equal_runs_have_no_obstacle() -> None:
     baseline, group = group_runs([run("a"), run("b", compressor="fp32")])
     assert obstacles(baseline, group) == ()
     assert caveats(baseline) == ()
-
-
-def test_two_unknown_machines_are_not_the_same_one() -> None:
-    baseline, group = group_runs([run("a", machine={}), run("b", compressor="fp32", machine={})])
-    assert obstacles(baseline, group) == ("unknown machine: a and b without a readable machine.json",)
 
 
 def test_another_commit_is_told() -> None:
