@@ -1,7 +1,7 @@
 """TensorBoard event files: TFRecord framing around TensorBoard's own Event messages, with tags in folders.
 
-Measured in ``results/event_writers``: the writers of TensorBoard and torch take over 100 ms more to start, and import
-TensorFlow where it is installed; tensorboardX takes eleven times as long for a record.
+The writers of TensorBoard and torch take longer to start, and import TensorFlow where it is installed; tensorboardX
+takes longer for a record.
 """
 
 from __future__ import annotations

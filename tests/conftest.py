@@ -34,7 +34,6 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 SLOW = frozenset(
     """
     accel/test_bench_command.py
-    accel/test_bench_evidence.py
     accel/test_bench_learner.py
     accel/test_bench_policy.py
     accel/test_bench_refresh.py
@@ -49,7 +48,6 @@ SLOW = frozenset(
     accel/test_export_c.py
     accel/test_export_c_products.py
     accel/test_export_progress.py
-    accel/test_export_table.py
     accel/test_export_trained.py
     accel/test_full_disks.py
     accel/test_hangs.py
@@ -103,7 +101,6 @@ SLOW = frozenset(
     test_docs.py
     test_examples.py
     test_import_rules.py
-    test_published.py
     test_scripts.py
     test_training_runs.py
     """.split()

@@ -24,14 +24,12 @@ from tests.test_docs import PAGES, PROJECT, commands, fences
 COMMANDS = dict.fromkeys(
     shlex.join(words[2:])
     for page in PAGES
-    if page.parent != PROJECT / "results"  # whose commands are evidence's, in part with … for options
     for words in commands(page)
     if words[1] == "train" and len(words) > 2 and not {"--help", "--resume", "ID"} & set(words)
 )
 OTHERS = dict.fromkeys(
     shlex.join(words)
     for page in PAGES
-    if page.parent != PROJECT / "results"
     for words in commands(page)
     if words[0] == "accel"
     and (len(words) > 2 or words[1] == "doctor")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
-import json
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -22,13 +22,13 @@ from accel.cli import COMMANDS
 from accel.cli.train import parse as parse_training
 from accel.config import TrainConfig
 from accel.config.algorithms import ALGORITHMS
-from accel.config.files import load_toml
 from accel.config.train import all_options
 from accel.transport.launcher import detect_launch
 
 PROJECT = Path(__file__).parents[1]
-PAGES = [PROJECT / "README.md", PROJECT / "results" / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
-EVIDENCE = [*sorted((PROJECT / "scripts").rglob("*cases.toml")), PROJECT / "scripts/reproduce/gpu.toml"]
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
+EVIDENCE = [*sorted((PROJECT / "scripts").rglob("*cases.toml"))]
+SCRIPTS = sorted((PROJECT / "scripts/evidence").glob("*.py"))
 BENCHMARKS = ("policy", "actor", "refresh", "bits", "learner")
 
 
@@ -205,9 +205,7 @@ def test_the_tree_has_every_package() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Those of results too, which version control ignores unless they are added on purpose."""
-    results = (PROJECT / "results").rglob("*.md")
-    for page in [*PAGES, PROJECT / "ARCHITECTURE.md", PROJECT / "CONTRIBUTING.md", *results]:
+    for page in [*PAGES, PROJECT / "ARCHITECTURE.md", PROJECT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), f"{page}: {target}"
 
@@ -248,13 +246,6 @@ def test_the_page_of_an_algorithm_opens_with_a_command_and_lists_its_options(alg
     assert table in rest, f"the options of {algorithm} are\n{table}"
 
 
-def test_kept_curves_are_on_the_pages_of_their_algorithms() -> None:
-    kept = json.loads((PROJECT / "results" / "algorithm-curves" / "runs.json").read_text())["runs"]
-    assert kept.keys() <= ALGORITHMS.keys()
-    for name in kept:
-        assert f"]({name}.svg)" in (PROJECT / "docs" / "algorithms" / f"{name}.md").read_text(), name
-
-
 def test_the_options_beside_training_are_in_their_table() -> None:
     page, config = (PROJECT / "docs" / "looking-at-runs.md").read_text(), TrainConfig.create()
     fields, values = config.fields(), config.options()
@@ -263,9 +254,13 @@ def test_the_options_beside_training_are_in_their_table() -> None:
         assert f"| `{flag}` | {default_text(values[name])} | {fields[name].description} |" in page, name
 
 
-def test_kept_configurations_can_be_used() -> None:
-    for path in sorted((PROJECT / "results").rglob("*.toml")):
-        assert TrainConfig.create(**load_toml(path)), path
+@pytest.mark.long
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_an_evidence_script_writes_nothing_on_help(script: Path, tmp_path: Path) -> None:
+    if "__main__" in script.read_text():
+        done = subprocess.run([sys.executable, script, "--help"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout.startswith("usage: "), done.stderr
+        assert not list(tmp_path.iterdir())
 
 
 def test_the_api_page_is_what_the_docstrings_say() -> None:

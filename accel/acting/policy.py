@@ -106,8 +106,7 @@ class SessionPolicy:
         """Build a session for the update and change over to it, between two unrolls.
 
         The session is built in the actor's own thread. A second thread would not be cheaper, as an actor has one core,
-        and as it competes for the interpreter lock, a policy would be loaded several times later
-        (``scripts/evidence/policy_transfer.py`` measures both).
+        and as it competes for the interpreter lock, a policy would be loaded several times later.
 
         Returns:
             Seconds that reading the payload took.

@@ -71,7 +71,7 @@ class ReportOptions(ReportChoices):
     runs: Annotated[
         tuple[Path, ...],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="RUN…", help="runs, directories of runs, or of their runs.json"),
+        tyro.conf.arg(metavar="RUN…", help="runs, directories of runs, or of their runs.json.gz"),
     ] = ()
     out: Annotated[Path | None, argument("directory to make; default: RUN/report, or report")] = None
 
@@ -94,7 +94,7 @@ class CompareOptions(ReportChoices):
     runs: Annotated[
         tuple[Path, ...],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="RUN…", help="runs, directories of runs, or of their runs.json"),
+        tyro.conf.arg(metavar="RUN…", help="runs, directories of runs, or of their runs.json.gz"),
     ] = ()
     out: Annotated[Path, tyro.conf.arg(help="directory to make")] = Path("comparison")
     margin: Annotated[

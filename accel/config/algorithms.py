@@ -73,7 +73,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Options of the actor-critics.
 
     Rewards are divided by the deviation of the return: the gradient of a critic of returns in the hundreds leaves a
-    policy that shares its torso and the gradient's norm nothing to learn with (results/reward-scale).
+    policy that shares its torso and the gradient's norm nothing to learn with (results/evidence/reward-scale).
     """
 
     system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous", "normalise_rewards": True}
@@ -186,7 +186,7 @@ class DppoConfig(SurrogateConfig):
     """DPPO: PPO's clipped surrogate on one unroll of every actor, all with the newest policy.
 
     Without lag it can take Stable-Baselines3's 320 optimiser steps a batch, which an older policy's experience spoils
-    (results/hopper-options).
+    (results/evidence/hopper-options).
     """
 
     system: ClassVar[Mapping[str, object]] = {

@@ -65,7 +65,7 @@ CHOICES: Mapping[str, Mapping[str, type[Options]]] = {
     "store": STORES,
     "schedule": SCHEDULES,
 }
-DEFAULT_ALGORITHM = "dppo"  # learns untuned: results/defaults
+DEFAULT_ALGORITHM = "dppo"  # learns untuned: results/evidence/defaults
 _DESCRIPTIONS = {
     "algorithm": f"what is trained and how: {', '.join(ALGORITHMS)}, or module:factory; sets the defaults of the rest",
     "store": f"when experience is used, and used again: {', '.join(STORES)}; default: the algorithm's",

@@ -14,7 +14,7 @@ Why both conditions have two parts: healthy runs have either part alone. The cri
 at first (PPO on CartPole-v1: in every record of the first 65,000 steps, while the return rises from 15 to 281), and
 nothing again where every state is worth the same; a policy that has learned all has little entropy; and returns of a
 policy with entropy dip (CartPole-v1's preset: from 265 to 114 and on to 475, at no less than half of a uniform policy's
-entropy). The runs that this was set by are kept in ``results/collapse``.
+entropy). The runs that this was set by are kept in ``results/evidence/collapse``.
 """
 
 from __future__ import annotations

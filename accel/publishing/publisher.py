@@ -2,8 +2,7 @@
 
 Artifacts are sent whole and uncompressed. Float32 weights hardly compress. Differences of integer codes compress well,
 but encoding and decoding them takes longer than sending the codes over shared memory or a cluster's network, and as
-actors skip versions, the learner would have to track each actor's. ``scripts/evidence/policy_transfer.py`` measures the
-link speed below which each encoding would pay.
+actors skip versions, the learner would have to track each actor's.
 """
 
 from __future__ import annotations

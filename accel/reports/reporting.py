@@ -1,13 +1,15 @@
 """``accel.report`` and ``accel.compare``: read runs, analyse them and write pages.
 
-A run is a directory, or the samples kept of it in the ``runs.json`` of a result.
+A run is a directory, or the samples kept of it in the ``runs.json.gz`` of a result.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from accel.reports.document import WrittenReport
     from accel.reports.runs import Run
 
-KEPT_RUNS = "runs.json"
+KEPT_RUNS = "runs.json.gz"
 
 logger = logging.getLogger("accel")
 
@@ -41,9 +43,10 @@ def report(
         print(written.headline, written.page)
 
     Args:
-        runs: run directories, directories of runs, or results that keep the samples of runs in a ``runs.json``, whose
-            runs can also be named as if they were directories in it. Runs that differ in seed, name and results_dir
-            only are one configuration. Runs that hold no record yet are left out, with a note, where others are left.
+        runs: run directories, directories of runs, or results that keep the samples of runs in a ``runs.json.gz``,
+            whose runs can also be named as if they were directories in it. Runs that differ in seed, name and
+            results_dir only are one configuration. Runs that hold no record yet are left out, with a note, where
+            others are left.
         out: the directory to make; default: ``report`` in the run for a single one, else in the working directory.
         choices: threshold, grouping, labels, confidence; see ``accel.reports.analysis.Choices``.
         overwrite: replace a report that is there.
@@ -92,7 +95,7 @@ def compare(
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Absolute paths of the runs named, or found one level below a directory of runs; each once, in order.
 
-    A run of which only samples are kept, in the ``runs.json`` of a directory, is found there as if it were a directory.
+    A run of which only samples are kept, in a directory's ``runs.json.gz``, is found there as if it were a directory.
 
     Raises: ReportError: nothing was named, or a directory neither is a run nor holds one.
     """
@@ -149,7 +152,7 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
 
 
 def kept_run_paths(directory: Path) -> list[Path]:
-    """``directory``/NAME for every run whose samples are in its ``runs.json``; none without such a file.
+    """``directory``/NAME for every run whose samples are in its ``runs.json.gz``; none without such a file.
 
     Raises: ReportError: the file is damaged.
     """
@@ -157,7 +160,7 @@ def kept_run_paths(directory: Path) -> list[Path]:
 
 
 def is_kept_run(path: Path) -> bool:
-    """Whether a path that is no directory names a run in the ``runs.json`` beside it. Raises ReportError."""
+    """Whether a path that is no directory names a run in the ``runs.json.gz`` beside it. Raises ReportError."""
     return not path.exists() and path in kept_run_paths(path.parent)
 
 
@@ -280,14 +283,14 @@ def _written() -> str:
 
 
 def kept_samples(directory: Path) -> Mapping[str, Mapping[str, object]]:
-    """The samples of a directory's ``runs.json`` by run. Raises ReportError: it is damaged, or lacks them."""
+    """The samples of a directory's ``runs.json.gz`` by run. Raises ReportError: it is damaged, or lacks them."""
     file = directory / KEPT_RUNS
     try:
-        runs = json.loads(file.read_bytes())["runs"]
+        runs = json.loads(gzip.decompress(file.read_bytes()))["runs"]
         if isinstance(runs, dict) and all(isinstance(sample, dict) and _is_name(n) for n, sample in runs.items()):
             return runs
         raise TypeError("runs is not a table of runs by name")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ReportError(f"{file} holds no samples of runs ({error!r}): restore it, or name runs instead") from None
 
 

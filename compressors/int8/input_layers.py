@@ -1,8 +1,8 @@
 """What reads a policy's observations: by default ``int8`` computes the small layers that do in single precision.
 
 Eight bits with one scale for all features are too few for observations: most of what int8 changes in a policy comes
-from there (``results/input-layers``). A small layer costs next to nothing in floats; a large one is quantised all the
-same.
+from there (``results/evidence/input-layers``). A small layer costs next to nothing in floats; a large one is quantised
+all the same.
 """
 
 from __future__ import annotations

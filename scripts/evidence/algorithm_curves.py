@@ -8,8 +8,8 @@ learners as well.
     python scripts/evidence/algorithm_curves.py --algorithm sac
 
 A curve shows what to expect of a first run and how its returns are spread; one seed compares no algorithms.
-results/algorithm-curves/runs.json keeps the samples; docs/algorithms/NAME.svg is drawn from them and put on its page.
-A run that is there is not made again: remove it from the file for that.
+results/evidence/algorithm-curves keeps the samples; docs/algorithms/NAME.svg is drawn from them and put on its page. A
+run that is there is not made again: remove it from the file for that.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import cast
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
-from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
+from scripts.evidence.samples import EVIDENCE, read_samples, write_samples  # noqa: E402
 
-SAMPLES = PROJECT / "results" / "algorithm-curves" / "runs.json"
+SAMPLES = EVIDENCE / "algorithm-curves" / "runs.json.gz"
 PICTURES = PROJECT / "docs" / "algorithms"
 WINDOW = 20  # episodes that a point of the curve covers
 
@@ -74,14 +74,14 @@ def main() -> int:
         if algorithm not in runs:
             runs[algorithm] = train(algorithm)
             document = {"machine": describe_machine(read_machine()), "runs": runs}
-            write_atomically(SAMPLES, json.dumps(document, indent=1).encode())
+            write_samples(SAMPLES, document)
         draw(algorithm, runs[algorithm], PICTURES / f"{algorithm}.svg")
         show(algorithm, str(runs[algorithm]["env"]))
     return 0
 
 
 def _read() -> dict[str, Run]:
-    return dict(json.loads(SAMPLES.read_text())["runs"]) if SAMPLES.exists() else {}
+    return dict(read_samples(SAMPLES).get("runs", {}))
 
 
 def train(algorithm: str) -> Run:

@@ -1,6 +1,6 @@
 """Schemes on an emulated Cortex-M4: bytes, instructions a call and returns of policies as C, trained with and without.
 
-    python scripts/evidence/cortex_m.py [--seeds 0 1 2 3 4] [--out results/cortex_m]     (about a minute a row)
+    python scripts/evidence/cortex_m.py [--seeds 0 1 2 3 4]      (about a minute a row)
 
 Each seed is trained on CartPole-v1 in full precision, from which schemes without training are exported, and once with
 each scheme that the learner trains with. A bundle's own check program runs on QEMU's mps2-an386, where every call of
@@ -9,7 +9,6 @@ the policy is counted: instructions, not cycles. Needs qemu-system-arm and gcc-a
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
@@ -24,11 +23,14 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from accel.compressors.errors import CompressorError
 from accel.errors import AccelError
 from accel.exporting.build import export
 from accel.monitor.statistics import student_t_quantile
 from accel.system.machine import describe_machine, read_machine
+from scripts.evidence.samples import arguments, read_samples, write_samples
 
 BOARD = Path(__file__).parent / "cortex_m"
 CPU = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-O2")
@@ -81,12 +83,11 @@ def count(bundle: Path) -> Counted:
 
 def main() -> None:
     """Measure the rows that are missing, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "cortex_m")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--out", type=Path, default=Path("results/cortex_m"))
     options = parser.parse_args()
-    rows_path = options.out / "rows.json"
-    rows: list[Row] = json.loads(rows_path.read_text()) if rows_path.exists() else []
+    rows_path = options.out / "rows.json.gz"
+    rows: list[Row] = read_samples(rows_path).get("rows", [])
     options.out.mkdir(parents=True, exist_ok=True)
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as scratch:
@@ -94,7 +95,7 @@ def main() -> None:
                 if any((row["seed"], row["trained"], row["scheme"]) == (seed, trained, scheme) for row in rows):
                     continue
                 rows.append(measure(seed, trained, scheme, Path(scratch)))
-                rows_path.write_text(json.dumps(rows, indent=1) + "\n")
+                write_samples(rows_path, {"rows": rows})
                 print(json.dumps({key: rows[-1].get(key) for key in ("seed", "trained", "scheme", "refused")}))
                 (options.out / "README.md").write_text(page(rows))
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
 """Trains ten environments with no other option than their name, and Stable-Baselines3's PPO with its own defaults.
 
-    python scripts/evidence/defaults.py --out results/defaults
+    python scripts/evidence/defaults.py
     python scripts/evidence/defaults.py --env Pendulum-v1 --system accel --seeds 1
 
 Then it trains every other environment of gymnasium's classic-control, toy-text, Box2D and MuJoCo families with one
 seed, beside random play. In the ten, both sides take the same number of environment steps. The score of a run is the
 mean return of 30 greedy episodes of its last policy. The gain is the score less that of uniformly random actions; the
 ratio of the gains is what the page is about.
-OUT/runs.json has each run's returns, command and commit. A run that is there, made by the same default algorithm, is
+OUT/runs.json.gz has each run's returns, command and commit. A run that is there, made by the same default algorithm, is
 not made again: the command can be stopped and started. Needs stable-baselines3 for its side: pip install
 stable-baselines3.
 """
@@ -35,6 +35,7 @@ sys.path.insert(0, str(PROJECT))
 from accel.config.train import DEFAULT_ALGORITHM  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
+from scripts.evidence.samples import arguments, read_samples, write_samples  # noqa: E402
 
 EPISODES = 30
 SEEDS = 3
@@ -102,11 +103,10 @@ Run = dict[str, object]
 
 def main() -> int:
     """Make the runs that are missing, then the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "defaults")
     parser.add_argument("--env", action="append", choices=list(ALL), help="default: all")
     parser.add_argument("--system", action="append", choices=["random", "sb3", "accel"], help="default: all three")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--out", type=Path, default=PROJECT / "results" / "defaults")
     parser.add_argument("--one", nargs=3, metavar=("SYSTEM", "ENV", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -127,7 +127,7 @@ def main() -> int:
 
 def _keep(out: Path, system: str, env: str, seed: int) -> None:
     """Make one run in a process of its own and add it to the samples, whoever else adds to them."""
-    samples = out / "runs.json"
+    samples = out / "runs.json.gz"
     key = f"{env}-{system}-s{seed}"
     if _is_current(_read(samples).get(key)):
         return
@@ -136,7 +136,7 @@ def _keep(out: Path, system: str, env: str, seed: int) -> None:
     made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
     runs = _read(samples) | {key: json.loads(made)}
     document = {"machine": describe_machine(read_machine()), "runs": dict(sorted(runs.items()))}
-    write_atomically(samples, json.dumps(document, indent=1).encode())
+    write_samples(samples, document)
     write_atomically(out / "README.md", render(runs).encode())
 
 
@@ -146,7 +146,7 @@ def _is_current(run: Run | None) -> bool:
 
 
 def _read(samples: Path) -> dict[str, Run]:
-    return dict(json.loads(samples.read_text())["runs"]) if samples.exists() else {}
+    return dict(read_samples(samples).get("runs", {}))
 
 
 def random_run(env: str, seed: int) -> Run:
@@ -217,7 +217,7 @@ def render(runs: Mapping[str, Run]) -> str:
     """The page: one row an environment, losses included."""
     lines = [
         "# Defaults, beside Stable-Baselines3's", "",
-        "`python scripts/evidence/defaults.py`; every return, command and commit is in `runs.json`.",
+        "`python scripts/evidence/defaults.py`; every return, command and commit is in `runs.json.gz`.",
         '`accel train --env ID` and `PPO("MlpPolicy", ID)`, nothing tuned on either side, equal environment steps.',
         f"Scores are means of {EPISODES} greedy episodes of the last policy, one for each seed. The ratio is our mean",
         f"gain over random play by theirs. The last column is [rl-baselines3-zoo]({ZOO})'s PPO, tuned, at more",

@@ -5,14 +5,12 @@
     python scripts/evidence/exported_schemes.py --summary
 
 Each seed is trained in full precision, which the schemes of ``AFTER`` then compress, and once with each of ``DURING``,
-whose last artifact is played. Greedy episodes, the same ones for every policy. ``OUT/exported.json`` has every return;
-what is there is not made again. C is compiled for this machine (gcc -O2); bytes are code and constants.
+whose last artifact is played. Greedy episodes, the same ones for every policy. ``OUT/exported.json.gz`` has every
+return; what is there is not made again. C is compiled for this machine (gcc -O2); bytes are code and constants.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import shlex
 import subprocess
 import sys
@@ -32,8 +30,8 @@ from accel.errors import AccelError  # noqa: E402
 from accel.exporting.build import export  # noqa: E402
 from accel.monitor.statistics import mean_interval  # noqa: E402
 from accel.runs.evaluation import evaluate  # noqa: E402
-from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
+from scripts.evidence.samples import RUNS, arguments, read_samples, write_samples  # noqa: E402
 
 EPISODES = 20
 FIRST_SEED = 10_000  # of the episodes
@@ -74,21 +72,20 @@ CASES: Mapping[str, Case] = {
 
 def main() -> int:
     """Make the rows that are missing, one seed after another, and the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "earned-places")
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="default: none is measured")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--out", type=Path, default=PROJECT / "results" / "earned-places")
-    parser.add_argument("--runs-dir", type=Path, default=PROJECT / "runs" / "earned")
+    parser.add_argument("--runs-dir", type=Path, default=RUNS / "earned-places" / "runs")
     parser.add_argument("--summary", action="store_true", help="print the table")
     options = parser.parse_args()
-    samples = options.out / "exported.json"
-    rows: list[Row] = json.loads(samples.read_text()) if samples.exists() else []
+    samples = options.out / "exported.json.gz"
+    rows: list[Row] = read_samples(samples).get("rows", [])
     for seed in options.seeds:
         for name in options.cases:
             for row in measure(name, seed, options.runs_dir, rows):
                 rows.append(row)
                 options.out.mkdir(parents=True, exist_ok=True)
-                write_atomically(samples, (json.dumps(rows, indent=1) + "\n").encode())
+                write_samples(samples, {"rows": rows})
                 print(name, seed, row["scheme"], row.get("model_bytes"), row.get("refused"), flush=True)
     if options.summary:
         print("\n".join(table(rows)))

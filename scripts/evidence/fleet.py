@@ -1,7 +1,7 @@
 """What hundreds of actors cost their learner: unrolls taken, policies given out, with and without a relay a node.
 
-    python scripts/evidence/fleet.py --actors 50 --out results/fleet       about two minutes; more actors take longer
-    python scripts/evidence/fleet.py --table --out results/fleet           the rows as a table
+    python scripts/evidence/fleet.py --actors 50       about two minutes; more actors take longer
+    python scripts/evidence/fleet.py --table --out results/evidence/fleet      the rows as a table
 
 Starts one learner and that many light actors as ranks of one mpirun on this machine: no environment and no network,
 only the transport. For every size of policy, with relays and without in turns, the learner
@@ -13,12 +13,12 @@ only the transport. For every size of policy, with relays and without in turns, 
 
 Times of the learner are seconds of its processor, which it shares with the actors; how long a policy takes to reach
 every actor is by the clock, and on a machine with fewer cores than ranks mostly the time until each actor has had its
-turn. Adds to ``rows.json``. The table has medians without the first two publications, before all follow their relays.
+turn. Adds to ``OUT/rows.json.gz``. The table has medians without the first two publications, before all follow their
+relays.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -48,6 +48,7 @@ from accel.transport.endpoint import Endpoint  # noqa: E402
 from accel.transport.node_memory import node_name  # noqa: E402
 from accel.transport.remote_actor import RemoteActor  # noqa: E402
 from accel.transport.remote_learner import RemoteLearner  # noqa: E402
+from scripts.evidence.samples import arguments, read_samples, write_samples  # noqa: E402
 
 Row = dict[str, Any]
 UNROLL_BYTES = 85_376
@@ -67,12 +68,11 @@ _LOOK_S, _LOOK_S_AN_ACTOR = 2e-3, 5e-5
 
 def main() -> None:
     """Start the ranks, and keep what the learner prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__, "fleet")
     parser.add_argument("--actors", type=int, default=50)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--repeats", type=int, default=5, help="publications of each size, with relays and without")
     parser.add_argument("--policies", nargs="+", default=list(POLICY_BYTES), choices=list(POLICY_BYTES))
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--node", type=int, default=16, help="actors that count as one node; 16")
     parser.add_argument("--tcp", action="store_true", help="ranks talk over TCP, as if each were on a host of its own")
     options = parser.parse_args()
@@ -80,7 +80,7 @@ def main() -> None:
         play(options.repeats, options.policies, options.node)
         return
     if options.table:
-        print_table(json.loads((options.out / "rows.json").read_text()))
+        print_table(read_samples(options.out / "rows.json.gz")["rows"])
         return
     words = [sys.executable, __file__, *sys.argv[1:]]
     if options.tcp:
@@ -90,7 +90,7 @@ def main() -> None:
         [*mpirun_command(options.actors + 1), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     ) as job:
         for line in job.stdout or ():
-            if line.startswith("{") and options.out is not None:
+            if line.startswith("{"):
                 keep(json.loads(line) | shared, options.out)
     if job.returncode:
         sys.exit(job.returncode)
@@ -98,10 +98,8 @@ def main() -> None:
 
 def keep(row: Row, directory: Path) -> None:
     """Add a row to the file."""
-    directory.mkdir(parents=True, exist_ok=True)
-    file = directory / "rows.json"
-    kept = json.loads(file.read_text()) if file.exists() else []
-    file.write_text(json.dumps([*kept, row], indent=1, ensure_ascii=False) + "\n")
+    file = directory / "rows.json.gz"
+    write_samples(file, {"rows": [*read_samples(file).get("rows", []), row]})
 
 
 def print_table(rows: list[Row]) -> None:

@@ -6,13 +6,11 @@
 Each policy is trained in full precision, in one process, and compressed with that layer in single precision, which is
 the default where it is small, and in 8 bits (``x8``). Mismatch is measured on observations of other episodes than
 ranges were, the return over 48 greedy episodes, the same ones for all; times are of one call for 8 observations, in
-turns. OUT/rows.json has every row; what is there is not made again.
+turns. OUT/rows.json.gz has every row; what is there is not made again.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import shlex
 import subprocess
 import sys
@@ -22,14 +20,18 @@ from statistics import median
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
-
-from trained_policies import study  # noqa: E402
+sys.path.insert(0, str(PROJECT))
 
 from accel.bench.policy import bench_policy  # noqa: E402
+from accel.bench.rows import provenance  # noqa: E402
+from accel.bench.subject import Subject  # noqa: E402
 from accel.bench.timing import torch_threads  # noqa: E402
 from accel.monitor.statistics import mean_interval  # noqa: E402
+from accel.runs.evaluation import compress_run  # noqa: E402
+from accel.runs.loading import load_run  # noqa: E402
+from accel.runs.playing import collect_inputs, play  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
+from scripts.evidence.samples import RUNS, arguments, read_samples, write_samples  # noqa: E402
 
 PAIRS = {"int8": "int8(x8)", "int8(w4)": "int8(w4,x8)", "int8(w3)": "int8(w3,x8)"}
 SCHEMES = ("fp32", *(scheme for pair in PAIRS.items() for scheme in pair))
@@ -41,24 +43,25 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "HalfCheetah-v5, 256×2": ("--preset", "halfcheetah", "--total-env-steps", "500000", "--stop-at-return", "none"),
     "Hopper-v5, default": ("--env", "Hopper-v5", "--total-env-steps", "100000"),
 }  # fmt: skip
+EPISODES, ROWS, ENVS = 48, 4096, 10
+CALIBRATION_SEED, SEED = 0, 1
 Row = dict[str, Any]
 
 
 def main() -> None:
     """Make the rows that are missing, one seed of all after another, and the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "input-layers")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=PROJECT / "results" / "input-layers")
-    parser.add_argument("--runs-dir", type=Path, default=PROJECT / "runs" / "input-layers")
+    parser.add_argument("--runs-dir", type=Path, default=RUNS / "input-layers" / "runs")
     options = parser.parse_args()
-    samples = options.out / "rows.json"
-    rows: list[Row] = json.loads(samples.read_text()) if samples.exists() else []
+    samples = options.out / "rows.json.gz"
+    rows: list[Row] = read_samples(samples).get("rows", [])
     options.out.mkdir(parents=True, exist_ok=True)
     for seed in range(options.seeds):
         for number, case in enumerate(CASES):
             if not any((row["case"], row["training_seed"]) == (case, seed) for row in rows):
                 rows += measure(case, seed, options.runs_dir / f"{number}-s{seed}")
-                write_atomically(samples, (json.dumps(rows, indent=1) + "\n").encode())
+                write_samples(samples, {"rows": rows})
                 write_atomically(options.out / "README.md", ("\n".join(page(rows)) + "\n").encode())
     print((options.out / "README.md").read_text())
 
@@ -79,11 +82,22 @@ def measure(case: str, seed: int, run: Path) -> Iterator[Row]:
         yield {**about, **row, "us_per_call": times.get(scheme)}
 
 
+def study(path: Path, scheme: str) -> Row:
+    """A scheme's mismatch on the inputs that a trained policy meets, and its greedy returns on fixed seeds."""
+    run = load_run(path)
+    artifact = compress_run(run, scheme, CALIBRATION_SEED)
+    inputs = collect_inputs(run, ROWS, SEED)
+    played = play(artifact, run, episodes=EPISODES, seed=SEED, envs=ENVS)
+    row: Row = {"scheme": scheme, "bytes": len(artifact.to_bytes()), **provenance()}
+    row |= Subject(run, "trained", "environment", inputs, inputs).mismatch_of(artifact)
+    return row | {"return": mean_interval(played.returns).estimate, "returns": played.returns.tolist()}
+
+
 def page(rows: Sequence[Row]) -> Iterator[str]:
     """The table."""
     yield "# The layer that reads observations, in single precision and in 8 bits"
     yield ""
-    yield "`python scripts/evidence/input_layers.py`; every row is in `rows.json`. Policies are trained in full"
+    yield "`python scripts/evidence/input_layers.py`; every row is in `rows.json.gz`. Policies are trained in full"
     yield "precision and compressed then. KL is the mean divergence from the policy in full precision, nats, on"
     yield "observations that it meets itself; ranges are over seeds. Returns are of 48 greedy episodes; the difference"
     yield "from fp32 is paired by seed, with Student's interval where there are three seeds."

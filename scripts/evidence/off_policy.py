@@ -5,14 +5,13 @@
     python scripts/evidence/off_policy.py --case lunarlander --seeds 1
 
 Each run is `accel train --algorithm NAME --compressor SCHEME --actors 0` with the algorithm's defaults but for what the
-case names. Its score is the mean return of 30 greedy episodes of the last artifact that the actors got. OUT/runs.json
-has every episode's return, the commands, commits and machines. A run that is there is not made again: the command can
+case names. Its score is the mean return of 30 greedy episodes of the last artifact that the actors got. OUT has
+every episode's return, the commands, commits and machines. A run that is there is not made again: the command can
 be stopped and started, and several of them can add to one file. MinAtar's case needs pip install minatar.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -32,6 +31,7 @@ sys.path.insert(0, str(PROJECT))
 from accel.runs.evaluation import evaluate  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
+from scripts.evidence.samples import arguments, read_samples, write_samples  # noqa: E402
 from scripts.evidence.worlds import play_at_random  # noqa: E402
 
 EPISODES = 30
@@ -70,11 +70,10 @@ Run = dict[str, Any]
 
 def main() -> int:
     """Make the runs that are missing, one seed of all after another, and the page after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "off-policy")
     parser.add_argument("--case", action="append", choices=list(CASES), help="default: all")
     parser.add_argument("--algorithm", action="append", help="default: all of the case")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--out", type=Path, default=PROJECT / "results" / "off-policy")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for case in options.case or CASES:
@@ -93,8 +92,7 @@ def main() -> int:
 
 
 def _read(out: Path) -> dict[str, Run]:
-    samples = out / "runs.json"
-    return dict(json.loads(samples.read_text())) if samples.exists() else {}
+    return read_samples(out / "runs.json.gz")
 
 
 def _add(out: Path, key: str, run: Run) -> None:
@@ -102,7 +100,7 @@ def _add(out: Path, key: str, run: Run) -> None:
     with Path(tempfile.gettempdir(), "off-policy.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = dict(sorted((_read(out) | {key: run}).items()))
-        write_atomically(out / "runs.json", json.dumps(runs, indent=1).encode())
+        write_samples(out / "runs.json.gz", runs)
         write_atomically(out / "README.md", render(runs).encode())
 
 
@@ -133,8 +131,8 @@ def render(runs: Mapping[str, Run]) -> str:
     """The page: a row for each algorithm of a case."""
     lines = [
         "# Replay-based algorithms with compressed actors", "",
-        "`python scripts/evidence/off_policy.py`; every episode's return, command, commit and machine is in",
-        f"`runs.json`. Each number is one seed: the mean return of {EPISODES} greedy episodes of the last policy that",
+        "`python scripts/evidence/off_policy.py`; every episode's return, command, commit and machine is kept.",
+        f"Each number is one seed: the mean return of {EPISODES} greedy episodes of the last policy that",
         "the actors got, compressed as the column says. One process trains and acts (`--actors 0`).", "",
         "| case | algorithm | steps | random | fp32, by seed | int8, by seed |",
         "|---|---|---:|---:|---|---|",

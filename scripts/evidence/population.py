@@ -6,44 +6,46 @@
 On each seed a population of 4 trains 4 generations; then Optuna (TPE) runs whole trials of the same file until their
 processes have used as many CPU-seconds, start-up included; the last trial may exceed them. Both take the policy with
 the highest training return, which then plays 50 greedy episodes on seeds that neither has seen. Both begin with the
-defaults of the algorithm. Each seed is added to ``results/population/CASE.json``; given again, the command goes on.
+defaults of the algorithm. Each seed is added to ``OUT/CASE.json.gz``; given again, the command goes on.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 from accel import evaluate, sweep_population, sweep_training
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from accel.bench.rows import provenance
 from accel.json_object import Json
 from accel.sweep import SearchOptions
+from scripts.evidence.samples import arguments, read_samples, write_samples
 
 FILES = {
     "cartpole": Path(__file__).with_suffix(".toml"),
     "lunarlander": Path(__file__).with_name("population-lunarlander.toml"),
 }
-OUT = Path(__file__).resolve().parents[2] / "results" / "population"
 MEMBERS, GENERATIONS, EPISODES, UNSEEN = 4, 4, 50, 10_000
 
 
 def main() -> None:
     """Measure what is missing of the seeds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__, "population")
     parser.add_argument("--case", choices=list(FILES), default="cartpole")
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
-    out = OUT / f"{options.case}.json"
-    rows = json.loads(out.read_text()) if out.exists() else []
+    out = options.out / f"{options.case}.json.gz"
+    rows = read_samples(out).get("rows", [])
     for seed in range(len(rows), options.seeds):
         with tempfile.TemporaryDirectory() as directory:
             rows.append(measure(FILES[options.case], seed, Path(directory)) | provenance())
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(rows, indent=1) + "\n")
+        write_samples(out, {"rows": rows})
     for row in rows:
         print(row["seed"], row["population"], row["optuna"], sep="\n  ")
 

@@ -10,13 +10,12 @@ calibrate, and an ``InferenceSession``; the float file is written before the clo
 thread.
 
 Measured in two ways: in turns, so that either finds the processor's caches as the other left them, and repeated, each
-after itself. A run is between the two: a publication follows an update. OUT/rows.json has the samples.
+after itself. A run is between the two: a publication follows an update. OUT/rows.json.gz has the samples.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,10 +28,13 @@ import onnxruntime as ort
 import torch
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from accel.bench.rows import provenance
 from accel.bench.subject import make_subject
 from accel.compressors.kernels.library import why_none
 from accel.compressors.runtime import PolicySession, Runtime
+from scripts.evidence.samples import arguments, write_samples
 from tests.compressors.oracle import float_model
 
 NETWORKS = ("mlp:256x2", "mlp:512x3", "mlp:2048x3")
@@ -52,14 +54,12 @@ class Once(CalibrationDataReader):
 
 def main() -> None:
     """Measure every network and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/refresh-ratio"))
+    parser = arguments(__doc__, "refresh-ratio")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(network) for network in NETWORKS]
-    options.out.mkdir(parents=True, exist_ok=True)
     facts = provenance()
-    (options.out / "rows.json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    write_samples(options.out / "rows.json.gz", {"machine": facts, "rows": rows})
     (options.out / "README.md").write_text(page(rows, facts))
     print(page(rows, facts))
 
@@ -123,7 +123,7 @@ def page(rows: list[dict[str, Any]], facts: dict[str, object]) -> str:
     """The table."""
     lines = [
         "# A refresh and a load, against quantize_static", "",
-        "`python scripts/evidence/refresh_ratio.py`; the samples are in `rows.json`. Median of "
+        "`python scripts/evidence/refresh_ratio.py`; the samples are in `rows.json.gz`. Median of "
         f"{ROUNDS} rounds, least and greatest, milliseconds; one thread, {ROWS} rows to calibrate. Loaded on compiled "
         "kernels, as by default, and on onnxruntime. In turns "
         "either finds the caches as the other left them, repeated as it left them itself; in a run "

@@ -9,6 +9,7 @@ hosts. Needs root, network namespaces, tc and an sshd.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -23,12 +24,16 @@ HOSTS = "10.77.0.1:1,10.77.0.2:1"
 
 def main() -> int:
     """Make the nodes, run the command on the first, remove them; the command's status."""
-    rate, *words = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rate", help="of the link either way, such as 4mbit")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="a command of accel")
+    options = parser.parse_args()
+    words = options.words
     with tempfile.TemporaryDirectory() as directory:
         environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
         subprocess.run([NODES, "up", directory, str(os.getpid())], check=True, env=environment)
         try:
-            subprocess.run([NODES, "limit", directory, rate], check=True)
+            subprocess.run([NODES, "limit", directory, options.rate], check=True)
             hosts = [] if "--resume" in words else ["--hosts", HOSTS, "--actors", "1"]
             command = [NODES, "run", directory, "a", sys.executable, "-m", "accel", *words, *hosts]
             return subprocess.run(command, check=False, cwd=PROJECT, env=environment).returncode

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
 """Runs a table of trainings one at a time and keeps their measurements; the same command continues where it stopped.
 
-    python scripts/evidence/training_runs.py                       every case of scripts/evidence/cases.toml
-    python scripts/evidence/training_runs.py cartpole --budget-s 540
-    python scripts/evidence/training_runs.py --table scripts/reproduce/gpu.toml --list
+    python scripts/evidence/training_runs.py cartpole                            run the case again
+    python scripts/evidence/training_runs.py cartpole --budget-s 540             as much as fits
+    python scripts/evidence/training_runs.py cartpole --out results/evidence     publish: add what the evidence lacks
+    python scripts/evidence/training_runs.py --list                              what is measured, what is missing
 
-A run lies in RUNS/CASE/VARIANT-sSEED. RESULTS/CASE/ gets ``runs.json`` with every run's raw samples, command, commit
-and machine, ``report/`` as ``accel compare`` writes it, and ``README.md`` with the numbers and what was not measured.
-Runs whose samples are in ``runs.json`` are not run again, even if their directories are gone. A run stopped by the
-budget is resumed by the next call. Nothing is downloaded.
+A run lies in RUNS/CASE/VARIANT-sSEED. OUT/CASE gets ``runs.json.gz`` with every run's raw samples, command, commit and
+machine, and ``README.md``; RUNS/CASE/report is what ``accel compare`` writes. Runs whose samples are in OUT are not run
+again. A run stopped by the budget is resumed by the next call. Where no run was added, no file is written.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -34,46 +34,30 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(PROJECT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from accel.errors import AccelError  # noqa: E402
-from accel.monitor.errors import MonitorError  # noqa: E402
-from accel.reports.analysis import Choices, analyse  # noqa: E402
-from accel.reports.document import write_report  # noqa: E402
-from accel.reports.markdown import escaped, table_text  # noqa: E402
-from accel.reports.reporting import load_run_record  # noqa: E402
-from accel.reports.runs import Run  # noqa: E402
-from accel.reports.samples import run_from_json, run_to_json  # noqa: E402
-from accel.reports.tables import (  # noqa: E402
-    Table,
-    machines_table,
-    mismatch_table,
-    publications_table,
-    results_table,
-    runs_table,
-    speedup_table,
-)
-from accel.reports.wording import (  # noqa: E402
-    bottlenecks,
-    headline,
-    method,
-    number,
-    verdicts,
-)
-from accel.system.atomic import write_atomically  # noqa: E402
+from accel.errors import AccelError
+from accel.monitor.errors import MonitorError
+from accel.reports.analysis import Analysis, Choices, analyse
+from accel.reports.document import write_report
+from accel.reports.reporting import load_run_record
+from accel.reports.samples import run_from_json, run_to_json
+from accel.reports.wording import headline, verdicts
+from accel.system.atomic import write_atomically
+from scripts.evidence.samples import PROJECT, RUNS, read_samples, write_samples
 
 LEAST_BUDGET_S = 30.0
 NOT_RUN, NOT_FINISHED, FAILED = "not run yet", "not finished yet", "failed with status"
 STOP_TIMEOUT_S = 90.0
-SAMPLES = "runs.json"
+SAMPLES = "runs.json.gz"
 MAX_POINTS = 200
+COLUMNS = 118
 COMPLETE = ("total_env_steps", "mean return", "max_seconds")
 OVERLAP_S = 1.0
 """Times are rounded: runs that overlap by less than this ran one after the other."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_FIELDS = {"title", "arguments", "variants", "baseline", "also_against", "threshold", "seeds", "first_seed"}
-"""Of a case in a table."""
+
+Sample = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -100,7 +84,9 @@ class Case:
     """One comparison: the same task under several variants, compared with the one named ``baseline``.
 
     Attributes:
-        also_against: another variant that the speedups are given against, beside the report.
+        also_against: another variant that the speedups are given against.
+        figure: of the report, kept beside the page.
+        note: what a reader of the page has to know, in Markdown.
     """
 
     name: str
@@ -110,6 +96,8 @@ class Case:
     baseline: str
     threshold: float | None = None
     also_against: str | None = None
+    figure: str | None = None
+    note: str = ""
 
     def order(self) -> list[tuple[Variant, int]]:
         """Every run, variants interleaved, so that a machine that gets slower slows all of them."""
@@ -118,8 +106,8 @@ class Case:
 
 
 def main() -> int:
-    """Parse, run what is missing, collect; status 0 when all is measured that can be here, 3 when the budget is used, 1
-    when nothing is left but a run failed."""
+    """Run what is missing; status 0 when all is measured that can be here, 3 when the budget is used, 1 when nothing is
+    left but a run failed."""
     options = parse()
     cases = read_cases(options.table)
     if unknown := set(options.cases) - set(cases):
@@ -127,10 +115,11 @@ def main() -> int:
     chosen = [cases[name] for name in options.cases or cases]
     if options.list:
         for case in chosen:
-            print_state(case, options.runs_dir, options.results_dir)
+            print_state(case, options.runs_dir, options.out)
         return 0
     budget_s = 0.0 if options.collect_only else options.budget_s
-    gaps = work(chosen, options.runs_dir, options.results_dir, time.monotonic() + budget_s)
+    deadline = time.monotonic() + budget_s
+    gaps = work(chosen, options.runs_dir, options.out, deadline, rewrite=options.collect_only)
     left = sum(gap in {NOT_RUN, NOT_FINISHED} for gap in gaps)
     failed = sum(gap.startswith(FAILED) for gap in gaps)
     if left:
@@ -140,13 +129,15 @@ def main() -> int:
     return 3 if left else int(failed > 0)
 
 
-def work(cases: Sequence[Case], runs: Path, results: Path, deadline: float) -> list[str]:
+def work(cases: Sequence[Case], runs: Path, out: Path, deadline: float, *, rewrite: bool) -> list[str]:
     """Run what cases lack until the deadline, the first seed of all of them before the second of any; returns why runs
-    have no result."""
+    have no result. ``rewrite``: the pages too of cases to which no run was added."""
     order = [(seed, case, variant) for case in cases for variant, seed in case.order()]
+    changed = {case.name for case in cases if keep_samples(case, runs / case.name, out / case.name) or rewrite}
+    gaps = {case.name: _missing(case, out / case.name) for case in cases}
     for case in cases:
-        keep_samples(case, runs / case.name, results / case.name)
-    gaps = {case.name: _missing(case, results / case.name) for case in cases}
+        if not gaps[case.name]:
+            print(f"{case.name}: all {len(case.order())} runs are in {out / case.name / SAMPLES}: nothing to run")
     try:
         for seed, case, variant in sorted(order, key=lambda run: run[0] - run[2].seeds.start):
             name = run_name(variant, seed)
@@ -155,18 +146,24 @@ def work(cases: Sequence[Case], runs: Path, results: Path, deadline: float) -> l
             if gap := _make(case, variant, seed, runs / case.name, deadline - time.monotonic()):
                 gaps[case.name][name] = gap
             else:
-                keep_samples(case, runs / case.name, results / case.name)
+                keep_samples(case, runs / case.name, out / case.name)
+                changed.add(case.name)
                 del gaps[case.name][name]
     finally:
         for case in cases:
-            keep_samples(case, runs / case.name, results / case.name)
-            write_summary(case, results / case.name, gaps[case.name])
+            if case.name in changed:
+                write_page(case, runs / case.name, out / case.name, gaps[case.name])
+                print(f"wrote {out / case.name / 'README.md'}")
+    for case in cases:
+        for name, why in gaps[case.name].items():
+            if why not in {NOT_RUN, NOT_FINISHED}:
+                print(f"{case.name}/{name}: {why}")
     return [gap for found in gaps.values() for gap in found.values()]
 
 
-def _missing(case: Case, results: Path) -> dict[str, str]:
+def _missing(case: Case, out: Path) -> dict[str, str]:
     """Runs without samples, all of them not run yet."""
-    kept = read_samples(results)
+    kept = kept_runs(out)
     return {name: NOT_RUN for variant, seed in case.order() if (name := run_name(variant, seed)) not in kept}
 
 
@@ -210,9 +207,7 @@ def run(case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float) -
     if (path / "checkpoints").is_dir() and (path / "summary.json").is_file():
         return NOT_FINISHED
     tail = (runs / f"{name}.log").read_text(errors="replace").strip().splitlines()[-1:]
-    failure = f"{FAILED} {status}: {' '.join(tail)}"
-    print(f"  {failure}", flush=True)
-    return failure
+    return f"{FAILED} {status}: {' '.join(tail)}"
 
 
 def stop(process: subprocess.Popen[bytes]) -> int:
@@ -235,9 +230,9 @@ def has(need: str) -> bool:
     return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-def print_state(case: Case, runs: Path, results: Path) -> None:
+def print_state(case: Case, runs: Path, out: Path) -> None:
     """Measured and missing runs, one line per variant."""
-    kept = read_samples(results / case.name)
+    kept = kept_runs(out / case.name)
     print(f"{case.name}: {case.title}")
     for variant in case.variants:
         names = [run_name(variant, seed) for seed in variant.seeds]
@@ -251,13 +246,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="names of cases; default: all of the table")
     parser.add_argument("--table", type=Path, default=Path(__file__).parent / "cases.toml")
-    parser.add_argument("--runs-dir", type=Path, default=PROJECT / "runs")
-    parser.add_argument("--results-dir", type=Path, default=PROJECT / "results")
+    parser.add_argument("--runs-dir", type=Path, default=RUNS, help="default: results/runs")
+    parser.add_argument("--out", type=Path, default=RUNS, help="default: results/runs")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="stop and keep a checkpoint after this")
-    parser.add_argument("--collect-only", action="store_true", help="run nothing, write the results anew")
+    parser.add_argument("--collect-only", action="store_true", help="run nothing, write the pages anew from samples")
     parser.add_argument("--list", action="store_true", help="say what is measured and what is missing")
     options = parser.parse_args()
-    for name in ("table", "runs_dir", "results_dir"):
+    for name in ("table", "runs_dir", "out"):
         setattr(options, name, getattr(options, name).resolve())
     return options
 
@@ -271,38 +266,20 @@ def read_cases(path: Path) -> dict[str, Case]:
         raise SystemExit(f"{path} is no table of cases: {error!r}") from None
 
 
-def _case(name: str, values: dict[str, object]) -> Case:
-    if unknown := values.keys() - _FIELDS:
-        raise ValueError(f"case {name}: unknown {', '.join(sorted(unknown))}")
-    first, seeds = (int(str(values.get(key, default))) for key, default in (("first_seed", 0), ("seeds", 5)))
-    variants = tuple(_variant(key, value, first, seeds) for key, value in values["variants"].items())  # type: ignore[attr-defined]
-    baseline = str(values.get("baseline", variants[0].name))
-    also_against = values.get("also_against")
-    if missing := {baseline, also_against} - {variant.name for variant in variants} - {None}:
+def _case(name: str, values: dict[str, Any]) -> Case:
+    first, seeds = values.pop("first_seed", 0), values.pop("seeds", 5)
+    variants = tuple(_variant(key, value, first, seeds) for key, value in values.pop("variants").items())
+    values = {"title": name, "baseline": variants[0].name, **values, "arguments": _words(values.get("arguments", []))}
+    case = Case(name=_plain(name), variants=variants, **values)
+    if missing := {case.baseline, case.also_against} - {variant.name for variant in variants} - {None}:
         raise ValueError(f"case {name}: no variant is called {', '.join(map(repr, missing))}")
-    threshold = values.get("threshold")
-    return Case(
-        _plain(name),
-        str(values.get("title", name)),
-        _words(values.get("arguments", [])),
-        variants,
-        baseline,
-        None if threshold is None else float(str(threshold)),
-        None if also_against is None else str(also_against),
-    )
+    return case
 
 
 def _variant(name: str, value: object, first: int, seeds: int) -> Variant:
-    fields = value if isinstance(value, dict) else {"arguments": value}
-    if unknown := set(fields) - {"arguments", "seeds", "needs", "program"}:
-        raise ValueError(f"variant {name}: unknown {', '.join(sorted(unknown))}")
-    return Variant(
-        _plain(name),
-        _words(fields.get("arguments", [])),
-        range(first, first + int(fields.get("seeds", seeds))),
-        _words(fields.get("needs", [])),
-        _words(fields.get("program", [])),
-    )
+    fields = dict(value) if isinstance(value, dict) else {"arguments": value}
+    runs = range(first, first + int(fields.pop("seeds", seeds)))
+    return Variant(name=_plain(name), seeds=runs, **{"arguments": (), **{k: _words(v) for k, v in fields.items()}})
 
 
 def _words(value: object) -> tuple[str, ...]:
@@ -322,17 +299,14 @@ def run_name(variant: Variant, seed: int) -> str:
     return f"{variant.name}-s{seed}"
 
 
-def read_samples(results: Path) -> dict[str, dict[str, object]]:
+def kept_runs(out: Path) -> dict[str, Sample]:
     """The samples kept for a case, by run."""
-    try:
-        return dict(json.loads((results / SAMPLES).read_text())["runs"])
-    except FileNotFoundError:
-        return {}
+    return dict(read_samples(out / SAMPLES).get("runs", {}))
 
 
-def keep_samples(case: Case, runs: Path, results: Path) -> None:
-    """Add the samples of complete runs to those that are kept."""
-    samples = read_samples(results)
+def keep_samples(case: Case, runs: Path, out: Path) -> bool:
+    """Add the samples of complete runs to those that are kept; returns whether there were any."""
+    samples = kept_runs(out)
     before = len(samples)
     for variant, seed in case.order():
         name = run_name(variant, seed)
@@ -344,17 +318,8 @@ def keep_samples(case: Case, runs: Path, results: Path) -> None:
                 continue
             samples[name] = {**sample, "variant": variant.name, "load": _lines(runs / f"{name}.load.jsonl")}
     if len(samples) > before:
-        results.mkdir(parents=True, exist_ok=True)
-        kept = {"case": case.name, "title": case.title, "runs": samples}
-        text = json.dumps(kept, separators=(",", ":")).replace(f"{PROJECT}/", "")  # of no one's machine
-        write_atomically(results / SAMPLES, f"{text}\n".encode())
-
-
-def write_summary(case: Case, results: Path, gaps: Mapping[str, str]) -> None:
-    """Write the report and the summary anew; ``gaps`` says which runs have no result, and why."""
-    results.mkdir(parents=True, exist_ok=True)
-    samples = {name: sample for name, sample in read_samples(results).items() if name not in gaps}
-    write_atomically(results / "README.md", _summary(case, samples, gaps, results).encode())
+        write_samples(out / SAMPLES, {"case": case.name, "title": case.title, "runs": samples})
+    return len(samples) > before
 
 
 def is_complete(path: Path) -> bool:
@@ -366,56 +331,83 @@ def is_complete(path: Path) -> bool:
     return str(reason).startswith(COMPLETE)
 
 
-def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapping[str, str], results: Path) -> str:
-    parts = [f"# {escaped(case.title)}"]
-    programs = {variant.name for variant in case.variants if variant.program}
-    runs = [_restore(sample, results, programs) for sample in samples.values()]
-    if runs:
-        first = {variant: run for run in reversed(runs) if (variant := run.config["variant"])}
-        choices = Choices(threshold=case.threshold, group_by=("variant",), force=True)
-        analysis = analyse(runs, choices, first.get(case.baseline) if len(first) > 1 else None)
-        shutil.rmtree(results / "report", ignore_errors=True)  # with figures that it no longer has
-        write_report(analysis, results / "report", written=f"Made from {SAMPLES}.")
-        parts += [escaped(headline(analysis)), "[The whole report](report/report.md)"]
-        parts += [
-            f"**{escaped(label)}**: {escaped(text)}" + "".join(f" **Not comparable:** {escaped(m)}" for m in marks)
-            for _, label, text, marks in verdicts(analysis)
-        ]
-        parts.append("\n".join(f"- {escaped(text)}" for text in bottlenecks(analysis)))
-        if analysis.caveats:
-            parts.append("To know:\n\n" + "\n".join(f"- {escaped(text)}" for text in analysis.caveats))
-        tables = (speedup_table, results_table, mismatch_table, publications_table, runs_table, machines_table)
-        parts += [table_text(table) for make in tables if (table := make(analysis)) is not None]
-        other = first.get(case.also_against)
-        if other is not None and (table := speedup_table(analyse(runs, choices, other))) is not None:
-            parts.append(table_text(table))
-        parts += list(map(escaped, method(analysis)))
-        made = [conditions_of(run, sample) for run, sample in zip(runs, samples.values(), strict=True)]
-        parts += [escaped(conditions_text(made)), table_text(conditions_table(made))]
-    if gaps:
-        rows = tuple((name, reason) for name, reason in gaps.items())
-        parts += ["## Not measured", table_text(Table("Runs of the table without a result.", ("run", "why"), rows))]
-    words = [
-        shlex.join([*(("python", *v.program) if v.program else ("accel",)), "train", *case.arguments, *v.arguments])
-        for v in case.variants
+def write_page(case: Case, runs: Path, out: Path, gaps: Mapping[str, str]) -> None:
+    """Write the report and the page anew; ``gaps`` says which runs have no result, and why."""
+    samples = {name: sample for name, sample in kept_runs(out).items() if name not in gaps}
+    parts = [f"# {case.title}", f"```\npython scripts/evidence/training_runs.py {case.name}\n```"]
+    parts += _measured(case, samples, runs / "report", out) if samples else []
+    reasons: dict[str, list[str]] = {}
+    for name, reason in gaps.items():
+        reasons.setdefault(reason, []).append(name)
+    parts += [_wrap(f"Not measured: {', '.join(names)}: {_plain_text(reason)}.") for reason, names in reasons.items()]
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "README.md", ("\n\n".join(parts) + "\n").encode())
+
+
+def _measured(case: Case, samples: Mapping[str, Sample], report: Path, out: Path) -> list[str]:
+    """The findings of a case, from its samples."""
+    found = [
+        run_from_json({**s, "config": {**s["config"], "variant": s["variant"]}}, name) for name, s in samples.items()
     ]
-    parts += ["## Commands", "\n".join(f"    {word}" for word in words)]
-    parts.append(f"Seeds count from {case.variants[0].seeds.start}. Raw samples: `runs.json`.")
-    if programs:
-        parts.append(
-            f"The time of the whole command is left out for {escaped(', '.join(sorted(programs)))}: a script trains "
-            "these, whose own start-up would be counted, while the others are started by `accel train`."
-        )
-    return "\n\n".join(parts) + "\n"
+    first = {str(run.config["variant"]): run for run in reversed(found)}
+    choices = Choices(threshold=case.threshold, group_by=("variant",), force=True)
+    analysis = analyse(found, choices, first.get(case.baseline) if len(first) > 1 else None)
+    write_report(analysis, report, written=f"Made from {SAMPLES}.", overwrite=True)
+    parts = [_wrap(_plain_text(headline(analysis)))]
+    if case.figure is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copy(report / "figures" / f"{case.figure}.svg", out / f"{case.figure}.svg")
+        parts.append(f"![{case.figure.replace('_', ' against ')}]({case.figure}.svg)")
+    parts += [_wrap(case.note)] if case.note else []
+    parts += [_table(case, samples), f"Against {case.baseline}:", _bullets(analysis)]
+    other = first.get(case.also_against or "")
+    if other is not None:
+        parts += [f"Against {case.also_against}:", _bullets(analyse(found, choices, other))]
+    return [*parts, _wrap(_conditions(list(samples.values())))]
 
 
-def _restore(sample: Mapping[str, object], results: Path, programs: Collection[str]) -> Run:
-    """A kept run; without the command's time if a script was the command."""
-    config = {**sample["config"], "variant": sample["variant"]}  # type: ignore[dict-item]
-    run = run_from_json({**sample, "config": config}, str(results / SAMPLES))
-    if sample["variant"] in programs and run.summary is not None:
-        run = replace(run, summary={key: value for key, value in run.summary.items() if key != "wall_s"})
-    return run
+def _table(case: Case, samples: Mapping[str, Sample]) -> str:
+    """One row a variant: medians over its runs, with the least and the greatest."""
+    lines = [
+        "| variant | runs | reached the return | training, s | environment steps | steps/s | last mean return |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for variant in case.variants:
+        summaries = [s["summary"] for s in samples.values() if s["variant"] == variant.name and s["summary"]]
+        if not summaries:
+            continue
+        reached = sum(str(summary["reason"]).startswith("mean return") for summary in summaries)
+        cells = [
+            _spread([s[k] for s in summaries if s.get(k) is not None])
+            for k in ("training_s", "env_steps", "env_steps_per_s", "return_mean")
+        ]
+        lines.append(f"| {variant.name} | {len(summaries)} | {reached} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    digits = 1 if max(map(abs, values)) < 1000 else 0
+    middle, least, greatest = (f"{value:,.{digits}f}" for value in (median(values), min(values), max(values)))
+    return f"{middle} ({least} to {greatest})"
+
+
+def _bullets(analysis: Analysis) -> str:
+    """What is found of each variant."""
+    lines = []
+    for _, label, text, marks in verdicts(analysis):
+        said = f"**{label}**: {_plain_text(text)}" + "".join(f" **Not comparable:** {_plain_text(m)}" for m in marks)
+        lines.append(textwrap.fill(said, COLUMNS, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
+    return "\n".join(lines)
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), COLUMNS, break_long_words=False, break_on_hyphens=False)
+
+
+def _plain_text(text: str) -> str:
+    return re.sub(r"([\\`*_<>\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def _lines(path: Path) -> list[object]:
@@ -425,102 +417,35 @@ def _lines(path: Path) -> list[object]:
         return []
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """When and under which load one run was made.
-
-    Attributes:
-        variant: its configuration's name. run: what it measured.
-        ended_s: Unix time at which each of its parts ended, one for a run that was never resumed; empty if unknown.
-        loads: load averages over a minute before each part, as far as they were kept.
-        wall_s: how long its command trained; None if unknown.
-    """
-
-    variant: str
-    run: Run
-    ended_s: tuple[float, ...] = ()
-    loads: tuple[float, ...] = ()
-    wall_s: float | None = None
-
-    @property
-    def span_s(self) -> tuple[float, float] | None:
-        """Unix times of its beginning and end; None if either is unknown, as for a resumed run."""
-        if len(self.ended_s) != 1 or self.wall_s is None:
-            return None
-        return self.ended_s[0] - self.wall_s, self.ended_s[0]
-
-
-def conditions_of(run: Run, sample: Mapping[str, Any]) -> Conditions:
-    """What is kept of a run: its variant, its summary, and in ``load`` what the runner noted after each part of it."""
-    load, summary = sample.get("load", ()), sample["summary"] or {}
-    ended = tuple(float(str(part["unix_time_s"])) for part in load if "unix_time_s" in part)
-    loads = tuple(float(str(part["load_average_before"])) for part in load if "load_average_before" in part)
-    return Conditions(str(sample["variant"]), run, ended, loads, summary.get("wall_s"))
-
-
-def conditions_text(made: Sequence[Conditions]) -> str:
-    """Whether runs were interleaved and alone, how busy the machine was, of how many commits they are."""
-    return " ".join((_order(made), _load(made), _source(made)))
-
-
-def conditions_table(made: Sequence[Conditions]) -> Table:
-    """One row a run, in order of time: when it ended, the load before it, what an environment step took."""
-    rows = tuple(
-        (
-            one.run.name,
-            one.variant,
-            f"{datetime.fromtimestamp(one.ended_s[-1], UTC):%Y-%m-%d %H:%M:%S}" if one.ended_s else "–",
-            ", ".join(f"{load:.2f}" for load in one.loads) or "–",
-            number(one.run.environment_us_per_step),
-            _commit(one.run),
-        )
-        for one in sorted(made, key=lambda one: one.ended_s[-1:] or (0.0,))
+def _conditions(samples: Sequence[Sample]) -> str:
+    """On what the runs were made, of which commits, whether interleaved and alone, and how busy the machine was."""
+    machines = [sample["machine"] for sample in samples]
+    processors = sorted({str(machine.get("cpu") or "unknown") for machine in machines})
+    commits = sorted({str(machine.get("commit") or "unknown")[:10] for machine in machines})
+    dirty = sum(bool(machine.get("dirty")) for machine in machines)
+    shown = ", ".join(commits[:3]) + (f" and {len(commits) - 3} others" if len(commits) > 3 else "")
+    source = (
+        f"{_plain_text('; '.join(processors))}; commit {shown}, {dirty or 'none'} of the runs with uncommitted changes."
     )
-    columns = ("run", "configuration", "ended, UTC", "load average before", "environment, µs/step", "commit")
-    return Table("How the runs were made, in order of time.", columns, rows)
+    return f"{source} {_order(samples)} Raw samples: `{SAMPLES}`."
 
 
-def _commit(run: Run) -> str:
-    return str(run.machine.get("commit") or "unknown")[:12] + (" with changes" if run.machine.get("dirty") else "")
-
-
-def _order(made: Sequence[Conditions]) -> str:
-    known = sorted((one for one in made if one.ended_s), key=lambda one: one.ended_s[-1])
-    if len(known) < len(made):
-        return f"When {len(made) - len(known)} of {len(made)} runs were made is not known, nor whether interleaved."
-    repeated = sum(before.variant == after.variant for before, after in pairwise(known))
-    if len({one.variant for one in known}) < 2:
-        order = "All runs are of one variant"
-    elif not repeated:
-        order = "Variants were run interleaved: no run followed one of its own variant"
-    else:
-        order = f"Variants were not run strictly interleaved: {repeated} of {len(known)} runs followed one of their own"
-    spans = sorted(span for one in known if (span := one.span_s) is not None)
+def _order(samples: Sequence[Sample]) -> str:
+    """Whether variants took turns, one run at a time, and how busy the machine was."""
+    parts = [[part for part in sample.get("load", ()) if "unix_time_s" in part] for sample in samples]
+    if not all(parts):
+        return "Their order in time was not kept."
+    made = sorted(zip(samples, parts, strict=True), key=lambda one: float(one[1][-1]["unix_time_s"]))
+    repeated = sum(before["variant"] == after["variant"] for (before, _), (after, _) in pairwise(made))
+    order = f"{repeated} of {len(made)} runs followed one of their variant" if repeated else "Variants were interleaved"
+    ends = [
+        (part[-1]["unix_time_s"], (sample["summary"] or {}).get("wall_s")) for sample, part in made if len(part) == 1
+    ]
+    spans = sorted((end - wall_s, end) for end, wall_s in ends if wall_s is not None)
     overlaps = sum(after[0] < before[1] - OVERLAP_S for before, after in pairwise(spans))
-    if len(spans) < len(known):
-        resumed = len(known) - len(spans)
-        alone = f"whether one at a time is not known, as {resumed} of {len(known)} were resumed"
-    else:
-        alone = f"{overlaps} of them began before another had ended" if overlaps else "one at a time"
-    return f"{order}; {alone}."
-
-
-def _load(made: Sequence[Conditions]) -> str:
-    loads = [load for one in made for load in one.loads]
-    if not loads:
-        return "The machine's load was not noted."
-    return (
-        f"The load average before a run was {min(loads):.2f} to {max(loads):.2f}, {median(loads):.2f} in the median; "
-        "it covers a minute, so the run before counts in it."
-    )
-
-
-def _source(made: Sequence[Conditions]) -> str:
-    commits = {str(one.run.machine.get("commit") or "unknown") for one in made}
-    dirty = sum(bool(one.run.machine.get("dirty")) for one in made)
-    of = "one commit" if len(commits) == 1 else f"{len(commits)} commits"
-    changes = f"{dirty} of {len(made)} with" if dirty else "none with"
-    return f"The runs are of {of}, {changes} uncommitted changes."
+    alone = f"{overlaps} began before another had ended" if overlaps else "one ran at a time"
+    load = median(part["load_average_before"] for found in parts for part in found)
+    return f"{order}; {alone}. The load average before a run was {load:.2f} in the median."
 
 
 if __name__ == "__main__":

@@ -3,16 +3,14 @@
     python scripts/simulate/scaling.py --check       predictions beside kept runs of one learner and one actor (seconds)
     python scripts/simulate/scaling.py               the same, and predictions up to 10,000 actors (some minutes)
 
-Costs are those of kept runs (``results/*/runs.json``), what their actors and learners took by phase, and of a learner
-with a hundred light actors over TCP (``results/fleet/rows.json``): what a copy of a policy, and an unroll, take of its
-processor. Writes ``results/simulate/checked.json``, ``predictions.json`` and ``scaling.svg``; see docs/scaling.md.
+Costs are those of kept runs in results/evidence, what their actors and learners took by phase, and of a learner
+with a hundred light actors over TCP (``results/evidence/fleet``): what a copy of a policy, and an unroll, take of its
+processor. Writes ``OUT/checked.json.gz``, ``predictions.json.gz`` and ``scaling.svg``; see docs/scaling.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
 import sys
 from collections import Counter
@@ -27,7 +25,8 @@ sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 
 from pipeline import Costs, Prediction, Setting, simulate  # noqa: E402
 
-OUT = PROJECT / "results" / "simulate"
+from scripts.evidence.samples import EVIDENCE, arguments, read_samples, write_samples  # noqa: E402
+
 CASES = (
     "cartpole", "lunarlander", "halfcheetah", "halfcheetah-speed", "halfcheetah-512x3-one-env",
     "halfcheetah-512x3-four-envs", "halfcheetah-2048x3-one-env",
@@ -57,25 +56,24 @@ _UPDATING = ("batch", "forward", "correct", "backward", "record")
 
 def main() -> None:
     """Check, and predict where that is asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__, "simulate")
     parser.add_argument("--check", action="store_true", help="compare with kept runs only")
-    check_only = parser.parse_args().check
-    OUT.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
     runs = list(kept_runs())
     rows = [checked(case, run, runs) for case, run in runs]
-    write("checked.json", rows)
+    write_samples(options.out / "checked.json.gz", {"rows": rows})
     for case in CASES:
         print(case, *(summarise(rows, case, which) for which in ("own_costs", "other_seeds")), sep=" | ")
-    if not check_only:
+    if not options.check:
         found = list(predictions())
-        write("predictions.json", found)
-        draw(found, OUT / "scaling.svg")
+        write_samples(options.out / "predictions.json.gz", {"rows": found})
+        draw(found, options.out / "scaling.svg")
 
 
 def kept_runs() -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Runs of one learner and one actor that were not interrupted, with their case."""
     for case in CASES:
-        document = json.loads((PROJECT / "results" / case / "runs.json").read_text())
+        document = read_samples(EVIDENCE / case / "runs.json.gz")
         yield from ((case, run) for run in document["runs"].values() if run["starts"] == 1)
 
 
@@ -189,7 +187,7 @@ def subject_costs(subject: str, scheme: str) -> Costs:
 
 def fleet_rows() -> list[dict[str, Any]]:
     """What was measured with a hundred actors over TCP."""
-    rows = json.loads((PROJECT / "results" / "fleet" / "rows.json").read_text())
+    rows = read_samples(EVIDENCE / "fleet" / "rows.json.gz")["rows"]
     return [row for row in rows if row["tcp"] and row["actors"] == FLEET_ACTORS and "left_out" not in row]
 
 
@@ -259,11 +257,6 @@ def predict(
     row = {"question": question, "subject": subject, "scheme": scheme, **about, "setting": chosen}
     print(row["question"], subject, scheme, about, setting.actors, setting.publish_interval, found, flush=True)
     return {**row, "costs": asdict(costs), "predicted": asdict(found)}
-
-
-def write(name: str, rows: object) -> None:
-    """A file of results."""
-    (OUT / name).write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:

@@ -7,6 +7,7 @@ bundles.
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -387,9 +388,12 @@ _SAMPLE = {
 @fuzz
 def test_samples_of_runs(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     path = tmp_path_factory.mktemp("samples")
-    (path / "runs.json").write_bytes(json.dumps(document).encode(errors="surrogatepass"))
+    content = gzip.compress(json.dumps(document).encode(errors="surrogatepass"))
+    (path / "runs.json.gz").write_bytes(content)
     found = outcome(lambda: [load_kept_run(run) for run in kept_run_paths(path)])
     assert isinstance(found, ReportError) or all(isinstance(run.config, dict) for run in found)  # type: ignore[attr-defined]
+    (path / "runs.json.gz").write_bytes(content[:-9])
+    assert isinstance(outcome(lambda: kept_run_paths(path)), ReportError)
 
 
 @pytest.mark.parametrize("version", [2, "1", True, None, *HOSTILE[:3]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -173,8 +174,8 @@ def test_kept_samples_are_read_as_runs(runs: Path, tmp_path: Path, capsys: pytes
         path.name: {**run_to_json(load_run_record(path)), "variant": path.parent.name}
         for path in find_runs([runs / "fp32", runs / "int8"])
     }
-    (kept / "runs.json").write_text(json.dumps({"runs": samples}))
-    for name in (kept, kept / "runs.json"):
+    (kept / "runs.json.gz").write_bytes(gzip.compress(json.dumps({"runs": samples}).encode()))
+    for name in (kept, kept / "runs.json.gz"):
         assert [path.name for path in find_runs([name])] == ["fp32-0", "fp32-1", "int8-0", "int8-1"]
     out = tmp_path / "out"
     assert main(["compare", str(kept / "fp32-0"), str(kept), "--out", str(out)]) == 0
@@ -186,10 +187,10 @@ def test_kept_samples_are_read_as_runs(runs: Path, tmp_path: Path, capsys: pytes
     assert main(["report", str(kept / "int8-9")]) == 2
     assert "is no directory" in capsys.readouterr().err
     for content in ("{", "[]", '{"runs": {"../x": {}}}', '{"runs": {"a": 1}}'):
-        (kept / "runs.json").write_text(content)
+        (kept / "runs.json.gz").write_bytes(gzip.compress(content.encode()))
         with pytest.raises(ReportError, match="holds no samples of runs"):
             accel.report([kept], out=tmp_path / "broken")
-    (kept / "runs.json").write_text('{"runs": {"a": {}}}')
+    (kept / "runs.json.gz").write_bytes(gzip.compress(b'{"runs": {"a": {}}}'))
     with pytest.raises(ReportError, match="holds no samples of a run"):
         accel.report([kept], out=tmp_path / "broken")
 

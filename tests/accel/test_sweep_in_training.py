@@ -17,8 +17,6 @@ from accel.config import TrainConfig
 from accel.errors import ConfigError, SweepError
 from accel.runs.summary import Summary
 from accel.sweep import SearchOptions, sweep_training
-from accel.sweep.in_training import InTraining
-from accel.sweep.objectives import IN_TRAINING
 from accel.sweep.storage import default_url
 from accel.sweep.sweep_file import load_sweep_file
 from accel.sweep.training_run import TrainingRun, measured_values
@@ -256,17 +254,6 @@ def test_a_time_to_a_threshold_that_is_not_reached_is_infeasible(tmp_path: Path)
         sweep_training(file, SearchOptions(out=tmp_path / "out"))
     (trial,) = trials_of(default_url(tmp_path / "out"), "out")
     assert trial.constraints["stop_at_return"] > 0
-
-
-def test_the_evidence_s_sweep_asks_how_soon_a_task_is_solved() -> None:
-    loaded = load_sweep_file(Path(__file__).parents[2] / "scripts" / "evidence" / "sweep-cartpole.toml")
-    search = SearchOptions.create(loaded.sweep, "")
-    options = search.study_options(IN_TRAINING, Path("out"), 20, ("return",))
-    assert [q.name for q in options.objectives] == ["training_s", "bytes"]
-    assert [c.metric for c in options.constraints] == ["return"]
-    told = InTraining(loaded, options, Path("out")).how_measured()
-    assert "runs stop at a return of 475 or 1,000,000 environment steps or 20 s" in told
-    assert "preset quickstart" in told and "compare times" not in told
 
 
 @pytest.mark.parametrize(
