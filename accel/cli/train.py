@@ -107,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
 def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     """Everything the command line asks for, validated. Raises ConfigError; SystemExit from --help."""
     argv = [_flag_of(word) for word in arguments]
-    argv = [_read_word(before, word) for before, word in zip(["", *argv], argv, strict=False)]
+    argv = _requeued([_read_word(before, word) for before, word in zip(["", *argv], argv, strict=False)])
     sources = {name: _value(argv, name) for name in _SOURCES}
     values: dict[str, object] = {}
     if sources["resume"]:
@@ -148,6 +148,24 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
         ("accel", "train", *arguments),
         compressor_chosen="compressor" in file or _value(argv, "compressor") is not None,
     )
+
+
+def _requeued(argv: list[str]) -> list[str]:
+    """The arguments of a job that Slurm has started again: it goes on with the run of its name.
+
+    A start that ended before its first checkpoint leaves a run that nobody can go on with: the next one has the number
+    of the restart behind its name.
+    """
+    name, restarts = _value(argv, "name"), os.environ.get("SLURM_RESTART_COUNT", "")
+    if not name or not restarts.isdigit() or int(restarts) == 0 or _value(argv, "resume"):
+        return argv
+    root = Path(_value(argv, "results-dir") or TrainConfig.create().run.results_dir)
+    names = [name, *(f"{name}-{number}" for number in range(1, int(restarts) + 1))]
+    for candidate in reversed(names):
+        if any((root / candidate / "checkpoints").glob("*.safetensors")):
+            logger.info("job started again by Slurm: going on with %s", root / candidate)
+            return [*argv, "--name", candidate, "--resume", str(root / candidate)]
+    return [*argv, "--name", names[-1]] if (root / name).exists() else argv
 
 
 def _check_place(run: Path, name: str | None, results_dir: str | None) -> None:
