@@ -30,8 +30,12 @@ from accel.tuning.mismatch_sampling import MismatchSampler, NoSampler
 from accel.tuning.steering import Steering
 
 LEARNER_PHASES = ("wait", "batch", "forward", "correct", "backward", "compress", "publish", "record")
+OWED_S = 60.0
+"""How long a run that is finished makes updates that its schedule owes."""
 LOOK_S = 0.25
 """How often the learner looks after its actors."""
+MANY_OWED = 1000
+"""So many owed updates are worth a line in the log."""
 MAX_FAULTS = 100
 """Parts of unrolls that may be left out for numbers that are not finite, or unrolls one after another for environments
 that raise, before the run ends."""
@@ -115,6 +119,7 @@ class Loop:
         self._update: Update | None = None
         self._learned_from: Sample | None = None
         self._wants_policy = False
+        self._owing_since: float | None = None
 
     def run(self) -> str:
         """Train until a reason to stop; returns the reason.
@@ -126,7 +131,7 @@ class Loop:
         """
         self._begin()
         while True:
-            if (reason := self._reason_to_stop()) is None:
+            if (reason := self._reason_to_stop()) is None and self._owing_since is None:
                 for experience in self._receive(wait=not self.schedule.due(self._counts())):
                     self._observe(experience)
                     self.store.insert(experience)
@@ -150,6 +155,11 @@ class Loop:
             self._callback.stopping()
         self._end()
         return iteration.reason
+
+    @property
+    def updates_owed(self) -> int:
+        """What the schedule's ratio asked for and is not made."""
+        return self.schedule.owed(self._counts())
 
     @property
     def progress(self) -> float:
@@ -235,12 +245,26 @@ class Loop:
 
     def _reason_to_stop(self) -> str | None:
         if self._learner.coordination.leads:
-            if (reason := self.finished()) is not None:
+            if (reason := self.finished()) is not None and (reason := self._paid_off(reason)) is not None:
                 return reason
             limit_s = self.config.run.max_seconds
             if limit_s is not None and perf_counter() - self._started >= limit_s:
                 return f"max_seconds = {limit_s:g} reached"
         return self._stop_requested()
+
+    def _paid_off(self, reason: str) -> str | None:
+        """The reason that a run is finished for, once it owes no update, or has made owed ones for ``OWED_S``."""
+        owed = self.updates_owed
+        if owed == 0:
+            return reason
+        now = perf_counter()
+        if self._owing_since is None:
+            self._owing_since = now
+            if owed >= MANY_OWED:
+                logger.info("making the %d updates that are owed, for %g s at most", owed, OWED_S)
+        if self.store.available and now - self._owing_since < OWED_S:
+            return None
+        return reason
 
     def _receive(self, *, wait: bool) -> Iterator[Experience]:
         """What has arrived and may be learned from, at most one unroll of each actor; waits for the first if asked to.
@@ -394,6 +418,7 @@ class Loop:
         record: Metrics = {
             "elapsed_s": now - self._started,
             "updates": counters.updates,
+            "updates_owed": self.updates_owed,
             "env_steps_per_s": (counters.env_steps - self._recorded_env_steps) / elapsed,
             "episodes": counters.episodes,
             "return_mean": float(np.mean(counters.returns)) if counters.returns else None,

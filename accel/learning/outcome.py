@@ -57,6 +57,7 @@ def write_outcome(
         seed=config.run.seed,
         env_steps=counters.env_steps,
         updates=counters.updates,
+        updates_owed=loop.updates_owed,
         episodes=counters.episodes,
         return_mean=float(np.mean(counters.returns)) if counters.returns else None,
         training_s=loop.training_s,

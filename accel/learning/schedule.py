@@ -5,6 +5,7 @@ So a run in a single process is the same to the last bit, however fast the machi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,6 +44,10 @@ class Schedule(Protocol):
         """Whether more unrolls may be taken in; otherwise actors wait."""
         ...
 
+    def owed(self, counts: Counts) -> int:
+        """Updates that a ratio still asks for, which are made before a finished run ends; zero without a ratio."""
+        ...
+
     def publishes(self, counts: Counts) -> bool:
         """Whether the policy is published after this update."""
         ...
@@ -68,6 +73,10 @@ class Asynchronous:
         """Always."""
         return True
 
+    def owed(self, counts: Counts) -> int:
+        """None."""
+        return 0
+
     def publishes(self, counts: Counts) -> bool:
         """Every so many updates."""
         return counts.updates % self._interval == 0
@@ -82,7 +91,7 @@ class Synchronous(Asynchronous):
         super().__init__(1)
 
 
-INSERT_TOLERANCE = 2048
+INSERT_TOLERANCE = 1
 """Environment steps that actors may be ahead of ``samples_per_insert`` before they wait."""
 
 
@@ -116,7 +125,11 @@ class SamplesPerInsert:
 
     def due(self, counts: Counts) -> bool:
         """While the learner is behind the ratio."""
-        return counts.available > 0 and counts.updates < self._updates_per_step * (counts.env_steps - self._starts)
+        return counts.available > 0 and self.owed(counts) > 0
+
+    def owed(self, counts: Counts) -> int:
+        """What the learner is behind the ratio."""
+        return max(math.ceil(self._updates_per_step * (counts.env_steps - self._starts)) - counts.updates, 0)
 
     def accepts(self, counts: Counts) -> bool:
         """Until actors are ahead by the tolerance."""

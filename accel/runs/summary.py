@@ -124,6 +124,7 @@ class Summary:
         compressor_chosen: whether the user named it; else it is a default or a preset's.
         training_s: first unroll waited for until the last update. wall_s: from the user's command until then.
         env_steps_per_s: valid steps consumed by the learner per second of training_s.
+        updates_owed: what the schedule's ratio asked for and was not made; a resumed run makes them.
         return_mean: mean return of the last finished training episodes, None before the first.
         lag: minimum, mean and maximum policy lag over the whole part, in versions.
         learner_s, actor_s: seconds by phase; the actors' together.
@@ -160,6 +161,7 @@ class Summary:
     lag: Mapping[str, _Real | None]
     dropped_unrolls: _Count
     dead_actors: _Count
+    updates_owed: _Count = 0
     actor_restarts: _Count = 0
     environment_restarts: _Count = 0
     learner_s: Mapping[str, _Real] = field(default_factory=dict)
@@ -265,8 +267,10 @@ class Summary:
         """What happened, in a few lines."""
         mean = "no finished episode" if self.return_mean is None else f"mean return {self.return_mean:.1f}"
         runtime = self.actor_runtime.replace("native", "native kernels")
+        owed = f" ({self.updates_owed:,} more are owed)" if self.updates_owed else ""
         lines = [
-            f"{self.env}: {mean} after {self.env_steps:,} environment steps, {self.updates:,} updates: {self.reason}.",
+            f"{self.env}: {mean} after {self.env_steps:,} environment steps, {self.updates:,} updates{owed}: "
+            f"{self.reason}.",
             f"{self.env_steps_per_s:,.0f} environment steps/s over {self.training_s:.1f} s of training; "
             f"{self.wall_s:.1f} s since the command started.",
             f"policy lag {' / '.join(_number(self.lag.get(f'lag_{which}')) for which in ('min', 'mean', 'max'))} "

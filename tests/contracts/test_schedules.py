@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import accel
 from accel.config import TrainConfig
+from accel.config.experience import ReplayingConfig, SamplesPerInsertConfig
 from accel.errors import ConfigError
 from accel.learning.schedule import Asynchronous, Counts, SamplesPerInsert, Schedule, Synchronous, make_schedule
 
@@ -186,6 +190,48 @@ def test_the_synchronous_one_publishes_every_update_which_actors_wait_for() -> N
 def test_rounds_of_anything_else_are_refused(options: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         TrainConfig.create(**options)
+
+
+RATIOS: dict[str, dict[str, object]] = {
+    "dqn, replay": {"env": "CartPole-v1", "algorithm": "dqn"},
+    "dqn, prioritised": {"env": "CartPole-v1", "algorithm": "dqn", "store": "prioritised"},
+    "apex": {"env": "CartPole-v1", "algorithm": "apex"},
+    "r2d2, sequences": {
+        "env": "CartPole-v1",
+        "algorithm": "r2d2",
+        "network": "mlp:8x1+lstm:8",
+        "samples_per_insert": 4,
+    },
+    "sac, replay": {"env": "Pendulum-v1", "algorithm": "sac"},
+    "d4pg, prioritised": {"env": "Pendulum-v1", "algorithm": "d4pg", "store": "prioritised"},
+}
+
+
+@pytest.mark.parametrize("name", RATIOS)
+def test_a_finished_run_has_made_every_update_that_it_owes(name: str, tmp_path: Path) -> None:
+    options = {"network": "mlp:8x1", "batch_size": 8, "samples_per_insert": 8, "unroll_length": 16} | RATIOS[name]
+    config = TrainConfig.create(
+        **options, actors=0, envs_per_actor=2, total_env_steps=400, learning_starts=200, results_dir=tmp_path,
+    )  # fmt: skip
+    summary = accel.train(config)
+    schedule = make_schedule(config)
+    assert summary.updates > 0 == summary.updates_owed
+    assert schedule.owed(Counts(summary.env_steps, summary.updates - 1, 1)) == 1
+    record = json.loads((Path(summary.path) / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (record["updates"], record["updates_owed"]) == (summary.updates, 0)
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "apex", "r2d2", "sac", "d4pg"])
+def test_by_default_actors_are_ahead_by_an_unroll_at_most(algorithm: str) -> None:
+    """Of those that are taken in: what waits in the transport is bounded by its buffers."""
+    config = TrainConfig.create(algorithm=algorithm)
+    assert isinstance(config.schedule, SamplesPerInsertConfig) and isinstance(config.store, ReplayingConfig)
+    schedule, unroll = make_schedule(config), 64
+    steps_per_update = config.store.sampled_steps(config.acting.unroll_length) / config.schedule.samples_per_insert
+    simulation = Simulation(schedule, 10)
+    while simulation.env_steps < 3000:
+        assert simulation.turn([unroll] * 1000)
+        assert schedule.owed(simulation.counts()) * steps_per_update <= unroll + steps_per_update
 
 
 @pytest.mark.parametrize("interval", [1, 3])
