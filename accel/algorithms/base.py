@@ -27,6 +27,7 @@ from accel.experience.stores.base import Sample
 from accel.experience.transfer import to_device
 from accel.experience.unroll import Unroll
 from accel.networks import PolicyNetwork
+from accel.networks.policy import Differentiator
 
 Phase = Callable[[str], object]
 """Called with the name of a phase that has ended. Answers with something true where the run is to stop."""
@@ -138,6 +139,7 @@ class GradientAlgorithm:
         self.updates = 0
         self.defers = device.type != "cpu"
         self.runner: StepRunner = PlainSteps()
+        self._differentiators: dict[PolicyNetwork, Differentiator] = {}
         self._health = StepHealth(device)
         self._rate = torch.zeros((), device=device)
 
@@ -198,6 +200,20 @@ class GradientAlgorithm:
         if self.config.learner.mixed_precision != "bf16":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
+
+    @torch.no_grad()
+    def outputs(self, network: PolicyNetwork, observations: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        """A network without critic on [N, *obs]: outputs [N, P], float32, and their way back to its parameters.
+
+        See ``PolicyNetwork.differentiator``; no graph is behind the outputs.
+        """
+        first = torch.zeros(1, len(observations), dtype=torch.bool)
+        differentiate = self._differentiators.get(network)
+        if differentiate is None:
+            differentiate = self._differentiators[network] = network.differentiator()
+        with self.autocast():
+            output, pull = differentiate(observations.unsqueeze(0), first, ())
+        return output.params[0].float(), lambda gradient: pull(gradient.unsqueeze(0), None)
 
     def step(self, loss: Tensor, *terms: Tensor, pull: Callable[[], None] | None = None, last: bool = True) -> Tensor:
         """Backward and one optimiser step; returns the gradient's global norm.

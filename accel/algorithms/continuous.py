@@ -14,7 +14,7 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.experience.stores.base import Sample, Transitions
 from accel.experience.transfer import to_device
-from accel.networks import PolicyNetwork, build_from_config
+from accel.networks import build_from_config
 from accel.networks.critics import ActionCritics
 
 _POLICY_GAIN = 0.01
@@ -29,7 +29,7 @@ class ContinuousControl(GradientAlgorithm):
         config, spec, device: as for ``GradientAlgorithm``.
         outputs: of the policy. critics, critic_outputs: of ``ActionCritics``. others: further trained parts, by name.
     Attributes:
-        critics, target_critics: Q.
+        critics, target_critics: Q. rate, rate_by_target: them without a graph, see ``ActionCritics.differentiator``.
     Raises:
         ConfigError: actions are not continuous, or not bounded, or the network does not suit.
     """
@@ -65,17 +65,13 @@ class ContinuousControl(GradientAlgorithm):
         networks = nn.ModuleDict({**parts, "target_critics": self.target_critics})
         super().__init__(config, spec, device, network, networks)
         self.output_size = outputs
+        self.rate, self.rate_by_target = self.critics.differentiator(), self.target_critics.differentiator()
 
     def steps_of(self, sample: Sample) -> Transitions:
         """The transitions of a sample. Raises ConfigError: it has none."""
         if sample.transitions is None:
             raise ConfigError(f"{self.config.algorithm.algorithm} learns from transitions: use --store replay")
         return sample.transitions
-
-    def outputs(self, network: PolicyNetwork, observations: Tensor) -> Tensor:
-        """[N, n] to the policy's outputs [N, P], float32."""
-        first = torch.zeros(1, len(observations), dtype=torch.bool, device=observations.device)
-        return network(observations.unsqueeze(0), first).params[0].float()  # type: ignore[no-any-return]
 
     def noise(self, rows: int) -> Tensor:
         """[rows, k] standard normal, drawn on the host, so that seeds mean the same on every device and a recorded step
@@ -88,6 +84,6 @@ class ContinuousControl(GradientAlgorithm):
         normaliser = self.network.normaliser
         return observations if normaliser is None else normaliser(observations)
 
-    def mean(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """The mean of [N] losses, under a sample's importance weights."""
-        return losses.mean() if weights is None else (losses * weights).mean()
+    def shares(self, rows: int, weights: Tensor | None) -> Tensor:
+        """[N] what each row's loss counts for in the mean, under a sample's importance weights."""
+        return torch.full((rows,), 1.0 / rows, device=self.device) if weights is None else weights / rows

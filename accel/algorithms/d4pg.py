@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from accel.acting.rules import RuleSpec
 from accel.algorithms.base import Phase, Update
@@ -32,27 +32,15 @@ from accel.envs.spaces import EnvSpec
 from accel.experience.stores.base import Sample, Transitions
 
 
-def bounded(outputs: Tensor) -> Tensor:
-    """tanh of a policy's outputs [N, n]; its gradient fades only towards the bound that a descent step moves to.
+def bounded(outputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """tanh of a policy's outputs [N, n], and the way back from the gradient of the actions to that of the outputs.
 
-    It is g (1 − a) where that raises the action, g (1 + a) where it lowers it. tanh's own, g (1 − a²), is nothing at
-    either bound, and a policy that an early critic has driven there stays.
+    It fades only towards the bound that a descent step moves to: g (1 − a) where that raises the action, g (1 + a)
+    where it lowers it. tanh's own, g (1 − a²), is nothing at either bound, and a policy that an early critic has driven
+    there stays.
     """
-    actions: Tensor = _BoundedAction.apply(outputs)  # type: ignore[no-untyped-call]
-    return actions
-
-
-class _BoundedAction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, outputs: Tensor) -> Tensor:
-        actions = torch.tanh(outputs)
-        ctx.save_for_backward(actions)
-        return actions
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
-        (actions,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return gradient * torch.where(gradient < 0.0, 1.0 - actions, 1.0 + actions)
+    actions = torch.tanh(outputs)
+    return actions, lambda gradient: gradient * torch.where(gradient < 0.0, 1.0 - actions, 1.0 + actions)
 
 
 class D4pgStep(NamedTuple):
@@ -77,6 +65,7 @@ class D4pg(ContinuousControl):
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: D4pgConfig) -> None:
         super().__init__(config, spec, device, outputs=spec.action.action_size, critic_outputs=options.atoms)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self.target.normaliser = self.network.normaliser  # that of the critics and their targets
         self.networks.add_module("target", self.target)
         self.options = options
         self.rule = RuleSpec("gaussian-noise", {"noise": options.noise})
@@ -113,33 +102,43 @@ class D4pg(ContinuousControl):
 
         return Update(read, learned.errors)
 
+    @torch.no_grad()
     def descend(self, mark: Phase, steps: Transitions, weights: Tensor | None) -> D4pgStep:
         """The step on a sample, to be run by ``runner``."""
-        targets = self._target_distributions(steps)
+        rows, targets = len(steps.returns), self._target_distributions(steps)
         mark("correct")
-        observations = self.normalised(steps.observations)
+        observations, shares = self.normalised(steps.observations), self.shares(rows, weights)
         with self.autocast():
-            logits = self.critics(observations, steps.actions.clamp(-1.0, 1.0))[0].float()
-        errors = -(targets * torch.log_softmax(logits, -1)).sum(-1)
-        critic_loss = self.mean(errors, weights)
+            critic = self.rate(observations, steps.actions.clamp(-1.0, 1.0))
+        log_probs = torch.log_softmax(critic.values[0], -1)
+        errors = -(targets * log_probs).sum(-1)
+        critic_loss = torch.dot(errors, shares)
+        outputs, pull_policy = self.outputs(self.network, steps.observations)
+        actions, pull_bounded = bounded(outputs)
         with self.autocast():
-            actions = bounded(self.outputs(self.network, steps.observations))
-            rated = self.critics(observations, actions, frozen=True)[0].float()
-        values = torch.softmax(rated, -1) @ self._atoms
+            rated = self.rate(observations, actions)
+        probs = torch.softmax(rated.values[0], -1)
+        values = probs @ self._atoms
         loss = critic_loss - values.mean()
         mark("forward")
-        norm = self.step(loss, last=False)
+
+        def pull() -> None:
+            critic.pull(((log_probs.exp() - targets) * shares.unsqueeze(-1)).unsqueeze(0))
+            of_logits = probs * (self._atoms - values.unsqueeze(-1)) / -rows
+            pull_policy(pull_bounded(rated.pull_actions(of_logits.unsqueeze(0))))
+
+        norm = self.step(loss, pull=pull, last=False)
         mark("backward")
-        return D4pgStep(loss.detach(), critic_loss.detach(), norm, values.detach(), errors.detach(), targets)
+        return D4pgStep(loss, critic_loss, norm, values, errors, targets)
 
     @torch.no_grad()
     def _target_distributions(self, steps: Transitions) -> Tensor:
         """[N, atoms] probabilities of y."""
         with self.autocast():
-            actions = torch.tanh(self.outputs(self.target, steps.next_observations))
-            logits = self.target_critics(self.normalised(steps.next_observations), actions)[0]
+            actions = torch.tanh(self.outputs(self.target, steps.next_observations)[0])
+            logits = self.rate_by_target(self.normalised(steps.next_observations), actions).values[0]
         values = steps.returns.unsqueeze(-1) + steps.discounts.unsqueeze(-1) * self._atoms
-        return project(torch.softmax(logits.float(), -1), values, self._atoms)
+        return project(torch.softmax(logits, -1), values, self._atoms)
 
 
 def project(probabilities: Tensor, values: Tensor, atoms: Tensor) -> Tensor:

@@ -31,6 +31,47 @@ class Scores(NamedTuple):
     pull: Callable[[Tensor, Tensor], Tensor]
 
 
+class SquashedSample(NamedTuple):
+    """Actions of squashed Gaussians, without autograd.
+
+    Attributes:
+        actions: [N, k] in [-1, 1]. log_prob: [N] their log-densities.
+        pull: gradients of actions [N, k] and of log-densities [N] to that of the parameters [N, 2k].
+    """
+
+    actions: Tensor
+    log_prob: Tensor
+    pull: Callable[[Tensor, Tensor], Tensor]
+
+
+def squashed_sample(params: Tensor, noise: Tensor, log_std_bounds: tuple[float, float]) -> SquashedSample:
+    """a = tanh u, u = m + σ ε;  log π(a) = Σ log N(ε) − log σ − log(1 − tanh² u), differentiable in m and log σ.
+
+        ∂a/∂u = 1 − a²,   ∂ log π/∂u = 2a,   ∂u/∂ log σ = σ ε
+
+    Args:
+        params: [N, 2k] m and log σ, which is kept within the bounds. noise: ε [N, k].
+    """
+    mean, free = params.chunk(2, -1)
+    log_std = free.clamp(*log_std_bounds)
+    spread = log_std.exp().mul_(noise)
+    samples = mean + spread
+    actions = torch.tanh(samples)
+    # log(1 − tanh² u) = 2 (log 2 − u − softplus(−2u)), without cancellation
+    jacobian = F.softplus(-2.0 * samples).add_(samples).mul_(-2.0)
+    constant = mean.shape[-1] * (2.0 * math.log(2.0) + 0.5 * _LOG_2PI)
+    log_prob = (noise.square().mul_(-0.5).sub_(log_std).sub_(jacobian)).sum(-1).sub_(constant)
+
+    def pull(of_actions: Tensor, of_log_prob: Tensor) -> Tensor:
+        of_each = of_log_prob.unsqueeze(-1)
+        of_samples = torch.addcmul(of_actions, of_actions, actions.square(), value=-1.0)
+        of_samples.addcmul_(of_each, actions, value=2.0)
+        of_log_std = (of_samples * spread).sub_(of_each).mul_(free == log_std)
+        return torch.cat((of_samples, of_log_std), -1)
+
+    return SquashedSample(actions, log_prob, pull)
+
+
 class ActionDistribution(ABC):
     """A batch of action distributions; every method is differentiable in the parameters except the samples.
 

@@ -42,7 +42,7 @@ from accel.correctors import retrace
 from accel.envs.spaces import ALLOWED_ABOVE, MASKED, EnvSpec
 from accel.errors import ConfigError
 from accel.experience.stores.base import Sample, Steps, Transitions
-from accel.networks import PolicyNetwork, build_from_config
+from accel.networks import build_from_config
 
 
 class QLearningStep(NamedTuple):
@@ -131,6 +131,14 @@ class Dqn(GradientAlgorithm):
         mean = total / allowed.sum(-1, keepdim=True).clamp_min(1)
         return torch.where(allowed, value + advantages - mean, MASKED)
 
+    def of_outputs(self, outputs: Tensor, of_q: Tensor) -> Tensor:
+        """From the gradient of Q [..., n] of allowed actions to that of the outputs [..., P]."""
+        if not self.options.duelling:
+            return of_q
+        total = of_q.sum(-1, keepdim=True)
+        allowed = outputs[..., :-1] > ALLOWED_ABOVE
+        return torch.cat((of_q - allowed * (total / allowed.sum(-1, keepdim=True).clamp_min(1)), total), -1)
+
     def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
         """The ε-greedy policy; without ε, of the final one, as publication checks compare policies."""
         if exploration is None:
@@ -162,19 +170,23 @@ class Dqn(GradientAlgorithm):
 
         return Update(read, errors.abs())
 
+    @torch.no_grad()
     def descend(self, mark: Phase, steps: Transitions, between: Steps | None, weights: Tensor | None) -> QLearningStep:
         """The step on a sample, to be run by ``runner``."""
         targets = self._targets(steps) if between is None else self.retrace_targets(between)
         mark("correct")
-        with self.autocast():
-            q = self.q_of(self.network, steps.observations)
-        taken = q.gather(-1, steps.actions.unsqueeze(-1)).squeeze(-1)
+        rows, actions = len(targets), steps.actions.unsqueeze(-1)
+        outputs, pull = self.outputs(self.network, steps.observations)
+        q = self.q_values(outputs)
+        taken = q.gather(-1, actions).squeeze(-1)
         mark("forward")
-        huber = F.smooth_l1_loss(taken, targets, reduction="none")
-        loss = huber.mean() if weights is None else (huber * weights).mean()
-        norm = self.step(loss, last=False)
+        shares = torch.full_like(targets, 1.0 / rows) if weights is None else weights / rows
+        loss = torch.dot(F.smooth_l1_loss(taken, targets, reduction="none"), shares)
+        of_taken = (taken - targets).clamp(-1.0, 1.0) * shares
+        of_q = torch.zeros_like(q).scatter_(-1, actions, of_taken.unsqueeze(-1))
+        norm = self.step(loss, pull=lambda: pull(self.of_outputs(outputs, of_q)), last=False)
         mark("backward")
-        return QLearningStep(loss.detach(), norm, taken.detach(), targets)
+        return QLearningStep(loss, norm, taken, targets)
 
     def refresh_target(self) -> None:
         """Before every update: copy the trained network where its turn has come."""
@@ -208,15 +220,9 @@ class Dqn(GradientAlgorithm):
 
     def _rated(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """The target network's Q [N, n] and the actions [N, 1] to bootstrap from."""
-        with self.autocast():
-            following = self.q_of(self.target, observations)
-            chooser = self.q_of(self.network, observations) if self.options.double else following
+        following = self.q_values(self.outputs(self.target, observations)[0])
+        chooser = self.q_values(self.outputs(self.network, observations)[0]) if self.options.double else following
         return following, chooser.argmax(-1, keepdim=True)
-
-    def q_of(self, network: PolicyNetwork, observations: Tensor) -> Tensor:
-        """[N, *obs] to Q [N, n]."""
-        first = torch.zeros(1, len(observations), dtype=torch.bool, device=observations.device)
-        return self.q_values(network(observations.unsqueeze(0), first).params[0].float())
 
 
 def rescale(values: Tensor) -> Tensor:

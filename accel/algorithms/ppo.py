@@ -64,7 +64,6 @@ class Ppo(ActorCritic):
             weights = weights / weights.sum().clamp_min(1e-8)
         inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
         params, targets = self.runner.run(self.correct, mark, *inputs)
-        self._differentiate = self.network.differentiator()
         steps = partial(split_steps, padded=self.runner.fixed_shapes)
         split = split_environments if self.network.state_shapes else steps
         left: Tensor | float = options.passes

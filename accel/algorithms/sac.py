@@ -19,17 +19,17 @@ arXiv:1606.02647), which has both; no steps of random actions.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accel.acting.rules import LOG_STD_BOUNDS, RuleSpec
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.continuous import ContinuousControl
 from accel.algorithms.corrections import shifted
-from accel.algorithms.distributions import ActionDistribution, make_distribution
+from accel.algorithms.distributions import ActionDistribution, SquashedSample, make_distribution, squashed_sample
 from accel.config import TrainConfig
 from accel.config.algorithms import SacConfig
 from accel.correctors import retrace
@@ -104,6 +104,7 @@ class Sac(ContinuousControl):
 
         return Update(read, errors.abs().mean(0))
 
+    @torch.no_grad()
     def descend(
         self,
         mark: Phase,
@@ -113,39 +114,46 @@ class Sac(ContinuousControl):
         noise: tuple[Tensor, Tensor],
     ) -> SacStep:
         """The step on a sample, to be run by ``runner``; ``noise``: of the targets' actions, and of the policy's."""
-        log_temperature = self._log_temperature
+        log_temperature, rows = self._log_temperature, len(steps.returns)
         temperature = log_temperature.detach().exp()
         if between is None:
             targets = self.soft_targets(steps, temperature, noise[0])
         else:
             targets = self.retrace_targets(between, temperature, noise[0])
         mark("correct")
-        observations = self.normalised(steps.observations)
+        observations, shares = self.normalised(steps.observations), self.shares(rows, weights)
         with self.autocast():
-            values = self.critics(observations, torch.tanh(steps.actions)).float().squeeze(-1)
+            critics = self.rate(observations, torch.tanh(steps.actions))
+        values = critics.values.squeeze(-1)
         errors = values - targets
-        critic_loss = self.mean(0.5 * errors.square().sum(0), weights)
-        actions, log_prob = self.sample_actions(steps.observations, noise[1])
+        critic_loss = 0.5 * torch.dot(errors.square().sum(0), shares)
+        policy, pull_policy = self.sample_actions(steps.observations, noise[1])
         with self.autocast():
-            rated = self.critics(observations, actions, frozen=True).float().squeeze(-1)
-        policy_loss = (temperature * log_prob - rated.amin(0)).mean()
-        surplus = log_prob.detach().mean() + self._target_entropy
-        loss = critic_loss + policy_loss - log_temperature * surplus
+            rated = self.rate(observations, policy.actions)
+        least, which = rated.values.min(0, keepdim=True)
+        policy_loss = (temperature * policy.log_prob - least.flatten()).mean()
+        surplus = policy.log_prob.mean() + self._target_entropy
+        loss = critic_loss + policy_loss - log_temperature.detach() * surplus
         mark("forward")
-        norm = self.step(loss, last=False)
-        with torch.no_grad():
-            torch._foreach_lerp_(self._targets, self._online, self.options.target_rate)
+
+        def pull() -> None:
+            critics.pull((errors * shares).unsqueeze(-1))
+            of_values = torch.zeros_like(rated.values).scatter_(0, which, -1.0 / rows)
+            pull_policy(policy.pull(rated.pull_actions(of_values), (temperature / rows).expand(rows)))
+            cast(Tensor, log_temperature.grad).copy_(-surplus)
+
+        norm = self.step(loss, pull=pull, last=False)
+        torch._foreach_lerp_(self._targets, self._online, self.options.target_rate)
         mark("backward")
-        found = loss, critic_loss, policy_loss, norm, temperature, values, errors, log_prob, targets
-        return SacStep(*(tensor.detach() for tensor in found))
+        return SacStep(loss, critic_loss, policy_loss, norm, temperature, values, errors, policy.log_prob, targets)
 
     @torch.no_grad()
     def soft_targets(self, steps: Transitions, temperature: Tensor, noise: Tensor) -> Tensor:
         """[N] y."""
-        actions, log_prob = self.sample_actions(steps.next_observations, noise)
+        policy, _ = self.sample_actions(steps.next_observations, noise)
         with self.autocast():
-            rated = self.target_critics(self.normalised(steps.next_observations), actions).float().squeeze(-1)
-        values: Tensor = rated.amin(0) - temperature * log_prob
+            rated = self.rate_by_target(self.normalised(steps.next_observations), policy.actions).values.squeeze(-1)
+        values: Tensor = rated.amin(0) - temperature * policy.log_prob
         return steps.returns + steps.discounts * values
 
     @torch.no_grad()
@@ -153,13 +161,13 @@ class Sac(ContinuousControl):
         """[N] y by Retrace."""
         shape, following = steps.rewards.shape, steps.observations[1:].flatten(0, 1)
         acted = steps.actions.roll(-1, 0).flatten(0, 1)
-        actions, log_prob = self.sample_actions(following, noise)
+        outputs, _ = self.outputs(self.network, following)
+        policy = squashed_sample(outputs, noise, LOG_STD_BOUNDS)
         with self.autocast():
             observations = self.normalised(following)
-            rated = self.target_critics(observations, actions).float().squeeze(-1).amin(0)
-            taken = self.target_critics(observations, torch.tanh(acted)).float().squeeze(-1).amin(0)
-            outputs = self.outputs(self.network, following)
-        values = (rated - temperature * log_prob).view(shape)
+            rated = self.rate_by_target(observations, policy.actions).values.squeeze(-1).amin(0)
+            taken = self.rate_by_target(observations, torch.tanh(acted)).values.squeeze(-1).amin(0)
+        values = (rated - temperature * policy.log_prob).view(shape)
         log_policy = self.distribution(outputs, None).log_prob(acted).view(shape)
         return retrace(
             shifted(log_policy) - steps.behaviour_log_prob, steps.rewards, steps.discounts,
@@ -167,14 +175,7 @@ class Sac(ContinuousControl):
             valid=steps.valid,
         ).q_targets[0]  # fmt: skip
 
-    def sample_actions(self, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [N, k] in [-1, 1] and their log-densities [N], both differentiable in the policy; noise: [N, k]."""
-        with self.autocast():
-            outputs = self.outputs(self.network, observations)
-        mean, log_std = outputs.chunk(2, -1)
-        log_std = log_std.clamp(*LOG_STD_BOUNDS)
-        samples = mean + log_std.exp() * noise
-        # log(1 − tanh² u) = 2 (log 2 − u − softplus(−2u)), without cancellation
-        jacobian = 2.0 * (math.log(2.0) - samples - F.softplus(-2.0 * samples))
-        density = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
-        return torch.tanh(samples), (density - jacobian).sum(-1)
+    def sample_actions(self, observations: Tensor, noise: Tensor) -> tuple[SquashedSample, Callable[[Tensor], None]]:
+        """The policy's actions at [N, n], made of noise [N, k]; and the way back from the gradient of its outputs."""
+        outputs, pull = self.outputs(self.network, observations)
+        return squashed_sample(outputs, noise, LOG_STD_BOUNDS), pull

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +14,26 @@ from torch import Tensor, nn
 from accel.config.parts import NetworkConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
+from accel.networks import dense
 from accel.networks.text import parse_network
+from accel.networks.towers import Layer, Tower
+
+
+class Rating(NamedTuple):
+    """What critics say of actions, without a graph, and the ways back from a loss in it; each is called once at most.
+
+    Attributes:
+        values: [E, N, outputs].
+        pull: from their gradient to the parameters', which it writes.
+        pull_actions: from their gradient to that of the actions [N, k]; the parameters' stay.
+    """
+
+    values: Tensor
+    pull: Callable[[Tensor], None]
+    pull_actions: Callable[[Tensor], Tensor]
+
+
+Rate = Callable[[Tensor, Tensor], Rating]
 
 
 class ActionCritics(nn.Module):
@@ -34,6 +56,7 @@ class ActionCritics(nn.Module):
             )
         width, depth = (int(size) for size in text.sizes)
         features = spec.observation_shape[0] + spec.action.action_size
+        self._name: dense.Activation = config.activation
         self._activation = torch.tanh if config.activation == "tanh" else F.relu
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for before, after in pairwise([features, *[width] * depth, outputs]):
@@ -41,18 +64,64 @@ class ActionCritics(nn.Module):
             self.weights.append(nn.Parameter(torch.empty(critics, before, after).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(critics, 1, after).uniform_(-bound, bound)))
 
-    def forward(self, observations: Tensor, actions: Tensor, *, frozen: bool = False) -> Tensor:
-        """[N, n] normalised observations and [N, k] actions in [-1, 1] to [E, N, outputs], float32 under autocast too.
-
-        ``frozen``: no gradient reaches the critics' own parameters, only the actions.
-        """
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """[N, n] normalised observations and [N, k] actions in [-1, 1] to [E, N, outputs], always float32."""
         joined = torch.cat((observations, actions), -1)
         x = joined.expand(len(self.weights[0]), *joined.shape)
-        *hidden, (weight, bias) = (
-            (weight.detach(), bias.detach()) if frozen else (weight, bias)
-            for weight, bias in zip(self.weights, self.biases, strict=True)
-        )
+        *hidden, (weight, bias) = zip(self.weights, self.biases, strict=True)
         for its_weight, its_bias in hidden:
             x = self._activation(torch.baddbmm(its_bias, x, its_weight))
         with torch.autocast(x.device.type, enabled=False):
             return torch.baddbmm(bias, x.float(), weight)
+
+    def differentiator(self) -> Rate:
+        """``forward`` without a graph, and its ways back: by hand where ``dense.suits``, else by autograd.
+
+        Parameters and their gradients must stay where they are; the gradients must be zero before a ``pull``.
+        """
+        return partial(self._rate, self._make_towers())
+
+    def _rate(self, towers: Sequence[Tower], observations: Tensor, actions: Tensor) -> Rating:
+        with torch.no_grad():
+            joined = torch.cat((observations, actions), -1)
+            if not dense.suits(joined):
+                return self._rate_by_autograd(observations, actions)
+            layers = [tower.run(joined) for tower in towers]
+            values = torch.stack([tower.heads(its)[0] for tower, its in zip(towers, layers, strict=True)])
+        ways = list(zip(towers, layers, strict=True))
+
+        def pull(of_values: Tensor) -> None:
+            for gradient, (tower, its) in zip(of_values, ways, strict=True):
+                tower.pull([gradient], its)
+
+        def pull_actions(of_values: Tensor) -> Tensor:
+            first = observations.shape[1]
+            parts = [tower.pull_input([g], its, first) for g, (tower, its) in zip(of_values, ways, strict=True)]
+            return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+        return Rating(values, pull, pull_actions)
+
+    def _rate_by_autograd(self, observations: Tensor, actions: Tensor) -> Rating:
+        actions = actions.detach().requires_grad_()
+        with torch.enable_grad():
+            values = self(observations, actions)
+
+        def pull(of_values: Tensor) -> None:
+            torch.autograd.backward([values], [of_values], inputs=list(self.parameters()))
+
+        def pull_actions(of_values: Tensor) -> Tensor:
+            return torch.autograd.grad([values], [actions], [of_values])[0]
+
+        return Rating(values.detach(), pull, pull_actions)
+
+    def _make_towers(self) -> list[Tower]:
+        def layer(weight: Tensor, bias: Tensor, which: int) -> Layer:
+            of_weight = None if weight.grad is None else weight.grad[which].t()
+            of_bias = None if bias.grad is None else bias.grad[which, 0]
+            return Layer(weight.detach()[which].t(), bias.detach()[which, 0], of_weight, of_bias)
+
+        stacks = [
+            [layer(weight, bias, which) for weight, bias in zip(self.weights, self.biases, strict=True)]
+            for which in range(len(self.weights[0]))
+        ]
+        return [Tower(layers[:-1], layers[-1:], self._name) for layers in stacks]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from torch.autograd.function import FunctionCtx
 
 Activation = Literal["tanh", "relu"]
 
-_tanh_backward = torch.ops.aten.tanh_backward.default
-_relu_backward = torch.ops.aten.threshold_backward.default
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+_relu_backward = torch.ops.aten.threshold_backward.grad_input
 
 
 def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], activation: Activation) -> Tensor:
@@ -56,11 +56,11 @@ def suits(x: Tensor) -> bool:
     return plain and not _torch_alone.get()
 
 
-def run(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation) -> list[Tensor]:
-    """``dense`` without a graph: x and every layer's output."""
+def run(x: Tensor, transposed: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation) -> list[Tensor]:
+    """``dense`` without a graph, of transposed weights [in, out]: x and every layer's output."""
     layers = [x]
-    for weight, bias in zip(weights, biases, strict=True):
-        x = torch.addmm(bias, x, weight.t())
+    for weight, bias in zip(transposed, biases, strict=True):
+        x = torch.addmm(bias, x, weight)
         if activation == "tanh":
             array = x.numpy()
             np.tanh(array, array)
@@ -87,12 +87,30 @@ def pull(
     found: list[Tensor] = [gradient] * (2 * depth)
     for index in range(depth - 1, -1, -1):
         output, inputs = layers[index + 1], layers[index]
-        gradient = _tanh_backward(gradient, output) if activation == "tanh" else _relu_backward(gradient, output, 0)
+        gradient = _of_sum(gradient, output, activation, own=index < depth - 1)
         found[index] = of_weight(gradient, inputs, into[index])
         found[depth + index] = torch.sum(gradient, 0, out=into[depth + index])
         if index > 0 or to_input:
             gradient = torch.mm(gradient, weights[index])
     return gradient if to_input else None, found
+
+
+def pull_input(
+    gradient: Tensor, layers: Sequence[Tensor], weights: Sequence[Tensor], activation: Activation, first: int
+) -> Tensor:
+    """From the gradient of the last of ``run``'s layers, which is overwritten, to that of x from column ``first``."""
+    for index in range(len(weights) - 1, -1, -1):
+        gradient = _of_sum(gradient, layers[index + 1], activation, own=True)
+        gradient = torch.mm(gradient, weights[index] if index else weights[0][:, first:])
+    return gradient
+
+
+def _of_sum(gradient: Tensor, output: Tensor, activation: Activation, *, own: bool) -> Tensor:
+    """From the gradient of an activation's output to that of its input; in place where it is our own."""
+    into = gradient if own else torch.empty_like(output)
+    if activation == "tanh":
+        return cast(Tensor, _tanh_backward(gradient, output, grad_input=into))
+    return cast(Tensor, _relu_backward(gradient, output, 0, grad_input=into))
 
 
 def of_weight(gradient: Tensor, inputs: Tensor, into: Tensor | None = None) -> Tensor:
@@ -106,7 +124,7 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, activation: Activation, *parameters: Tensor) -> Tensor:
         depth = len(parameters) // 2
-        layers = run(x, parameters[:depth], parameters[depth:], activation)
+        layers = run(x, [weight.t() for weight in parameters[:depth]], parameters[depth:], activation)
         ctx.save_for_backward(*layers, *parameters[:depth])
         ctx.activation = activation  # type: ignore[attr-defined]
         return layers[-1]

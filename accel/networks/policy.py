@@ -144,20 +144,18 @@ class PolicyNetwork(nn.Module):
         return NetworkOutput(params, predictions.view(length, batch), None, state)
 
     def differentiator(self) -> Differentiator:
-        """``forward`` without a graph, and its way back, by hand where that is quicker; valid for one update.
+        """``forward`` without a graph, and its way back, by hand where that is quicker.
 
         Returns:
             A function of ``forward``'s arguments that gives its output, and one to be called once at most, with the
-            gradients of ``params`` and of the predictions [T, B, …], under ``torch.no_grad``. The parameters' own
-            gradients must be zero then.
+            gradients of ``params`` and of the predictions [T, B, …] (None without a critic), under ``torch.no_grad``.
+            The parameters' own gradients must be zero then, and parameters and gradients stay where they are.
         """
         torso, value_torso, critic = self.torso, self.value_torso, self.critic_head
         if (
             isinstance(torso, MLPTorso)
             and (value_torso is None or isinstance(value_torso, MLPTorso))
             and isinstance(self.policy_head, nn.Linear | GaussianHead)
-            and critic is not None
-            and self.fake_quantisation is None
             and not (self.state_shapes or self.spec.parts or self.spec.action.masked)
         ):
             return partial(self._run_towers, Towers(torso, value_torso, self.policy_head, critic))
@@ -170,9 +168,11 @@ class PolicyNetwork(nn.Module):
             output = self(observations, first, state)
         predictions = output.values if output.action_values is None else output.action_values
 
-        def pull(of_params: Tensor, of_predictions: Tensor) -> None:
-            gradients = [of_params.to(output.params.dtype), of_predictions.to(predictions.dtype)]
-            torch.autograd.backward([output.params, predictions], gradients)
+        def pull(of_params: Tensor, of_predictions: Tensor | None) -> None:
+            outputs, gradients = [output.params], [of_params]
+            if predictions is not None and of_predictions is not None:
+                outputs, gradients = [*outputs, predictions], [*gradients, of_predictions]
+            torch.autograd.backward(outputs, [g.to(out.dtype) for g, out in zip(gradients, outputs, strict=True)])
 
         values, action_values = (None if part is None else part.detach() for part in output[1:3])
         return NetworkOutput(output.params.detach(), values, action_values, output.state), pull
@@ -181,17 +181,20 @@ class PolicyNetwork(nn.Module):
     def _run_towers(
         self, towers: Towers, observations: Tensor, first: Tensor, state: tuple[Tensor, ...] = ()
     ) -> tuple[NetworkOutput, Pull]:
-        if not dense.suits(observations):
+        if self.fake_quantisation is not None or not dense.suits(observations):
             return self._run_graph(observations, first, state)
         length, batch = first.shape
         params, predictions, pull = towers.run(
             _prepare(observations.flatten(0, 1), self.normaliser, self.channels_last)
         )
 
-        def pull_rows(of_params: Tensor, of_predictions: Tensor) -> None:
-            pull(of_params.flatten(0, 1), of_predictions.reshape(length * batch, -1))
+        def pull_rows(of_params: Tensor, of_predictions: Tensor | None) -> None:
+            of_rows = None if of_predictions is None else of_predictions.reshape(length * batch, -1)
+            pull(of_params.flatten(0, 1), of_rows)
 
         params = params.view(length, batch, -1)
+        if predictions is None:
+            return NetworkOutput(params, None, None, ()), pull_rows
         if self.critic == "action-value":
             return NetworkOutput(params, None, predictions.view(length, batch, -1), ()), pull_rows
         return NetworkOutput(params, predictions.view(length, batch), None, ()), pull_rows

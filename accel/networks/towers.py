@@ -1,8 +1,14 @@
-"""Dense networks differentiated by hand: of small layers on a CPU, autograd takes longer than the arithmetic."""
+"""Dense networks differentiated by hand: of small layers on a CPU, autograd takes longer than the arithmetic.
+
+A network's forward pass gives its outputs and a *pull*: a function from the gradient of a loss in these outputs to that
+of the parameters, which it writes, or of the inputs. This is the one place where a pull is more than autograd's.
+``PolicyNetwork.differentiator`` and ``ActionCritics.differentiator`` leave what ``Tower`` cannot run to autograd.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -12,76 +18,109 @@ from accel.networks import dense
 from accel.networks.heads import GaussianHead
 from accel.networks.torsos import MLPTorso
 
-Pull = Callable[[Tensor, Tensor], None]
-"""Takes the gradients of a network's params and of its predictions, and writes those of all parameters."""
+Pull = Callable[[Tensor, Tensor | None], None]
+"""Takes the gradients of a network's params and of its predictions (None where it has none), and writes those of all
+parameters."""
 
 
 class Towers:
-    """A policy and a critic, each an mlp and its head; without ``value_torso`` both heads are on one mlp.
+    """A policy and, unless ``critic_head`` is None, a critic, each an mlp and its head.
 
     Args:
+        value_torso: the critic's mlp; None: both heads are on one.
         policy_head: an ``nn.Linear`` or a ``GaussianHead``. critic_head: beside it.
     """
 
     def __init__(
-        self, torso: MLPTorso, value_torso: MLPTorso | None, policy_head: nn.Module, critic_head: nn.Linear
+        self, torso: MLPTorso, value_torso: MLPTorso | None, policy_head: nn.Module, critic_head: nn.Linear | None
     ) -> None:
+        self._rows = torso.rows
         self._gaussian = policy_head if isinstance(policy_head, GaussianHead) else None
-        linear = cast(nn.Linear, policy_head if self._gaussian is None else self._gaussian.mean)
-        self._towers = [_Tower(torso, [linear, critic_head] if value_torso is None else [linear])]
-        if value_torso is not None:
-            self._towers.append(_Tower(value_torso, [critic_head]))
+        heads = [cast(nn.Linear, policy_head if self._gaussian is None else self._gaussian.mean)]
+        self._predicts = critic_head is not None
+        if critic_head is not None and value_torso is None:
+            heads.append(critic_head)
+        self._towers = [_tower_of(torso, heads)]
+        if critic_head is not None and value_torso is not None:
+            self._towers.append(_tower_of(value_torso, [critic_head]))
 
-    def run(self, x: Tensor) -> tuple[Tensor, Tensor, Pull]:
+    def run(self, x: Tensor) -> tuple[Tensor, Tensor | None, Pull]:
         """Params [N, P] and predictions [N, n] of x [N, F], which ``dense.suits``, and their way back."""
+        x = self._rows(x)
         layers = [tower.run(x) for tower in self._towers]
-        params, predictions = (
-            output for tower, its in zip(self._towers, layers, strict=True) for output in tower.heads(its)
-        )
+        params, *rest = (output for tower, its in zip(self._towers, layers, strict=True) for output in tower.heads(its))
 
-        def pull(of_params: Tensor, of_predictions: Tensor) -> None:
+        def pull(of_params: Tensor, of_predictions: Tensor | None) -> None:
             if self._gaussian is not None:
                 of_params, of_log_std = of_params.chunk(2, dim=-1)
                 torch.sum(of_log_std, 0, out=_slot(self._gaussian.log_std))
+            of_rest = [] if of_predictions is None else [of_predictions]
             if len(layers) == 1:
-                self._towers[0].pull([of_params, of_predictions], layers[0])
+                self._towers[0].pull([of_params, *of_rest], layers[0])
             else:
                 self._towers[0].pull([of_params], layers[0])
-                self._towers[1].pull([of_predictions], layers[1])
+                self._towers[1].pull(of_rest, layers[1])
 
+        predictions = rest[0] if self._predicts else None
         return params if self._gaussian is None else self._gaussian.join(params), predictions, pull
 
 
-class _Tower:
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer's weight [out, in] and bias [out], and where their gradients are written; all without a graph."""
+
+    weight: Tensor
+    bias: Tensor
+    of_weight: Tensor | None
+    of_bias: Tensor | None
+
+
+class Tower:
     """An mlp and the heads on it."""
 
-    def __init__(self, torso: MLPTorso, heads: Sequence[nn.Linear]) -> None:
-        self._rows, self._activation = torso.rows, torso.activation
-        self._weights, self._biases = torso.weights, torso.biases
-        self._heads = [(head.weight, head.bias) for head in heads]
-        self._into = [_slot(parameter) for parameter in (*self._weights, *self._biases)]
-        self._of_heads = [(_slot(weight), _slot(bias)) for weight, bias in self._heads]
+    def __init__(self, layers: Sequence[Layer], heads: Sequence[Layer], activation: dense.Activation) -> None:
+        self._heads, self._activation = heads, activation
+        self._weights, self._biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        self._transposed = [weight.t() for weight in self._weights]
+        self._into = [layer.of_weight for layer in layers] + [layer.of_bias for layer in layers]
 
     def run(self, x: Tensor) -> list[Tensor]:
-        """The layers' outputs."""
-        return dense.run(self._rows(x), self._weights, self._biases, self._activation)
+        """x [N, F] and every layer's output."""
+        return dense.run(x, self._transposed, self._biases, self._activation)
 
     def heads(self, layers: Sequence[Tensor]) -> list[Tensor]:
         """The heads' outputs."""
-        return [torch.addmm(bias, layers[-1], weight.t()) for weight, bias in self._heads]
+        return [torch.addmm(head.bias, layers[-1], head.weight.t()) for head in self._heads]
 
     def pull(self, gradients: Sequence[Tensor], layers: Sequence[Tensor]) -> None:
-        """From the gradient of each output to those of the parameters."""
-        total: Tensor | None = None
-        for gradient, (weight, _), (of_weight, of_bias) in zip(gradients, self._heads, self._of_heads, strict=True):
-            dense.of_weight(gradient, layers[-1], of_weight)
-            torch.sum(gradient, 0, out=of_bias)
-            total = torch.mm(gradient, weight) if total is None else total.addmm_(gradient, weight)
-        dense.pull(cast(Tensor, total), layers, self._weights, self._activation, self._into, to_input=False)
+        """From the gradient of each head's output to those of the parameters."""
+        for gradient, head in zip(gradients, self._heads, strict=True):
+            dense.of_weight(gradient, layers[-1], head.of_weight)
+            torch.sum(gradient, 0, out=head.of_bias)
+        dense.pull(self._of_features(gradients), layers, self._weights, self._activation, self._into, to_input=False)
+
+    def pull_input(self, gradients: Sequence[Tensor], layers: Sequence[Tensor], first: int) -> Tensor:
+        """From the gradient of each head's output to that of x's columns from ``first`` on; parameters' stay."""
+        return dense.pull_input(self._of_features(gradients), layers, self._weights, self._activation, first)
+
+    def _of_features(self, gradients: Sequence[Tensor]) -> Tensor:
+        total = torch.mm(gradients[0], self._heads[0].weight)
+        for gradient, head in zip(gradients[1:], self._heads[1:], strict=True):
+            total.addmm_(gradient, head.weight)
+        return total
 
 
-def _slot(parameter: Tensor) -> Tensor:
-    """The tensor that holds a parameter's gradient."""
-    if parameter.grad is None:
+def _tower_of(torso: MLPTorso, heads: Sequence[nn.Linear]) -> Tower:
+    layers = [_layer(*parameters) for parameters in zip(torso.weights, torso.biases, strict=True)]
+    return Tower(layers, [_layer(head.weight, head.bias) for head in heads], torso.activation)
+
+
+def _layer(weight: Tensor, bias: Tensor) -> Layer:
+    return Layer(weight.detach(), bias.detach(), _slot(weight), _slot(bias))
+
+
+def _slot(parameter: Tensor) -> Tensor | None:
+    """The tensor that holds a parameter's gradient; None of one that is not trained."""
+    if parameter.grad is None and parameter.requires_grad:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from accel.experience.batch import Batch, Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Steps, Store, Transitions
 from accel.experience.unroll import Unroll
+from accel.networks.dense import torch_alone
 from accel.networks.fake_quantisation import FakeQuantisation
 
 CPU = torch.device("cpu")
@@ -459,8 +461,8 @@ def test_sacs_log_density_is_that_of_the_squashed_gaussian() -> None:
     observations = 3 * torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         algorithm.network.policy_head.weight.mul_(100)
-        actions, log_prob = algorithm.sample_actions(observations, algorithm.noise(200))
-        mean, log_std = algorithm.outputs(algorithm.network, observations).chunk(2, -1)
+        (actions, log_prob, _), _ = algorithm.sample_actions(observations, algorithm.noise(200))
+        mean, log_std = algorithm.outputs(algorithm.network, observations)[0].chunk(2, -1)
     normal = torch.distributions.Normal(mean.double(), log_std.double().clamp(-5, 2).exp())
     squashed = torch.distributions.TransformedDistribution(normal, [torch.distributions.TanhTransform()])  # type: ignore[no-untyped-call]
     inside = actions.abs().squeeze(-1) < 0.99  # beyond, float32 does not say which sample it was
@@ -479,12 +481,101 @@ def test_sacs_targets_are_those_of_the_definition() -> None:
     noise = algorithm.noise(64)
     found = algorithm.soft_targets(steps, torch.tensor(0.3), noise)
     with torch.no_grad():
-        actions, log_prob = algorithm.sample_actions(steps.next_observations, noise)
+        (actions, log_prob, _), _ = algorithm.sample_actions(steps.next_observations, noise)
         one, two = algorithm.target_critics(steps.next_observations, actions).squeeze(-1)
     expected = steps.returns + steps.discounts * (torch.minimum(one, two) - 0.3 * log_prob)
     assert torch.allclose(found, expected) and not torch.allclose(one, two, atol=1e-2)
     over = steps.discounts == 0
     assert torch.equal(found[over], steps.returns[over]) and not torch.equal(found[~over], steps.returns[~over])
+
+
+# --- gradients of replay algorithms, against autograd on losses written as in their papers ---
+
+
+def critic_losses(algorithm: Any, steps: Transitions, targets: Tensor, weights: Tensor, noise: Tensor) -> Tensor:
+    """SAC's or D4PG's whole loss, differentiable, from the networks' modules alone."""
+    first = torch.zeros(1, len(steps.returns), dtype=torch.bool)
+    outputs = algorithm.network(steps.observations.unsqueeze(0), first).params[0]
+    observations = algorithm.network.normaliser(steps.observations)
+    frozen = copy.deepcopy(algorithm.critics)
+    if algorithm.config.algorithm.algorithm == "d4pg":
+        log_probs = algorithm.critics(observations, steps.actions.clamp(-1, 1))[0].log_softmax(-1)
+        tanh = torch.tanh(outputs)
+        o = algorithm.options
+        atoms = torch.linspace(o.least_value, o.greatest_value, o.atoms)
+        rated = frozen(observations, tanh)[0].softmax(-1) @ atoms
+        (g,) = torch.autograd.grad(-rated.mean(), tanh, retain_graph=True)
+        inverted = (g * torch.where(g < 0, 1 - tanh, 1 + tanh)).detach()
+        return -((targets * log_probs).sum(-1) * weights).mean() + (outputs * inverted).sum()
+    values = algorithm.critics(observations, torch.tanh(steps.actions)).squeeze(-1)
+    mean, log_std = outputs.chunk(2, -1)
+    samples = mean + log_std.clamp(-5, 2).exp() * noise
+    normal = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp())
+    log_prob = (normal.log_prob(samples) - torch.log(1 - torch.tanh(samples) ** 2)).sum(-1)
+    alpha = dict(algorithm.networks.named_parameters())["temperature.log"]
+    q = frozen(observations, torch.tanh(samples)).squeeze(-1).amin(0)
+    critic = (0.5 * (values - targets).square().sum(0) * weights).mean()
+    surplus = log_prob.detach() - algorithm.spec.action.action_size
+    return critic + (alpha.detach().exp() * log_prob - q).mean() - alpha * surplus.mean()
+
+
+@pytest.mark.parametrize("way", ["by hand", "autograd"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("name", ["sac", "d4pg"])
+def test_gradients_of_continuous_control_are_those_of_the_losses(name: str, activation: str, way: str) -> None:
+    algorithm: Any = make_algorithm(
+        config(name, activation=activation, network="mlp:8x2", normalise_observations=True), BOX, CPU
+    )
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        algorithm.network.policy_head.weight.mul_(150.0)  # some log deviations are beyond their bounds
+    algorithm.network.normaliser.update(3.0 * torch.randn(50, 2, generator=generator) + 1.0)
+    steps, weights = transitions_of(64, generator), torch.rand(64, generator=generator)
+    arguments: tuple[Any, ...] = (weights,)
+    noise = algorithm.noise(64)
+    if name == "sac":
+        arguments = None, weights, (algorithm.noise(64), noise)
+    with nullcontext() if way == "by hand" else torch_alone():
+        before = {n: p.detach().clone() for n, p in algorithm.networks.named_parameters()}
+        step = algorithm.descend(ignore, steps, *arguments)
+        found = {n: p.grad.clone() for n, p in algorithm.networks.named_parameters() if p.grad is not None}
+    assert float(step.gradient_norm) == pytest.approx(float(algorithm.parameters.gradient.norm()), rel=1e-4)
+    with torch.no_grad():
+        for n, parameter in algorithm.networks.named_parameters():
+            parameter.copy_(before[n])
+    algorithm.parameters.gradient.zero_()
+    loss = critic_losses(algorithm, steps, step.targets, weights, noise)
+    loss.backward()
+    assert found.keys() >= {"critics.weights.0", "online.policy_head.weight"}
+    for n, parameter in algorithm.networks.named_parameters():
+        if n in found:
+            assert float(parameter.grad.abs().max()) > 0, n
+            torch.testing.assert_close(
+                found[n], parameter.grad, rtol=2e-3, atol=2e-5, msg=lambda text, n=n: f"{n}: {text}"
+            )
+
+
+@pytest.mark.parametrize("duelling", [False, True])
+def test_dqns_gradients_are_those_of_the_loss(duelling: bool) -> None:
+    learner: Any = make_algorithm(
+        config("dqn", duelling=duelling, network="mlp:8x2", max_gradient_norm=None), SPEC, CPU
+    )
+    generator = torch.Generator().manual_seed(4)
+    steps = transitions_of(64, generator)
+    steps = replace(steps, actions=torch.randint(2, (64,), generator=generator), returns=3 * steps.returns)
+    weights, before = torch.rand(64, generator=generator), {n: p.clone() for n, p in learner.network.named_parameters()}
+    step = learner.descend(ignore, steps, None, weights)
+    found = learner.parameters.gradient.clone()
+    with torch.no_grad():
+        for n, parameter in learner.network.named_parameters():
+            parameter.copy_(before[n])
+    learner.parameters.gradient.zero_()
+    outputs = learner.network(steps.observations.unsqueeze(0), torch.zeros(1, 64, dtype=torch.bool)).params[0]
+    q = outputs if not duelling else outputs[:, 2:] + outputs[:, :2] - outputs[:, :2].mean(1, keepdim=True)
+    taken = q.gather(1, steps.actions.unsqueeze(1)).squeeze(1)
+    (torch.nn.functional.smooth_l1_loss(taken, step.targets, reduction="none") * weights).mean().backward()
+    torch.testing.assert_close(found, learner.parameters.gradient, rtol=1e-3, atol=1e-6)
+    assert float(found.abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("atoms", [2, 11])
@@ -503,20 +594,19 @@ def test_a_projected_distribution_keeps_its_sum_and_its_mean(atoms: int) -> None
 
 def test_an_action_at_its_bound_is_left_again() -> None:
     """Descent on the distance to a target inside, from outputs whose tanh is ±1 to the last bit."""
-    outputs = torch.tensor([[12.0, -12.0]], requires_grad=True)
-    assert torch.equal(torch.tanh(outputs.detach()).abs(), torch.ones(1, 2))
+    outputs = torch.tensor([[12.0, -12.0]])
+    assert torch.equal(torch.tanh(outputs).abs(), torch.ones(1, 2))
     target = torch.tensor([[-0.5, 0.25]])
     for _ in range(500):
-        (step,) = torch.autograd.grad(((bounded(outputs) - target) ** 2).sum(), outputs)
-        outputs = (outputs - 0.1 * step).detach().requires_grad_()
+        actions, pull = bounded(outputs)
+        outputs = outputs - 0.1 * pull(2 * (actions - target))
     assert torch.allclose(torch.tanh(outputs), target, atol=1e-3)
 
 
 def test_an_action_is_not_driven_beyond_its_bound() -> None:
-    outputs = torch.tensor([[0.0, 0.0, 12.0, -12.0]], requires_grad=True)
-    wanted = torch.tensor([[1.0, -1.0, 1.0, -1.0]])  # d(−Σ a · wanted)/da
-    (step,) = torch.autograd.grad(-(bounded(outputs) * wanted).sum(), outputs)
-    assert torch.equal(step, torch.tensor([[-1.0, 1.0, 0.0, 0.0]]))
+    wanted = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
+    _, pull = bounded(torch.tensor([[0.0, 0.0, 12.0, -12.0]]))
+    assert torch.equal(pull(-wanted), torch.tensor([[-1.0, 1.0, 0.0, 0.0]]))
 
 
 # --- DQN ---
@@ -671,13 +761,13 @@ def test_sacs_retrace_targets_are_those_of_the_definition(n: int) -> None:
     found = algorithm.retrace_targets(steps, torch.tensor(0.3), noise)
     with torch.no_grad():
         following = steps.observations[1:].flatten(0, 1)
-        actions, log_prob = algorithm.sample_actions(following, noise)
+        (actions, log_prob, _), _ = algorithm.sample_actions(following, noise)
         soft = algorithm.target_critics(following, actions).squeeze(-1).amin(0) - 0.3 * log_prob
         values = torch.cat((torch.zeros(1, 64), soft.view(n, 64)))
         flat = steps.observations[:-1].flatten(0, 1)
         acted = steps.actions.flatten(0, 1)
         taken = algorithm.target_critics(flat, torch.tanh(acted)).squeeze(-1).amin(0).view(n, 64)
-        policy = algorithm.distribution(algorithm.outputs(algorithm.network, flat), None).log_prob(acted).view(n, 64)
+        policy = algorithm.distribution(algorithm.outputs(algorithm.network, flat)[0], None).log_prob(acted).view(n, 64)
     traces = 0.9 * (policy - steps.behaviour_log_prob).exp().clamp(max=1.0)
     expected = [retrace_by_definition(steps, values, taken, traces, row) for row in range(64)]
     assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-4)
