@@ -86,7 +86,7 @@ def accept(words: Sequence[str], directory: Path, monkeypatch: pytest.MonkeyPatc
         if name == "bundle/run_policy.py":
             script = PROJECT / "accel/exporting/run_policy.py"
         assert script.is_file(), f"there is no {name}"
-        if re.search(r"\b(argparse|tyro)\b", script.read_text()):
+        if re.search(r"\b(argparse|tyro|add_argument)\b", script.read_text()):
             monkeypatch.setattr(sys, "argv", [name, *arguments])
             with pytest.raises(ParsedError):
                 runpy.run_path(str(script), run_name="__main__")

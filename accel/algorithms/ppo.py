@@ -115,7 +115,6 @@ class Ppo(ActorCritic):
         )
         terms, gradients = self.differentiate(policy, scores, state_values(out), of_part, part.weights)
         norm = self.step(*terms, pull=partial(pull, *gradients), last=False)
-        mark("backward")
         return terms, norm, self._kl_from_batch(part, distribution) if measures_kl else None
 
     def _kl_from_batch(self, part: Minibatch, distribution: ActionDistribution) -> Tensor:

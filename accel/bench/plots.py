@@ -97,7 +97,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             "{env}, {network}, envs per actor: {envs}", "{inference} {scheme}", ("env_steps_per_s",),
             "env_steps_per_s", lambda row: f"{number(row, 'speedup_local'):.2f}×",
         ),
-        "refresh": Layout("{network}", "{scheme}", ("requantise_ms", "serialise_ms", "send_ms", "load_ms")),
+        "refresh": Layout("{network}", "{scheme}", ("requantise_ms", "serialise_ms", "load_ms")),
         "bits": Layout(
             "{network}, {rounded}, simulated", "{bits} bits", ("kl",), "",
             lambda row: "" if row["return"] is None else f"return {number(row, 'return'):.4g}",
