@@ -27,7 +27,7 @@ from accel.envs.pool import EnvironmentPool
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
-from accel.system.pulse import PREPARING, STEPPING, WAITING
+from accel.supervision.activity import PREPARING, STEPPING, WAITING
 from accel.system.signals import Interrupted
 from accel.transport.base import ActorTransport, InferenceTransport, PolicyUpdate, Stopped
 
@@ -57,7 +57,7 @@ class Actor:
         number = config.number(transport.actor)
         seeds = np.random.SeedSequence([config.seed, number, config.restart, *incarnation]).spawn(2)
         self._environment = _make_environment(config, number, int(seeds[0].generate_state(1)[0]))
-        self._environment.pulse = transport.pulse
+        self._environment.activity = transport.activity
         self.spec: EnvSpec = self._environment.spec
         self._generator = np.random.default_rng(seeds[1])
         self._views: dict[int, Unroll] = {}
@@ -107,9 +107,9 @@ class Actor:
         priorities = None
         if agreement.priorities is not None:
             priorities = TemporalDifferences(self.layout, agreement.priorities)
-        before = self._transport.pulse.enter(PREPARING)
+        before = self._transport.activity.enter(PREPARING)
         self._collector = self._make_collector(sampler, priorities)
-        self._transport.pulse.enter(before)
+        self._transport.activity.enter(before)
 
     def step(self, is_over: Callable[[], object] | None = None) -> None:
         """Collect one unroll: acquire a buffer, pull the newest policy, take T vector steps, push. Raises Stopped.
@@ -153,13 +153,13 @@ class Actor:
         Another thread that finds this over may interrupt it (``Interrupted``). Raises Stopped.
         """
         self.is_over = is_over
-        self._transport.pulse.enter(STEPPING)
+        self._transport.activity.enter(STEPPING)
         try:
             self.step(is_over)
         except Interrupted:
             raise Stopped("the run is over") from None
         finally:
-            self._transport.pulse.enter(WAITING)
+            self._transport.activity.enter(WAITING)
             self.is_over = _goes_on
 
     def _report_failures(self) -> None:
@@ -171,7 +171,7 @@ class Actor:
 
     def close(self) -> None:
         """Close the environments."""
-        self._transport.pulse.enter(PREPARING)  # It may take longer than a step.
+        self._transport.activity.enter(PREPARING)  # It may take longer than a step.
         self._environment.close()
 
     def generator_state(self) -> Mapping[str, object]:
@@ -216,7 +216,7 @@ class Actor:
         self._newest = update.version
         if update.payload is None and self._refused:
             return 0.0
-        before = self._transport.pulse.enter(PREPARING)  # No environment hangs meanwhile.
+        before = self._transport.activity.enter(PREPARING)  # No environment hangs meanwhile.
         try:
             acting, payloads = split_update(update)
             deserialise_s = self._policy.load(acting)
@@ -239,12 +239,12 @@ class Actor:
             )
             return 0.0
         finally:
-            self._transport.pulse.enter(before)
+            self._transport.activity.enter(before)
 
     def _time_levels(self, unroll: Unroll) -> None:
         """Time the levels that came with the last assignment, once, on the last unroll, which may be on its way."""
         payloads, self._untimed = self._untimed, {}
-        before = self._transport.pulse.enter(PREPARING)
+        before = self._transport.activity.enter(PREPARING)
         try:
             self._transport.report({"timed": self._timer.time(payloads, unroll)})
         except CompressorError as error:
@@ -252,7 +252,7 @@ class Actor:
                 {"warning": f"actor {self._transport.actor} cannot time {', '.join(payloads)}: {error}"}
             )
         finally:
-            self._transport.pulse.enter(before)
+            self._transport.activity.enter(before)
 
 
 def _goes_on() -> bool:
@@ -294,7 +294,7 @@ class InlineActor:
     def join(self) -> None:
         """Take the welcome, make the environments, answer. Raises EnvError, MissingExtraError."""
         self.actor = join(self._transport, 0.0)
-        self._transport.pulse.enter(WAITING)
+        self._transport.activity.enter(WAITING)
 
 
 def join(transport: ActorTransport, timeout_s: float, pin: Callable[[int], object] = lambda learners: None) -> Actor:

@@ -9,7 +9,7 @@ The two share a socket for messages and memory for unrolls and the newest policy
 and without a name, so that nothing outlives them, however they end. The child (``ChildActor``) writes an unroll where
 the rank sends it from: a message passes between the two for each unroll, none for a step.
 
-What its environments start ends with a child (``accel.system.kept``).
+What its environments start ends with a child (``accel.supervision.process_tree``).
 
 Two clocks tell that a child must be replaced. Its process lives: it has not ended, and was not stopped for longer than
 ``STOPPED_S``. Its environments make progress: a step takes at most ``actor_timeout_s``; construction and resets may
@@ -17,8 +17,8 @@ take as long as ranks wait for each other. The rank itself tells the learner tha
 ``BEAT_S``; and when a step or reset takes ``LATE_S`` and ``LATE_TIMES`` the longest one before it, so that no round of
 the synchronous schedule waits for it, hung or not.
 
-Failures in a row are followed by longer and longer pauses, and by the end of the actor after ``max_actor_restarts``;
-a child that has worked for ``STEADY_S`` ends the row. An environment that does not keep to gymnasium's interface ends
+Restarts back off exponentially, and the actor ends after ``max_actor_restarts`` failures in a row
+(``accel.supervision.restarts``). An environment that does not keep to gymnasium's interface ends
 the actor at its first failure.
 """
 
@@ -27,7 +27,6 @@ from __future__ import annotations
 import mmap
 import os
 import select
-import signal
 import socket
 import struct
 import subprocess
@@ -43,11 +42,12 @@ import numpy as np
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.json_object import Json
-from accel.system.clock import ListeningClock
-from accel.system.kept import KeptProcess
+from accel.supervision.activity import PREPARING, STEPPING, WAITING, WORDS, Activity, hang_message
+from accel.supervision.clock import ListeningClock
+from accel.supervision.proc import process_started, process_state
+from accel.supervision.process_tree import ProcessTree
+from accel.supervision.restarts import STEADY_S, Restarts, describe_end
 from accel.system.memory import anonymous_memory
-from accel.system.processes import process_started, process_state
-from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse, hang_text
 from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
 from accel.transport.node_memory import PolicySlot
 from accel.transport.remote_actor import RemoteActor
@@ -55,10 +55,8 @@ from accel.transport.wire import decode_message, encode_message
 
 BEAT_S = 2.0
 STOPPED_S = 10.0
-STEADY_S = 10.0
 LATE_S, LATE_TIMES = 1.0, 5.0
 EXIT_ABORTED = 3
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LOOK_S = 0.1
 _GRACE_S, _STEP_GRACE_S = 5.0, 1.0
 _SHORT_SLEEP_S, _LONG_SLEEP_S, _GROWTH = 0.3e-3, 2e-3, 2.0
@@ -82,15 +80,15 @@ class Link:
     """One end of all that is shared. ``files`` are the numbers that ``adopt`` takes in the child.
 
     Args:
-        connection: this end's socket. ring, policy, pulse, exchange: files of memory.
+        connection: this end's socket. ring, policy, activity, exchange: files of memory.
     """
 
-    def __init__(self, connection: socket.socket, ring: int, policy: int, pulse: int, exchange: int) -> None:
+    def __init__(self, connection: socket.socket, ring: int, policy: int, activity: int, exchange: int) -> None:
         connection.setblocking(False)
         self._socket = connection
-        self._files: tuple[int, ...] = (ring, policy, pulse, exchange)
+        self._files: tuple[int, ...] = (ring, policy, activity, exchange)
         self._received, self._unsent = bytearray(), bytearray()
-        self.pulse = Pulse(memoryview(mmap.mmap(pulse, 8 * WORDS)).cast("q"))
+        self.activity = Activity(memoryview(mmap.mmap(activity, 8 * WORDS)).cast("q"))
         self.policies = PolicySlot(policy)
 
     @classmethod
@@ -100,7 +98,7 @@ class Link:
         files = [anonymous_memory() for _ in range(4)]
         os.ftruncate(files[2], 8 * WORDS)
         link = cls(ours, *files)
-        link.pulse.enter(PREPARING)
+        link.activity.enter(PREPARING)
         return link, theirs
 
     def renew(self) -> socket.socket:
@@ -110,7 +108,7 @@ class Link:
         self._socket.setblocking(False)
         self._received.clear()
         self._unsent.clear()
-        self.pulse.enter(PREPARING)
+        self.activity.enter(PREPARING)
         return theirs
 
     def files(self, theirs: socket.socket) -> tuple[int, ...]:
@@ -198,7 +196,7 @@ class ChildActor:
     def __init__(self, link: Link) -> None:
         self.actor = -1
         self.stopping = False
-        self.pulse: Pulse = link.pulse
+        self.activity: Activity = link.activity
         self._link = link
         self._welcomes: deque[Json] = deque()
         self._ring: list[Bytes] = []
@@ -286,7 +284,7 @@ class ChildActor:
         Raises Stopped, LinkLostError.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        before = self.pulse.enter(WAITING)
+        before = self.activity.enter(WAITING)
         try:
             while True:
                 self._progress()
@@ -298,7 +296,7 @@ class ChildActor:
                     return False
                 self._link.wait(min((limit for limit in (left, look_s) if limit is not None), default=None))
         finally:
-            self.pulse.enter(before)
+            self.activity.enter(before)
 
     def _progress(self) -> None:
         for kind, body in self._link.receive():
@@ -338,7 +336,7 @@ class ActorSupervisor:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
         self._link, theirs = Link.make()
-        self._kept = self._start(theirs)
+        self._tree = self._start(theirs)
         self._clock = ListeningClock(_LOOK_S)
         self._beat_s = self._look_s = 0.0
         self._sleep_s = _SHORT_SLEEP_S
@@ -349,7 +347,8 @@ class ActorSupervisor:
         self._ring: list[Bytes] = []
         self._lent: set[int] = set()
         self._numbers: dict[int, int] = {}
-        self._unrolls = self._failures = self._incarnation = 0
+        self._restarts = Restarts()
+        self._unrolls = self._incarnation = 0
         self._ready_s: float | None = None
         self._down_until_s: float | None = None
         self._last_words: Json = {}
@@ -404,7 +403,7 @@ class ActorSupervisor:
 
     def _pause(self, is_there: bool) -> bool:
         """Sleep until the child says something, or it is time to look at MPI again; whether the child did."""
-        waits = self._link.pulse.words[1] == WAITING
+        waits = self._link.activity.words[1] == WAITING
         growth, longest_s = (_WAIT_GROWTH, _LONGEST_WAIT_S) if waits else (_GROWTH, _LONG_SLEEP_S)
         self._sleep_s = min(self._sleep_s * growth, longest_s)
         if not is_there:
@@ -422,7 +421,7 @@ class ActorSupervisor:
                 self._config = ActorConfig.from_json(message)
         if (update := transport.pull()) is not None:
             self._link.policies.write(update)
-            if self._link.pulse.words[1] == WAITING and self._down_until_s is None:
+            if self._link.activity.words[1] == WAITING and self._down_until_s is None:
                 self._send("policy", {})
 
     def _hand_on(self, transport: RemoteActor) -> None:
@@ -534,7 +533,7 @@ class ActorSupervisor:
             return
         if status is not None:
             self._hear_child(transport)  # what it had sent before
-            self._fail(transport, _how_it_ended(status, self._last_words))
+            self._fail(transport, describe_end(status, self._last_words))
             return
         if self._cut_off_s is not None:
             if self._clock.s > self._cut_off_s + _GRACE_S:
@@ -542,9 +541,9 @@ class ActorSupervisor:
             return
         with suppress(TransportError):
             self._link.flush()
-        pulse = self._link.pulse.words
-        seen = (pulse[0], pulse[1])
-        if seen != self._seen or pulse[1] not in (STEPPING, PREPARING):
+        activity = self._link.activity.words
+        seen = (activity[0], activity[1])
+        if seen != self._seen or activity[1] not in (STEPPING, PREPARING):
             if self._ready_s is not None:
                 self._longest_s = max(self._longest_s, self._clock.s - self._progress_s)
             self._seen, self._progress_s = seen, self._clock.s
@@ -555,12 +554,12 @@ class ActorSupervisor:
         if process_state(self._child.pid) != "T":
             self._running_s = self._clock.s
         limit_s = self._config.actor_timeout_s
-        if pulse[1] == PREPARING:
+        if activity[1] == PREPARING:
             limit_s = max(limit_s, self._config.peer_timeout_s)
         if self._clock.s > self._running_s + STOPPED_S:
             self._fail(transport, f"its process was stopped for {STOPPED_S:g} s")
         elif self._clock.s > self._progress_s + limit_s:
-            self._fail(transport, hang_text(pulse[1], limit_s))
+            self._fail(transport, hang_message(activity[1], limit_s))
 
     def _fail(self, transport: RemoteActor, why: str) -> None:
         """Report a failure, end what is left of the child, and say when another one starts."""
@@ -569,17 +568,14 @@ class ActorSupervisor:
             self._down_until_s = float("inf")  # The learner knows, and ends the run.
             return
         is_steady = self._ready_s is not None and self._clock.s > self._ready_s + STEADY_S
-        if is_steady:
-            self._failures = 0
-        self._failures += 1
+        pause_s = self._restarts.fail(self._config.max_actor_restarts, is_steady)
         words, self._last_words = self._last_words, {}
-        told: Json = {"down": why, "failures": self._failures, "traceback": words.get("traceback", "")}
+        told: Json = {"down": why, "failures": self._restarts.failures, "traceback": words.get("traceback", "")}
         told["final"] = bool(words.get("final")) and not is_steady  # As soon as it began: so will the next one.
-        if self._failures > self._config.max_actor_restarts or told["final"]:
+        if pause_s is None or told["final"]:
             told["gave_up"] = True
             self._give_up(transport, told)
             return
-        pause_s = min(_FIRST_PAUSE_S * 2.0 ** (self._failures - 1), _LONGEST_PAUSE_S)
         self._down_until_s = self._clock.s + pause_s
         self._ready_s = None
         transport.report(told | {"again_in_s": pause_s})
@@ -599,24 +595,24 @@ class ActorSupervisor:
         self._down_until_s = self._cut_off_s = None
         self._progress_s = self._running_s = self._clock.s
         try:
-            self._kept = self._start(self._link.renew())
+            self._tree = self._start(self._link.renew())
         except OSError as error:  # Too many processes, say.
             self._fail(transport, f"another process cannot be started: {error.strerror}")
 
-    def _start(self, theirs: socket.socket) -> KeptProcess:
+    def _start(self, theirs: socket.socket) -> ProcessTree:
         files = self._link.files(theirs)
         try:
-            return KeptProcess((*self._command, ",".join(map(str, files))), _environment(), files=files)
+            return ProcessTree((*self._command, ",".join(map(str, files))), _environment(), files=files)
         finally:
             theirs.close()
 
     @property
     def _child(self) -> subprocess.Popen[bytes]:
-        return self._kept.process
+        return self._tree.process
 
     def _kill(self, wait: bool = True) -> None:
         """End the child and what it has started."""
-        self._kept.end(_GRACE_S)
+        self._tree.end(_GRACE_S)
         if wait:
             with suppress(subprocess.TimeoutExpired):
                 self._child.wait(_GRACE_S)  # One that cannot be interrupted ends when it returns.
@@ -625,10 +621,10 @@ class ActorSupervisor:
         """Let the child close its environments; a learner that gave up, or an actor that did, waits for nothing."""
         if transport.stopping and not transport.aborted:
             self._send("stop", {})
-            pulse = self._link.pulse.words
-            progress, until_s, step_until_s = pulse[0], time.monotonic() + _GRACE_S, time.monotonic() + _STEP_GRACE_S
+            activity = self._link.activity.words
+            progress, until_s, step_until_s = activity[0], time.monotonic() + _GRACE_S, time.monotonic() + _STEP_GRACE_S
             while self._child.poll() is None and (now_s := time.monotonic()) < until_s:
-                if now_s > step_until_s and pulse[1] == STEPPING and pulse[0] == progress:
+                if now_s > step_until_s and activity[1] == STEPPING and activity[0] == progress:
                     break  # It is in a step, from which it may never come back.
                 transport.pump()
                 time.sleep(_LONG_SLEEP_S)
@@ -638,14 +634,3 @@ class ActorSupervisor:
 def _environment() -> dict[str, str]:
     """Without what would make an MPI that an environment imports take the child for the rank."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PMIX_", "PMI_FD", "PMI_PORT"))}
-
-
-def _how_it_ended(status: int, words: Json) -> str:
-    if "error" in words:
-        return f"it raised {words['error']}"
-    if status < 0:
-        try:
-            return f"its process was ended by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"its process was ended by signal {-status}"
-    return f"its process left through exit({status})"

@@ -194,7 +194,7 @@ class UnrollCollector(Collector):
         )
         newest = slice(-(self._layout.frame_shape[0]), None) if self._stack > 1 else None
         first, valid = self._first, self._valid
-        pulse = environment.pulse.words
+        activity = environment.activity.words
         env_s = policy_s = 0.0
         look_s = math.inf if is_over is None else start
         rows = zip(
@@ -202,7 +202,7 @@ class UnrollCollector(Collector):
             list(arrays["terminated"]), list(arrays["truncated"]), strict=True,
         )  # fmt: skip
         for t, (actions, params, rewards, terminated, truncated) in enumerate(rows):
-            pulse[0] = t
+            activity[0] = t
             write(t)[...] = observations if newest is None else observations[:, newest]
             before_policy = perf_counter()
             act(observations, first if recurrent and first.any() else None, t, actions, params)

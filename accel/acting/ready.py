@@ -103,7 +103,7 @@ class ReadyCollector(Collector):
         In its timings, the environments' part is the time in which none was ready. Raises Stopped, EnvError.
         """
         start = look_s = perf_counter()
-        pulse = self._environment.pulse.words
+        activity = self._environment.activity.words
         env_s = policy_s = 0.0
         end = (self.unrolls + 1) * self._layout.unroll_length
         while min(self._filled) < end:
@@ -112,7 +112,7 @@ class ReadyCollector(Collector):
             before_env = perf_counter()
             ready = self._environment.receive()
             after_env = perf_counter()
-            pulse[0] += 1
+            activity[0] += 1
             policy_s += before_env - before_policy
             env_s += after_env - before_env
             if is_over is not None and after_env >= look_s:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from accel.envs.observations import ObservationLayout
 from accel.envs.spaces import EnvSpec
 from accel.errors import EnvError
-from accel.system.pulse import Pulse
+from accel.supervision.activity import Activity
 
 Observations: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 Actions: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -43,7 +43,7 @@ class AsyncEnvironments(Protocol):
     """B environments of one kind in groups, each of which is stepped as soon as it is given actions.
 
     Attributes:
-        spec, failures, pulse: as of ``VectorEnvironment``; a failure's tick counts the rows of its group.
+        spec, failures, activity: as of ``VectorEnvironment``; a failure's tick counts the rows of its group.
         groups: how many. rows: environments of each; those of group g are g · rows to (g + 1) · rows − 1.
         observations, rewards, terminated, truncated: [B, ...]; those of a group are valid from when it is received
             until it is sent actions.
@@ -53,7 +53,7 @@ class AsyncEnvironments(Protocol):
     groups: int
     rows: int
     failures: list[EnvFailure]
-    pulse: Pulse
+    activity: Activity
     observations: Observations
     rewards: Floats
     terminated: Flags
@@ -107,7 +107,7 @@ class VectorEnvironment(ABC):
         implementation: which code steps the environments: a ``loop`` over single environments, the environment's own
             ``vector`` implementation, ``atari`` (ALE's C++ one) or ``envpool``.
         failures: environments that raised and are made anew; whoever reads them empties the list.
-        pulse: where a loop over single environments shows that it resets one; the actor's own when it has one.
+        activity: where a loop over single environments shows that it resets one; the actor's own when it has one.
     """
 
     spec: EnvSpec
@@ -118,12 +118,12 @@ class VectorEnvironment(ABC):
     num_envs: int
     implementation: Implementation
     failures: list[EnvFailure]
-    pulse: Pulse
+    activity: Activity
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """An environment with a pulse that nobody watches."""
+        """An environment with a activity that nobody watches."""
         environment = super().__new__(cls)
-        environment.failures, environment.pulse = [], Pulse()
+        environment.failures, environment.activity = [], Activity()
         return environment
 
     @abstractmethod

@@ -23,7 +23,7 @@ from accel.envs.observations import settle_masks
 from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv, select
 from accel.errors import AccelError, EnvError
-from accel.system.pulse import Pulse
+from accel.supervision.activity import Activity
 
 _REFUSED = {"batch_size", "env_seed", "env_type", "gym_reset_return_info", "task_id"}
 _CLOSE_S = 5.0
@@ -134,7 +134,7 @@ class AsyncEnvPool:
     the policy runs on more rows at once the longer it takes. With a larger ``batch_size``, the last environments of an
     unroll would never be received, as the others wait for them.
 
-    A step that never ends is ``receive``'s, and noticed by whoever watches the actor's pulse.
+    A step that never ends is ``receive``'s, and noticed by whoever watches the actor's activity.
 
     Args:
         id, num_envs, env_args, seed, squash_actions: as for ``EnvPoolEnv``. threads: that step the environments.
@@ -161,7 +161,7 @@ class AsyncEnvPool:
         self._to_env = action_converter(vector.action_space)
         self.spec, self.groups = vector.spec, num_envs
         self.failures: list[EnvFailure] = []
-        self.pulse = Pulse()
+        self.activity = Activity()
         self.observations: Observations = vector.layout.empty(num_envs)
         self.rewards: Floats = np.zeros(num_envs, np.float32)
         self.terminated: Flags = np.zeros(num_envs, np.bool_)

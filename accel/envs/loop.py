@@ -20,7 +20,7 @@ from accel.envs.observations import ObservationLayout, observation_layout, settl
 from accel.envs.seeding import env_seeds
 from accel.envs.spaces import EnvSpec, FrameFill
 from accel.errors import EnvError, InterfaceError, message_of, traceback_of
-from accel.system.pulse import PREPARING
+from accel.supervision.activity import PREPARING
 
 SingleEnv = gymnasium.Env[object, object]
 StepOfOne: TypeAlias = tuple[object, SupportsFloat, bool, bool, dict[str, Any]]
@@ -175,12 +175,12 @@ class EnvLoop(VectorEnvironment):
 
     def _reset(self, i: int) -> object:
         """Environment i's next episode; one that raised is made anew first."""
-        before = self.pulse.enter(PREPARING)
+        before = self.activity.enter(PREPARING)
         try:
             seed = self._make_anew(i) if i in self._broken else None
             observation, _ = self.envs[i].reset(seed=seed)
         finally:
-            self.pulse.enter(before)
+            self.activity.enter(before)
         return observation
 
     def _make_anew(self, i: int) -> int:
@@ -203,7 +203,7 @@ class EnvLoop(VectorEnvironment):
             ) from error
         self._unproven.add(i)
         self._broken.add(i)
-        self.pulse.words[0] -= 1  # Progress: the next one may hang as well, for as long.
+        self.activity.words[0] -= 1  # Progress: the next one may hang as well, for as long.
         self._failed += 1
         self._rewards[i] = 0.0
         self._terminated[i], self._truncated[i], self._is_over[i] = False, True, True

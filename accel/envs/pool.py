@@ -2,10 +2,10 @@
 
 A slow step holds up its own worker alone. A worker that dies, hangs or raises is replaced with other seeds, while the
 others go on; the row in which that happened is no transition, as where an environment of a loop raises
-(``accel.envs.base.EnvFailure``). Failures in a row are followed by longer and longer pauses, and by an error after
-``max_restarts``; a worker that has worked for ``STEADY_S`` ends the row.
+(``accel.envs.base.EnvFailure``). Restarts back off exponentially, and an error follows
+``max_restarts`` failures in a row (``accel.supervision.restarts``).
 
-What a worker's environments start ends with it (``accel.system.kept``).
+What a worker's environments start ends with it (``accel.supervision.process_tree``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -25,18 +24,17 @@ from typing import Literal, cast
 
 from accel.envs.base import Actions, EnvFailure, Flags, Floats, Observations
 from accel.envs.spaces import EnvSpec
-from accel.envs.worker import Lines, SharedPulses, SharedRows
+from accel.envs.worker import Lines, SharedActivities, SharedRows
 from accel.errors import EnvError, InterfaceError, MissingExtraError
 from accel.json_object import Json
-from accel.system.clock import ListeningClock
-from accel.system.kept import KeptProcess
+from accel.supervision.activity import PREPARING, Activity, hang_message
+from accel.supervision.clock import ListeningClock
+from accel.supervision.process_tree import ProcessTree
+from accel.supervision.restarts import STEADY_S, Restarts, describe_end
 from accel.system.memory import anonymous_memory
-from accel.system.pulse import PREPARING, Pulse, hang_text
 
 WAIT_S = 0.1
 """How long ``EnvironmentPool.receive`` waits for a worker at most."""
-STEADY_S = 10.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _GRACE_S = 5.0
 _ERRORS = {"MissingExtraError": MissingExtraError, "InterfaceError": InterfaceError}
 """What is raised as the kind of error that the worker raised; all else as an EnvError."""
@@ -50,12 +48,12 @@ class _Worker:
         asked_s: when it was told to do something that it has not done yet; also to start. None: it waits, or is down.
         is_up: whether its environments are reset. is_sent: whether its rows have actions that are not answered.
         owes: after its death, the row that ends the episodes which that cut off, then the row of new ones.
-        again_s: when it is started again; None: it runs. ticks: rows answered. failures: in a row.
+        again_s: when it is started again; None: it runs. ticks: rows answered.
     """
 
     number: int
     incarnation: int = 0
-    kept: KeptProcess | None = None
+    tree: ProcessTree | None = None
     lines: Lines | None = None
     asked_s: float | None = None
     up_s: float = 0.0
@@ -64,7 +62,7 @@ class _Worker:
     owes: Literal["nothing", "end", "beginning"] = "nothing"
     again_s: float | None = None
     ticks: int = 0
-    failures: int = 0
+    restarts: Restarts = field(default_factory=Restarts)
     last_words: Json = field(default_factory=dict)
 
 
@@ -95,9 +93,9 @@ class EnvironmentPool:
         self._step_s, self._preparation_s, self._max_restarts = step_s, max(step_s, preparation_s), max_restarts
         self.groups = workers
         self.failures: list[EnvFailure] = []
-        self.pulse = Pulse()
+        self.activity = Activity()
         self._memory = anonymous_memory()
-        self._pulses = SharedPulses(self._memory, workers).pulses
+        self._activities = SharedActivities(self._memory, workers).activities
         self._selector = selectors.DefaultSelector()
         self._workers = [_Worker(number) for number in range(workers)]
         self._ready: list[int] = []
@@ -156,9 +154,9 @@ class EnvironmentPool:
                 self._forget(worker)
         until_s = time.monotonic() + _GRACE_S
         for worker in self._workers:
-            if worker.kept is not None and worker.is_up:
+            if worker.tree is not None and worker.is_up:
                 with suppress(subprocess.TimeoutExpired):
-                    worker.kept.process.wait(max(until_s - time.monotonic(), 0.0))
+                    worker.tree.process.wait(max(until_s - time.monotonic(), 0.0))
             self._end(worker)
         self._selector.close()
         if self._memory >= 0:
@@ -182,9 +180,9 @@ class EnvironmentPool:
         request = self._request | {"seed": [self._seed, worker.number, *incarnation]}
         told = json.dumps({"worker": worker.number, "workers": self.groups, "environment": request})
         command = (sys.executable, "-P", "-m", "accel.envs.worker", str(theirs.fileno()), str(self._memory), told)
-        self._pulses[worker.number].enter(PREPARING)
+        self._activities[worker.number].enter(PREPARING)
         try:
-            worker.kept = KeptProcess(command, os.environ, files=(theirs.fileno(), self._memory))
+            worker.tree = ProcessTree(command, os.environ, files=(theirs.fileno(), self._memory))
         except OSError as error:  # Too many processes, say.
             ours.close()
             self._fail(worker, f"its process cannot be started: {error.strerror}")
@@ -241,10 +239,10 @@ class EnvironmentPool:
             if self._clock.s >= worker.again_s:
                 self._start(worker)
         elif worker.asked_s is not None:
-            phase = self._pulses[worker.number].words[1]
+            phase = self._activities[worker.number].words[1]
             limit_s = self._preparation_s if phase == PREPARING or not worker.is_up else self._step_s
             if self._clock.s > worker.asked_s + limit_s:
-                self._fail(worker, hang_text(phase if worker.is_up else PREPARING, limit_s))
+                self._fail(worker, hang_message(phase if worker.is_up else PREPARING, limit_s))
 
     def _fail(self, worker: _Worker, why: str) -> None:
         """A worker is lost: end what is left of it, and plan another. Raises EnvError: too often, or at the start.
@@ -259,15 +257,12 @@ class EnvironmentPool:
         self._forget(worker)
         self._end(worker)
         was_up, worker.is_up, worker.asked_s = worker.is_up, False, None
-        if is_steady:
-            worker.failures = 0
-        worker.failures += 1
-        if worker.failures > self._max_restarts:
+        pause_s = worker.restarts.fail(self._max_restarts, is_steady)
+        if pause_s is None:
             raise EnvError(
-                f"environment worker {worker.number} failed {worker.failures} times in a row, the last time because "
-                f"{why} (--max-actor-restarts)"
+                f"environment worker {worker.number} failed {worker.restarts.failures} times in a row, the last time "
+                f"because {why} (--max-actor-restarts)"
             )
-        pause_s = min(_FIRST_PAUSE_S * 2.0 ** (worker.failures - 1), _LONGEST_PAUSE_S)
         worker.again_s = self._clock.s + pause_s
         worker.incarnation += 1
         if was_up:
@@ -308,23 +303,20 @@ class EnvironmentPool:
     def _how_it_ended(self, worker: _Worker) -> str:
         if "error" in worker.last_words:
             return str(worker.last_words["error"])
-        if worker.kept is None:
+        if worker.tree is None:
             return "its process ended"
         try:
-            status = worker.kept.process.wait(_GRACE_S)
+            status = worker.tree.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             return "its process closed what it shares with the actor"
-        if status < 0:
-            with suppress(ValueError):
-                return f"its process was ended by {signal.Signals(-status).name}"
-        return f"its process left through exit({status})"
+        return describe_end(status, {})
 
     def _end(self, worker: _Worker) -> None:
-        if worker.kept is not None:
-            worker.kept.end(_GRACE_S)
+        if worker.tree is not None:
+            worker.tree.end(_GRACE_S)
             with suppress(subprocess.TimeoutExpired):  # One that cannot be interrupted ends when it returns.
-                worker.kept.process.wait(_GRACE_S)
-            worker.kept = None
+                worker.tree.process.wait(_GRACE_S)
+            worker.tree = None
 
     def _forget(self, worker: _Worker) -> None:
         if worker.lines is not None:

@@ -23,25 +23,25 @@ from accel.envs.base import VectorEnvironment
 from accel.envs.spaces import EnvSpec
 from accel.errors import MAX_TOLD, AccelError, message_of, traceback_of
 from accel.json_object import Json
-from accel.system.child import begin_child
-from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse
+from accel.supervision.activity import PREPARING, STEPPING, WAITING, WORDS, Activity
+from accel.supervision.child import begin_child
 
 _ALIGNMENT = 64
 
 
-class SharedPulses:
-    """The workers' pulses, at the start of the memory that they share with their actor."""
+class SharedActivities:
+    """The workers' activities, at the start of the memory that they share with their actor."""
 
     def __init__(self, memory: int, workers: int) -> None:
         self.nbytes = 8 * WORDS * workers
         if os.fstat(memory).st_size < self.nbytes:
             os.ftruncate(memory, self.nbytes)
         words = memoryview(mmap.mmap(memory, self.nbytes)).cast("q")
-        self.pulses = [Pulse(words[WORDS * k : WORDS * (k + 1)]) for k in range(workers)]
+        self.activities = [Activity(words[WORDS * k : WORDS * (k + 1)]) for k in range(workers)]
 
 
 class SharedRows:
-    """One row for each environment (or agent) of an actor, behind the pulses.
+    """One row for each environment (or agent) of an actor, behind the activities.
 
     Attributes:
         actions: [B, *shape] for the next step. observations: [B, *obs]. rewards, terminated, truncated: [B].
@@ -126,9 +126,9 @@ def _serve(lines: Lines, memory: int, request: Json) -> None:
     from accel.envs.factory import make_vector_env
 
     number, workers = int(str(request["worker"])), int(str(request["workers"]))
-    pulse = SharedPulses(memory, workers).pulses[number]
+    activity = SharedActivities(memory, workers).activities[number]
     environment = make_vector_env(**request["environment"])  # type: ignore[arg-type]
-    environment.pulse = pulse
+    environment.activity = activity
     count = environment.num_envs
     lines.send("hello", {"spec": environment.spec.to_json(), "rows": count})
     shared: SharedRows | None = None
@@ -138,18 +138,18 @@ def _serve(lines: Lines, memory: int, request: Json) -> None:
             if shared is None:
                 shared = SharedRows(memory, workers, workers * count, environment.spec)
             if kind == "reset":
-                pulse.enter(PREPARING)
+                activity.enter(PREPARING)
                 shared.observations[mine] = environment.reset()
             else:
-                pulse.enter(STEPPING)
+                activity.enter(STEPPING)
                 _step(environment, shared, mine)
                 for failure in environment.failures:
                     told = {"environment": failure.environment, "raised": failure.error}
                     lines.send("failed", told | {"traceback": failure.traceback})
                 environment.failures.clear()
-            pulse.enter(WAITING)
+            activity.enter(WAITING)
             lines.send("done")
-    pulse.enter(PREPARING)  # It may take longer than a step.
+    activity.enter(PREPARING)  # It may take longer than a step.
     environment.close()
 
 

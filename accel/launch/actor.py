@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from accel.acting.child import ChildActor, LinkLostError, adopt_link
 from accel.errors import AccelError, InterfaceError, message_of, traceback_of
-from accel.system.child import begin_child
-from accel.system.pulse import STEPPING
+from accel.supervision.activity import STEPPING
+from accel.supervision.child import begin_child
 from accel.system.signals import end_with_parent
 from accel.transport.base import ActorTransport, Stopped
 from accel.transport.launcher import LaunchInfo
@@ -71,7 +71,7 @@ def run_actor(
         return EXIT_ABORTED
     try:
         actor.start()
-        transport.pulse.enter(STEPPING)
+        transport.activity.enter(STEPPING)
         while True:
             actor.step()
     except (Stopped, LinkLostError):

@@ -27,8 +27,8 @@ from accel.launch.one_process import learn_alone
 from accel.launch.outcome import EXIT_ABORTED, EXIT_INTERRUPTED, WRITER_S, how_to_continue, summary_of
 from accel.runs.directory import wait_for_writer
 from accel.runs.job import Job
-from accel.system.kept import MARK, Keeper, new_mark
-from accel.system.pulse import PREPARING, WORDS, Pulse, Watch
+from accel.supervision.activity import PREPARING, WORDS, Activity, Watchdog
+from accel.supervision.process_tree import MARK, TreeKiller, new_mark
 from accel.system.signals import FORWARDED, STOP_SIGNALS, Insistence, end_with_parent, handle, restore
 
 _POLL_S = 0.02
@@ -48,7 +48,7 @@ def train_in_child(job: Job) -> int:
         JobError: the child ended without a word.
     """
     memory = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
-    _pulse(memory).enter(PREPARING)
+    _activity(memory).enter(PREPARING)
     mark, command = new_mark(), os.getpid()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -62,7 +62,7 @@ def train_in_child(job: Job) -> int:
         os.environ[MARK] = mark
         sys.exit(_train(job, memory))
     try:
-        return _Command(job, child, Keeper(mark), memory).wait()
+        return _Command(job, child, TreeKiller(mark), memory).wait()
     finally:
         restore(before)
 
@@ -76,7 +76,7 @@ def _train(job: Job, memory: memoryview) -> int:
         os._exit(status)
 
     def work() -> int:
-        show(f"{learn_alone(job, leave=leave, pulse=_pulse(memory)).text()}\n")
+        show(f"{learn_alone(job, leave=leave, activity=_activity(memory)).text()}\n")
         return 0
 
     try:
@@ -86,15 +86,15 @@ def _train(job: Job, memory: memoryview) -> int:
         memory[WORDS] = 1 + status
 
 
-def _pulse(memory: memoryview) -> Pulse:
-    return Pulse(memory[:WORDS])
+def _activity(memory: memoryview) -> Activity:
+    return Activity(memory[:WORDS])
 
 
 class _Command:
     """The command's part: it waits for the child, forwards stop signals, and ends what does not end."""
 
-    def __init__(self, job: Job, child: int, keeper: Keeper, memory: memoryview) -> None:
-        self._job, self._child, self._keeper, self._memory = job, child, keeper, memory
+    def __init__(self, job: Job, child: int, killer: TreeKiller, memory: memoryview) -> None:
+        self._job, self._child, self._killer, self._memory = job, child, killer, memory
         self._requests: list[int] = []
         self._trouble = ""
 
@@ -103,10 +103,10 @@ class _Command:
         options = self._job.config
         limits_s = options.acting.actor_timeout_s, options.run.peer_timeout_s
         try:
-            with self._forwarding(), Watch(_pulse(self._memory), *limits_s, self._on_hang):
+            with self._forwarding(), Watchdog(_activity(self._memory), *limits_s, self._on_hang):
                 status = self._wait()
         finally:
-            self._keeper.end(_KEEPER_S)
+            self._killer.end(_KEEPER_S)
         if summary_of(self._job) is not None:
             if status != 0:
                 logger.warning("the run is complete; then %s", self._trouble or f"its process {_ended(status)}")

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 
 from accel.display.text import show
+from accel.supervision.clock import ListeningClock
 from accel.supervision.heartbeat import HeartbeatReader, RankStatus
-from accel.system.clock import ListeningClock
-from accel.system.processes import process_state
+from accel.supervision.proc import process_state
 from accel.system.signals import FORWARDED, Insistence, handle, parent_death, restore
 from accel.transport.launcher import mpirun_command
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from accel.errors import EnvError
 from accel.launch.outcome import EXIT_ABORTED, how_to_continue, written_at
-from accel.system.pulse import WAITING, Pulse, Watch
+from accel.supervision.activity import WAITING, Activity, Watchdog
 from accel.system.signals import Interrupted, StopRequest, interruptible
 from accel.transport import TransportOptions
 from accel.transport.pinning import all_cores
@@ -26,12 +26,12 @@ _CLOSE_S = 5.0
 logger = logging.getLogger("accel")
 
 
-def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, pulse: Pulse | None = None) -> Summary:
+def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, activity: Activity | None = None) -> Summary:
     """Learner and actor in one process and one thread, in turns: deterministic.
 
     Args:
         leave: ends this process with a status where its environments hang for good; None: it may not be ended.
-        pulse: where progress is shown to another process that watches too.
+        activity: where progress is shown to another process that watches too.
     """
     from accel.acting.actor import InlineActor
     from accel.learning.run import run_session
@@ -44,10 +44,10 @@ def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, pulse: Pul
         )
         transport = LocalTransport(1, options=options)
         end = transport.actor(0)
-        end.pulse = pulse or end.pulse
+        end.activity = activity or end.activity
         inline = InlineActor(end)
         limits_s = job.config.acting.actor_timeout_s, job.config.run.peer_timeout_s
-        with interruptible(lambda: end.pulse.words[1] != WAITING) as interrupt:
+        with interruptible(lambda: end.activity.words[1] != WAITING) as interrupt:
             hung = partial(_end_hang, job, interrupt, leave)
 
             def interrupted() -> bool:
@@ -57,11 +57,11 @@ def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, pulse: Pul
                 return is_over
 
             try:
-                with Watch(end.pulse, *limits_s, hung, interrupted), _noting_how_to_continue(job):
+                with Watchdog(end.activity, *limits_s, hung, interrupted), _noting_how_to_continue(job):
                     return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
             finally:
                 late = f"closing the environments took longer than {_CLOSE_S:g} s"
-                with Watch(end.pulse, _CLOSE_S, _CLOSE_S, lambda _, times: hung(late, times)):
+                with Watchdog(end.activity, _CLOSE_S, _CLOSE_S, lambda _, times: hung(late, times)):
                     _close(inline)
 
 

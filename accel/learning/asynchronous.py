@@ -29,7 +29,7 @@ from accel.experience.rewards import RewardTransform
 from accel.learning.coordination import COUNTED, Coordination, Iteration, NoCoordination
 from accel.learning.counters import Counters, LagStatistics
 from accel.runs.checkpoint import CheckpointState, pack_state, unpack_state
-from accel.system.clock import ListeningClock
+from accel.supervision.clock import ListeningClock
 from accel.transport.endpoint import Backoff
 
 ASK_S = 0.25

@@ -30,9 +30,9 @@ from typing import IO, Protocol
 
 from accel.json_object import Json
 from accel.runs.summary import EvaluationSummary
-from accel.system.kept import KeptProcess
+from accel.supervision.activity import PREPARING, WAITING, Activity, Watchdog
+from accel.supervision.process_tree import ProcessTree
 from accel.system.module_path import add_working_directory
-from accel.system.pulse import PREPARING, WAITING, Pulse, Watch
 from accel.system.signals import end_with_parent
 from accel.transport.pinning import shared_cores
 
@@ -213,13 +213,13 @@ class ProcessEvaluation:
         command = [sys.executable, "-P", "-m", __name__, str(run)]
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:
-            kept = KeptProcess(command, os.environ, stdin=pipe, stdout=pipe, stderr=null)
-            with kept.process as process:
+            tree = ProcessTree(command, os.environ, stdin=pipe, stdout=pipe, stderr=null)
+            with tree.process as process:
                 self._process = process
                 try:
                     self._talk(process, first)
                 finally:
-                    kept.end(_END_S)
+                    tree.end(_END_S)
         except (OSError, ValueError, KeyError, TypeError) as error:
             if not self._closed:
                 self._failure = str(error)
@@ -268,7 +268,7 @@ def _write(stream: IO[bytes], request: _Request) -> None:
 class _Evaluator:
     """The process's side: the run's environment and networks, and the best result so far."""
 
-    def __init__(self, path: Path, spec: Json, pulse: Pulse) -> None:
+    def __init__(self, path: Path, spec: Json, activity: Activity) -> None:
         import torch
 
         from accel.algorithms.catalogue import make_algorithm
@@ -285,7 +285,7 @@ class _Evaluator:
         self._algorithm = make_algorithm(self._config, self._spec, torch.device("cpu"))
         self._store = CheckpointStore(run.best, 1)
         self._best: dict[str, object] = {}
-        self._pulse = pulse
+        self._activity = activity
         if self._store.latest() is not None:
             self._best = dict(self._store.load_latest().counters["evaluation"])  # type: ignore[arg-type]
 
@@ -301,8 +301,8 @@ class _Evaluator:
         run = TrainedRun(self._path, self._config, self._spec, request.env_steps, request.version, self._algorithm)
         episodes, seed = self._config.run.evaluation_episodes, FIRST_SEED + self._config.run.seed
         policy = CompressedPolicy.from_bytes(request.artifact) if request.artifact else run.policy
-        self._pulse.enter(PREPARING)
-        played = play(policy, run, episodes=episodes, seed=seed, pulse=self._pulse)
+        self._activity.enter(PREPARING)
+        played = play(policy, run, episodes=episodes, seed=seed, activity=self._activity)
         mean = float(played.returns.mean())
         if not self._best or mean > float(str(self._best["best_mean"])):
             self._best = {"best_mean": mean, "best_env_steps": request.env_steps}
@@ -340,8 +340,8 @@ def main() -> int:
     os.nice(first["nice"])
     _leave_the_learners_cores(first["cores"])
     evaluator: _Evaluator | None = None
-    pulse = Pulse()
-    pulse.enter(WAITING)
+    activity = Activity()
+    activity.enter(WAITING)
 
     def say(answer: Json) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -351,12 +351,12 @@ def main() -> int:
         say({"error": why})
         os._exit(1)
 
-    with Watch(pulse, first["step_s"], first["preparation_s"], end_hang):
+    with Watchdog(activity, first["step_s"], first["preparation_s"], end_hang):
         while line := requests.readline():
             sizes = json.loads(line)
             artifact, weights = (requests.read(sizes[name]) for name in ("artifact", "weights"))
             try:
-                evaluator = evaluator or _Evaluator(Path(sys.argv[1]), first["spec"], pulse)
+                evaluator = evaluator or _Evaluator(Path(sys.argv[1]), first["spec"], activity)
                 answer = evaluator.answer(_Request(sizes["env_steps"], sizes["version"], artifact, weights))
             except Exception as error:  # noqa: BLE001 - the learner's process reports it
                 answer = {"error": f"{type(error).__name__}: {error}"}

@@ -25,7 +25,7 @@ from accel.envs.base import Actions
 from accel.errors import ConfigError, EnvError
 from accel.runs.player import Array, Bools, Player, TorchSession
 from accel.runs.trained_policy import TRAINED, TrainedPolicy
-from accel.system.pulse import PREPARING, STEPPING, WAITING, Pulse
+from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity
 
 Picture = npt.NDArray[np.uint8]
 
@@ -79,7 +79,7 @@ def play(
     max_episode_steps: int = 200_000,
     frame: Callable[[Picture], None] | None = None,
     progress: Progress | None = None,
-    pulse: Pulse | None = None,
+    activity: Activity | None = None,
 ) -> Episodes:
     """Play n episodes, each from its own seed.
 
@@ -99,7 +99,7 @@ def play(
         envs: how many environments play at once; part of what a seed means.
         max_episode_steps: a longer episode is an error.
         frame: called with an image [height, width, 3] of environment 0 before every step; environments then render.
-        progress: advanced after every step. pulse: where steps and resets are shown to whoever watches them.
+        progress: advanced after every step. activity: where steps and resets are shown to whoever watches them.
     Raises:
         ConfigError: ``episodes`` or ``envs`` is not positive, or too many, or ``seed`` negative.
         EnvError: the environment cannot be made or is another one, or an episode does not end.
@@ -110,8 +110,8 @@ def play(
     width = min(episodes, envs)
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     environment = run.make_env(-(-width // run.spec.agents), (seed, _EVALUATION, 0), render=frame is not None)
-    if pulse is not None:
-        environment.pulse = pulse
+    if activity is not None:
+        environment.activity = activity
     player = make_player(policy, run, environment.num_envs)
     progress = SilentProgress() if progress is None else progress
     games: set[object] = set()
@@ -130,7 +130,7 @@ def play(
             finite &= game.finite
     finally:
         environment.close()
-        environment.pulse.enter(WAITING)
+        environment.activity.enter(WAITING)
     if not finite:
         logger.warning(
             "%s gave observations that are not finite: what the policy did then, and what it earned, means nothing",
@@ -168,10 +168,10 @@ class _Round:
         seat = Seat(environment.num_envs, _NOISE_ROWS)
         sampler = self._rule.bind(seat, np.random.default_rng(self._seed))
         actions = np.zeros((environment.num_envs, *action.shape), action.dtype)
-        pulse = environment.pulse
-        pulse.enter(PREPARING)
+        activity = environment.activity
+        activity.enter(PREPARING)
         observations = environment.reset(self._seed)
-        pulse.enter(STEPPING)
+        activity.enter(STEPPING)
         first: Bools | None = np.ones(environment.num_envs, np.bool_)
         for step in range(max_episode_steps):
             if self._frame is not None:
@@ -185,7 +185,7 @@ class _Round:
                     sampler.begin(TRAINED)
                 sampler.sample(params, step % _NOISE_ROWS, actions)
             env_actions = cast(Actions, sampler.to_env(actions))
-            pulse.words[0] = step
+            activity.words[0] = step
             observations, rewards, terminated, truncated = environment.step(env_actions)
             _raise_failure(environment, step, name)
             self._check(observations, rewards, step, name)

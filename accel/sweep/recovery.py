@@ -22,8 +22,8 @@ from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from accel.supervision.proc import process_started, process_state
 from accel.sweep.storage import storage_errors
-from accel.system.processes import process_started, process_state
 from accel.transport.node_memory import node_name
 
 HEARTBEAT_S = 10

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from accel.errors import ConfigError, TransportError
 from accel.json_object import Json
-from accel.system.pulse import Pulse
+from accel.supervision.activity import Activity
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -91,11 +91,11 @@ class PolicyUpdate:
 
 
 class ActorTransport(Protocol):
-    """An actor's end. ``pulse`` is where its progress is shown to whoever watches it."""
+    """An actor's end. ``activity`` is where its progress is shown to whoever watches it."""
 
     actor: int
     stopping: bool
-    pulse: Pulse
+    activity: Activity
 
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message of the handshake, waited for; each is received once, in order. Raises

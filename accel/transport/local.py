@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from accel.errors import TransportError
 from accel.json_object import Json
-from accel.system.pulse import Pulse
+from accel.supervision.activity import Activity
 from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions, check_unroll_bytes
 from accel.transport.policy_board import PolicyBoard
 from accel.transport.remote_learner import UnrollPool
@@ -81,7 +81,7 @@ class LocalActor:
     def __init__(self, hub: _Hub, actor: int) -> None:
         self.actor = actor
         self.stopping = False
-        self.pulse = Pulse()
+        self.activity = Activity()
         self.hub = hub
         self._unroll_bytes: int | None = None
         self._buffers = hub.options.in_flight + 1

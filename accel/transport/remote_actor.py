@@ -12,7 +12,7 @@ import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
-from accel.system.pulse import Pulse
+from accel.supervision.activity import Activity
 from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions, check_unroll_bytes
 from accel.transport.endpoint import Backoff, Endpoint, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
@@ -84,7 +84,7 @@ class RemoteActor:
         self._beat: Request | None = None
         self._question: tuple[Request, Bytes] | None = None
         self._answer: tuple[Request | None, Bytes] | None = None
-        self.pulse = Pulse()
+        self.activity = Activity()
         self.fence: int | None = None
         atexit.register(self.close)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
-from accel.system.clock import ListeningClock
+from accel.supervision.clock import ListeningClock
 from accel.transport.base import Arrival, Bytes, TransportOptions, check_unroll_bytes
 from accel.transport.endpoint import Backoff, Endpoint, Incoming, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup

@@ -21,7 +21,7 @@ from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.launch.actor import command
-from accel.system.pulse import PREPARING, STEPPING, WAITING
+from accel.supervision.activity import PREPARING, STEPPING, WAITING
 from accel.transport.base import PolicyUpdate, Stopped
 from accel.transport.launcher import LaunchInfo
 
@@ -82,9 +82,9 @@ def test_more_than_fits_waits_at_the_sender_and_is_not_lost() -> None:
 def test_messages_of_a_child_that_is_gone_are_not_the_next_one_s() -> None:
     ours, theirs = pair()
     theirs.send("unroll", {"buffer": 1})
-    ours.pulse.enter(STEPPING)
+    ours.activity.enter(STEPPING)
     again = adopted(ours, ours.renew())
-    assert not ours.wait(0.0) and ours.pulse.words[1] == PREPARING
+    assert not ours.wait(0.0) and ours.activity.words[1] == PREPARING
     with pytest.raises(TransportError):
         theirs.receive()
     again.send("hello", {})
@@ -173,18 +173,18 @@ def test_a_child_fills_the_buffers_that_it_is_given_and_no_other() -> None:
 
 def test_a_child_that_waits_says_so_and_one_that_goes_on_too() -> None:
     ours, child = started()
-    child.pulse.enter(STEPPING)
+    child.activity.enter(STEPPING)
     found = threading.Event()
 
     def look() -> None:
-        while ours.pulse.words[1] != WAITING:
+        while ours.activity.words[1] != WAITING:
             time.sleep(0.01)
         found.set()
         ours.send("free", {"buffer": 0})
 
     threading.Thread(target=look, daemon=True).start()
     child.acquire()
-    assert found.is_set() and ours.pulse.words[1] == STEPPING
+    assert found.is_set() and ours.activity.words[1] == STEPPING
 
 
 def test_a_child_ends_when_it_is_told_to_or_when_its_rank_is_gone() -> None:

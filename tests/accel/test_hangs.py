@@ -21,7 +21,7 @@ from accel.envs import make_vector_env
 from accel.errors import ConfigError, EnvError
 from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import TIMEOUT_S
-from accel.system.pulse import PREPARING, STEPPING, WAITING, Pulse, Watch
+from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity, Watchdog
 from accel.system.signals import interruptible
 from tests.mpi.training_runs import descendants, is_running
 
@@ -64,7 +64,7 @@ def test_environments_that_hang_in_one_step_are_interrupted_one_after_another() 
             times.append(count)
             interrupt(EnvError(why))
 
-        with Watch(environment.pulse, 1.0, 1.0, hung):
+        with Watchdog(environment.activity, 1.0, 1.0, hung):
             environment.reset(seed=0)
             environment.step(np.zeros(3, np.int64))
     assert times == [1, 1, 1] and [failure.environment for failure in environment.failures] == [0, 1, 2]
@@ -222,13 +222,13 @@ def test_an_evaluation_that_hangs_is_given_up(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("phase", [STEPPING, PREPARING])
 def test_a_pulse_that_stands_still_is_told_until_it_goes_on(phase: int) -> None:
-    pulse, told = Pulse(), list[tuple[str, int]]()
-    pulse.enter(phase)
-    with Watch(pulse, 0.5, 1.0, lambda why, times: told.append((why, times))):
+    activity, told = Activity(), list[tuple[str, int]]()
+    activity.enter(phase)
+    with Watchdog(activity, 0.5, 1.0, lambda why, times: told.append((why, times))):
         _wait(lambda: len(told) == 2)
-        pulse.words[0] += 1
+        activity.words[0] += 1
         _wait(lambda: len(told) == 3)
-        pulse.enter(WAITING)
+        activity.enter(WAITING)
         time.sleep(0.6)
         count = len(told)
         time.sleep(1.2)

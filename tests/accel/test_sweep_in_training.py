@@ -16,11 +16,11 @@ import pytest
 from accel.config import TrainConfig
 from accel.errors import ConfigError, SweepError
 from accel.runs.summary import Summary
+from accel.supervision.proc import process_state
 from accel.sweep import SearchOptions, sweep_training
 from accel.sweep.storage import default_url
 from accel.sweep.sweep_file import load_sweep_file
 from accel.sweep.training_run import TrainingRun, measured_values
-from accel.system.processes import process_state
 from accel.transport.launcher import mpirun_command
 from tests.accel.recorded_run import write_run
 from tests.accel.sweeping import trials_of, worker

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.system.kept import KeptProcess
+from accel.supervision.process_tree import ProcessTree
 from tests.mpi.training_runs import is_running
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
@@ -25,8 +25,8 @@ others[0].wait()
 """
 PARENT = f"""
 import os, sys, time
-from accel.system.kept import KeptProcess
-kept = KeptProcess([sys.executable, "-c", {FAMILY!r}], os.environ)
+from accel.supervision.process_tree import ProcessTree
+kept = ProcessTree([sys.executable, "-c", {FAMILY!r}], os.environ)
 time.sleep(600)
 """
 
@@ -45,8 +45,8 @@ def are_gone(pids: list[int]) -> bool:
 
 @pytest.mark.parametrize("is_dead", [False, True], ids=["alive", "dead"])
 def test_all_of_it_ends_also_when_the_process_itself_is_dead(is_dead: bool) -> None:
-    other = KeptProcess(["sleep", "600"], os.environ)
-    kept = KeptProcess([sys.executable, "-c", FAMILY], os.environ, stdout=subprocess.PIPE)
+    other = ProcessTree(["sleep", "600"], os.environ)
+    kept = ProcessTree([sys.executable, "-c", FAMILY], os.environ, stdout=subprocess.PIPE)
     with kept.process as process:
         family = numbers(process)
         assert len(family) == 3 and all(map(is_running, family))
@@ -66,7 +66,7 @@ def test_nothing_is_left_where_its_keeper_cannot_be_started(tmp_path: Path) -> N
     path, os.environ["PATH"] = os.environ["PATH"], str(tmp_path)
     try:
         with pytest.raises(FileNotFoundError):
-            KeptProcess(words, os.environ)
+            ProcessTree(words, os.environ)
     finally:
         os.environ["PATH"] = path
     number = told.read_text() if told.exists() else ""

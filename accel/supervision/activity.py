@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable
 from typing import Protocol, Self
 
-from accel.system.clock import ListeningClock
+from accel.supervision.clock import ListeningClock
 
 STEPPING, PREPARING, WAITING = 0, 1, 2
 """Phases: a step or less at a time; construction, resets and other work that may take longer; for the other side."""
@@ -28,7 +28,7 @@ class Words(Protocol):
         ...
 
 
-class Pulse:
+class Activity:
     """Progress and phase of one actor.
 
     Attributes:
@@ -48,11 +48,11 @@ class Pulse:
         return before
 
 
-class Watch:
-    """Watches a pulse from a thread, where no other process does: in a run of one process, and in evaluation.
+class Watchdog:
+    """Watches a activity from a thread, where no other process does: in a run of one process, and in evaluation.
 
     Args:
-        pulse: what is watched. step_s, preparation_s: how long a step may take, and construction or a reset.
+        activity: what is watched. step_s, preparation_s: how long a step may take, and construction or a reset.
         hung: called in the thread with what took too long and 1; with 2, 3 … where it takes as long again.
         interrupted: asked where what is watched has taken a second. True: nobody waits for it any longer, and it was
             interrupted, which counts as the first time.
@@ -60,13 +60,13 @@ class Watch:
 
     def __init__(
         self,
-        pulse: Pulse,
+        activity: Activity,
         step_s: float,
         preparation_s: float,
         hung: Callable[[str, int], None],
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._words, self._hung, self._interrupted = pulse.words, hung, interrupted
+        self._words, self._hung, self._interrupted = activity.words, hung, interrupted
         self._limits_s = {STEPPING: step_s, PREPARING: max(step_s, preparation_s)}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -87,12 +87,12 @@ class Watch:
                 seen, since_s, times = now, clock_s, 0
             elif clock_s > since_s + self._limits_s[now[1]]:
                 since_s, times = clock_s, times + 1
-                self._hung(hang_text(now[1], self._limits_s[now[1]]), times)
+                self._hung(hang_message(now[1], self._limits_s[now[1]]), times)
             elif times == 0 and clock_s > since_s + _GRACE_S and self._interrupted():
                 times = 1
 
 
-def hang_text(phase: int, limit_s: float) -> str:
+def hang_message(phase: int, limit_s: float) -> str:
     """The message about environments that make no progress."""
     what = "construction or a reset" if phase == PREPARING else "a step"
     option = "--peer-timeout-s" if phase == PREPARING else "--actor-timeout-s"

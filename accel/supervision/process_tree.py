@@ -1,6 +1,6 @@
-"""A process that ends together with everything that it has started, however it ends, and with its parent.
+"""Kill a subprocess tree when it or its parent exits.
 
-Beside it a shell, its keeper, waits until the parent is gone or closes a pipe, and then kills every process that has
+Beside it a shell, its killer, waits until the parent is gone or closes a pipe, and then kills every process that has
 inherited the process's mark, an environment variable, also those that lead a session of their own, as simulators do;
 and its own process group, which a process that was started with it shares: what the system tells a process of its
 parent's death does not reach further. Marks are found on Linux; elsewhere the group alone ends.
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 MARK = "ACCEL_PROCESS_MARK"
-_KEEP = """read -r _
+_KILL_TREE = """read -r _
 for found in $(grep -ls "$1" /proc/[0-9]*/environ); do found=${found#/proc/}; kill -KILL ${found%/environ}; done
 kill -KILL 0"""
 
@@ -26,7 +26,7 @@ def new_mark() -> str:
     return f"{os.getpid()}.{time.time_ns()}"
 
 
-class Keeper:
+class TreeKiller:
     """Kills all processes with a mark, and its own group, when it is told to or this process is gone.
 
     Args:
@@ -36,12 +36,12 @@ class Keeper:
     def __init__(self, mark: str, group: int = 0) -> None:
         parent_is_gone, lifeline = os.pipe()
         self._lifeline: int | None = lifeline
-        # It has no mark of this process's: another keeper would kill it before its work is done.
+        # It has no mark of this process's: another killer would kill it before its work is done.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         try:
             self._process = subprocess.Popen(
-                ("sh", "-c", _KEEP, "sh", f"{MARK}={mark}"), env=environment, process_group=group, stdin=parent_is_gone,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                ("sh", "-c", _KILL_TREE, "sh", f"{MARK}={mark}"), env=environment, process_group=group,
+                stdin=parent_is_gone, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         except OSError:
             os.close(lifeline)
@@ -64,7 +64,7 @@ class Keeper:
                 self._process.wait(patience_s)
 
 
-class KeptProcess:
+class ProcessTree:
     """Starts a process in a group of its own.
 
     Args:
@@ -92,17 +92,17 @@ class KeptProcess:
             stderr=stderr,
         )  # fmt: skip
         try:
-            self._keeper = Keeper(mark, self.process.pid)
+            self._killer = TreeKiller(mark, self.process.pid)
         except OSError:
             self.process.kill()
             self.process.wait()
             raise
 
     def end(self, patience_s: float) -> None:
-        """Kill all of it, and wait so long for its keeper; ``process`` may take longer, where the system holds it.
+        """Kill all of it, and wait so long for its killer; ``process`` may take longer, where the system holds it.
 
         More calls do nothing.
         """
-        self._keeper.end(patience_s)
-        if self.process.poll() is None:  # Its keeper was killed before.
+        self._killer.end(patience_s)
+        if self.process.poll() is None:  # Its killer was killed before.
             self.process.kill()

@@ -1,4 +1,4 @@
-"""How long others were silent, by a process that does not always listen."""
+"""A monotonic clock that excludes its own suspension, for measuring the silence of others."""
 
 from __future__ import annotations
 

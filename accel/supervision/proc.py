@@ -1,4 +1,4 @@
-"""What /proc knows of other processes; empty or zero on other systems."""
+"""Other processes by /proc: state, start, processor time, descendants; empty or zero on other systems."""
 
 from __future__ import annotations
 
