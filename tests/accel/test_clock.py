@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel.system import clock
+from accel.supervision import clock
 
 
 def test_time_without_a_look_counts_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

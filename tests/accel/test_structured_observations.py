@@ -181,13 +181,18 @@ def _check_twins(algorithm: Algorithm, acted: np.ndarray, params: np.ndarray) ->
     assert torch.allclose(learned.entropy(), same.entropy(), atol=1e-4)
 
 
+def q_of(algorithm: Any, observations: torch.Tensor) -> torch.Tensor:
+    q: torch.Tensor = algorithm.q_values(algorithm.outputs(algorithm.network, observations)[0])
+    return q
+
+
 def test_no_value_of_a_masked_action_reaches_dqns_targets() -> None:
     spec = _with_mask(EnvSpec((3,), "float32", ActionSpec("categorical", (5,), masked=True)))
     algorithm: Any = make_algorithm(TrainConfig.create(network="mlp:8x1", algorithm="dqn"), spec, torch.device("cpu"))
     record = np.zeros((4, *spec.observation_shape), np.float32)
     record[:, 3:] = [1, 0, 1, 1, 0]
     record[:, :3] = np.random.default_rng(0).normal(size=(4, 3))
-    q = algorithm.q_of(algorithm.network, torch.from_numpy(record))
+    q = q_of(algorithm, torch.from_numpy(record))
     raw = algorithm.network.policy_head(algorithm.network.torso({"x": torch.from_numpy(record[:, :3])}))
     advantages = raw[:, :5][:, ALLOWED.bool()]
     expected = raw[:, 5:] + advantages - advantages.mean(1, keepdim=True)
@@ -211,7 +216,7 @@ def test_nor_those_of_retrace(n: int, rescaling: bool) -> None:
     steps = Steps(
         observations, actions, rewards, torch.full(shape, 0.9), torch.full(shape, -9.0), torch.ones(shape) > 0
     )
-    q = algorithm.q_of(algorithm.network, observations.flatten(0, 1)).view(n + 1, 4, 5).detach()  # the target's too
+    q = q_of(algorithm, observations.flatten(0, 1)).view(n + 1, 4, 5).detach()  # the target's too
     expected = q[-1].amax(-1)
     expected = unscale(expected) if rescaling else expected
     for row in range(n - 1, -1, -1):
