@@ -89,7 +89,7 @@ def test_outputs_that_overflow_reach_nobody_and_the_last_good_policy_stays(
     weight = next(p for name, p in net.policy_head.named_parameters() if name.endswith("weight"))
     good = weight.detach().clone()
     with torch.no_grad():
-        weight.copy_(torch.where(torch.arange(weight.numel()).view_as(weight) % 2 == 0, 3e38, -3e38))
+        weight.copy_(torch.where(torch.arange(len(weight))[:, None] % 2 == 0, 3e38, -3e38).expand_as(weight))
     assert torch.isfinite(weight).all() and _offered(publisher) == ""
     assert [r for r in caplog.records if "is withheld" in r.message and "not finite" in r.message]
     with torch.no_grad():
