@@ -112,25 +112,26 @@ def _require_log_deviations(policy: AdaptedPolicy, spec: EnvSpec) -> None:
         return
     if not isinstance(outputs, tuple | list):
         return
-    found = outputs[1].to(torch.float32)
-    size = spec.action.sizes[0]
-    varies = found.dim() == 2 and found.shape[0] == len(observations) and bool((found[0] != found[1]).any())
-    cause = (
-        f"it has {tuple(found.shape)} numbers for {size} actions"
-        if found.shape[-1:] != (size,)
-        else f"it holds {float(found.max()):.3g}, where {_GREATEST_LOG_STD:g} is the greatest logarithm taken"
-        if float(found.max()) > _GREATEST_LOG_STD
-        else f"it holds {float(found.min()):.3g}, where {_LEAST_LOG_STD:g} is the least"
-        if float(found.min()) < _LEAST_LOG_STD
-        else "it depends on the observation, as a value does"
-        if varies and size == 1
-        else ""
-    )
+    cause = _no_log_deviations(outputs[1].to(torch.float32), len(observations), spec.action.sizes[0])
     if cause:
         raise ConfigError(
             f"the second output of {type(policy.module).__name__} is taken for log standard deviations, and {cause}: "
             "return the means alone, or torch.cat((means, log_std), dim=-1)"
         )
+
+
+def _no_log_deviations(found: Tensor, rows: int, actions: int) -> str:
+    """Why outputs are no log standard deviations of so many actions; "" where they may be."""
+    least, greatest = float(found.min()), float(found.max())
+    if found.shape[-1:] != (actions,):
+        return f"it has {tuple(found.shape)} numbers for {actions} actions"
+    if greatest > _GREATEST_LOG_STD:
+        return f"it holds {greatest:.3g}, where {_GREATEST_LOG_STD:g} is the greatest logarithm taken"
+    if least < _LEAST_LOG_STD:
+        return f"it holds {least:.3g}, where {_LEAST_LOG_STD:g} is the least"
+    if actions == 1 and found.dim() == 2 and len(found) == rows and bool((found[0] != found[1]).any()):
+        return "it depends on the observation, as a value does"
+    return ""
 
 
 def _copied(module: nn.Module) -> nn.Module:

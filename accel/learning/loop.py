@@ -76,7 +76,8 @@ class Loop:
         callback: see ``Callback``.
         collect: with a single process, produces one more unroll on the transport, or raises Stopped as soon as what it
             is given says that the run is over; None when actors are elsewhere.
-        stop_requested: polled between updates and between minibatches; a reason ends the run in good order.
+        stop_requested: polled between updates and between minibatches; a reason ends the run in good order, and has to
+            stay once it is there.
     Attributes:
         counters: of the whole run, across resumes.
         lag: over this process's part of the run. unrolls: taken in it. trained_env_steps: inserted in it.

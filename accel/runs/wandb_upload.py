@@ -22,8 +22,7 @@ from accel.monitor.event_file import event_tag
 
 Metrics = Mapping[str, float | int | str | None]
 
-FINISH_TIMEOUT_S, _POLL_S = 60.0, 0.1
-"""How long the end of a run may wait for what is not yet sent."""
+_POLL_S = 0.1
 MAX_WAITING = 10_000
 
 logger = logging.getLogger("accel")

@@ -125,11 +125,6 @@ def parse_constraint(text: str, known: Mapping[str, Metric]) -> Constraint:
     return Constraint(plain, name, comparison in (">=", "≥"), factor, reference is not None)
 
 
-def parse_constraints(texts: Sequence[str], known: Mapping[str, Metric]) -> tuple[Constraint, ...]:
-    """Every constraint; see ``parse_constraint``."""
-    return tuple(parse_constraint(text, known) for text in texts)
-
-
 def _look_up(name: str, known: Mapping[str, Metric], what: str) -> Metric:
     if name not in known:
         raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
