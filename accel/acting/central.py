@@ -27,9 +27,9 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from accel.acting.child import BEAT_S
 from accel.acting.policy import Array, Bools, Floats, SessionPolicy
 from accel.acting.rules import ActionArray, Sampler
+from accel.acting.supervisor import BEAT_S
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.errors import CompressorError
 from accel.compressors.runtime import PolicySession, Runtime

@@ -26,7 +26,7 @@ from accel.json_object import Json
 from accel.launch.learners import FORMATS
 from accel.launch.roles import act
 from accel.learning.handshake import wait_for_actors
-from accel.supervision.proc import cpu_seconds, descendants
+from accel.supervision.processes import cpu_seconds, descendants
 from accel.transport import Topology, TransportOptions, detect_launch, join_world, mpirun_command
 from accel.transport.learners import give_roles
 from accel.transport.remote_learner import RemoteLearner

@@ -1,11 +1,8 @@
 """An actor's environments in worker processes, of which it hears as they are ready. No torch.
 
 A slow step holds up its own worker alone. A worker that dies, hangs or raises is replaced with other seeds, while the
-others go on; the row in which that happened is no transition, as where an environment of a loop raises
-(``accel.envs.base.EnvFailure``). Restarts back off exponentially, and an error follows
-``max_restarts`` failures in a row (``accel.supervision.restarts``).
-
-What a worker's environments start ends with it (``accel.supervision.process_tree``).
+others go on (``accel.supervision.supervised``); the row in which that happened is no transition, as where an
+environment of a loop raises (``accel.envs.base.EnvFailure``). An error follows ``max_restarts`` failures in a row.
 """
 
 from __future__ import annotations
@@ -13,24 +10,21 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from accel.envs.base import Actions, EnvFailure, Flags, Floats, Observations
 from accel.envs.spaces import EnvSpec
-from accel.envs.worker import Lines, SharedActivities, SharedRows
+from accel.envs.worker import SharedActivities, SharedRows
 from accel.errors import EnvError, InterfaceError, MissingExtraError
 from accel.json_object import Json
-from accel.supervision.activity import PREPARING, Activity, hang_message
+from accel.supervision.activity import PREPARING, STEPPING, Activity
 from accel.supervision.clock import ListeningClock
-from accel.supervision.process_tree import ProcessTree
-from accel.supervision.restarts import STEADY_S, Restarts, describe_end
+from accel.supervision.supervised import Supervised
 from accel.system.memory import anonymous_memory
 
 WAIT_S = 0.1
@@ -42,28 +36,21 @@ _ERRORS = {"MissingExtraError": MissingExtraError, "InterfaceError": InterfaceEr
 
 @dataclass
 class _Worker:
-    """One worker process, and what it owes.
+    """One worker, and what it owes.
 
     Attributes:
-        asked_s: when it was told to do something that it has not done yet; also to start. None: it waits, or is down.
-        is_up: whether its environments are reset. is_sent: whether its rows have actions that are not answered.
+        process: which steps its environments. is_up: whether they are reset.
+        is_sent: whether its rows have actions that are not answered.
         owes: after its death, the row that ends the episodes which that cut off, then the row of new ones.
-        again_s: when it is started again; None: it runs. ticks: rows answered.
+        ticks: rows answered.
     """
 
     number: int
-    incarnation: int = 0
-    tree: ProcessTree | None = None
-    lines: Lines | None = None
-    asked_s: float | None = None
-    up_s: float = 0.0
+    process: Supervised
     is_up: bool = False
     is_sent: bool = False
     owes: Literal["nothing", "end", "beginning"] = "nothing"
-    again_s: float | None = None
     ticks: int = 0
-    restarts: Restarts = field(default_factory=Restarts)
-    last_words: Json = field(default_factory=dict)
 
 
 class EnvironmentPool:
@@ -90,14 +77,17 @@ class EnvironmentPool:
         self._request = dict(environment)
         self._request["num_envs"] = int(str(environment["num_envs"])) // workers
         self._seed = int(str(environment["seed"]))
-        self._step_s, self._preparation_s, self._max_restarts = step_s, max(step_s, preparation_s), max_restarts
+        self._max_restarts = max_restarts
         self.groups = workers
         self.failures: list[EnvFailure] = []
         self.activity = Activity()
         self._memory = anonymous_memory()
-        self._activities = SharedActivities(self._memory, workers).activities
         self._selector = selectors.DefaultSelector()
-        self._workers = [_Worker(number) for number in range(workers)]
+        self._workers = []
+        for number, activity in enumerate(SharedActivities(self._memory, workers).activities):
+            process = Supervised((), activity, (self._memory,))
+            process.progress.step_s, process.progress.preparation_s = step_s, preparation_s
+            self._workers.append(_Worker(number, process))
         self._ready: list[int] = []
         self._clock, self._judged_s = ListeningClock(2.0 * WAIT_S), 0.0
         self._is_started = False
@@ -124,7 +114,7 @@ class EnvironmentPool:
     def reset(self) -> Observations:
         """First episodes everywhere; see ``AsyncEnvironments``."""
         for worker in self._workers:
-            self._tell(worker, "reset")
+            _tell(worker, "reset", PREPARING)
         while not all(worker.is_up for worker in self._workers):
             self._hear(WAIT_S)
         self._is_started = True
@@ -137,7 +127,7 @@ class EnvironmentPool:
             self._shared.actions[self._rows_of(worker)] = actions[k * self.rows : (k + 1) * self.rows]
             worker.is_sent = True
             if worker.is_up and worker.owes == "nothing":
-                self._tell(worker, "step")
+                _tell(worker, "step", STEPPING)
             else:
                 self._settle(worker)
 
@@ -150,14 +140,14 @@ class EnvironmentPool:
     def close(self) -> None:
         """End the workers; more calls do nothing."""
         for worker in self._workers:
-            if worker.lines is not None:
-                self._forget(worker)
+            self._forget(worker)
+            if worker.process.channel is not None:
+                worker.process.channel.close()
         until_s = time.monotonic() + _GRACE_S
         for worker in self._workers:
-            if worker.tree is not None and worker.is_up:
-                with suppress(subprocess.TimeoutExpired):
-                    worker.tree.process.wait(max(until_s - time.monotonic(), 0.0))
-            self._end(worker)
+            if worker.is_up:
+                worker.process.wait(max(until_s - time.monotonic(), 0.0))
+            worker.process.end(wait=True)
         self._selector.close()
         if self._memory >= 0:
             os.close(self._memory)
@@ -175,104 +165,77 @@ class EnvironmentPool:
         return EnvSpec.from_json(cast(Json, first["spec"])), int(str(first["rows"]))
 
     def _start(self, worker: _Worker) -> None:
-        ours, theirs = socket.socketpair()
-        incarnation = [worker.incarnation] if worker.incarnation else []
+        process = worker.process
+        incarnation = [process.incarnation + 1] if process.incarnation >= 0 else []
         request = self._request | {"seed": [self._seed, worker.number, *incarnation]}
         told = json.dumps({"worker": worker.number, "workers": self.groups, "environment": request})
-        command = (sys.executable, "-P", "-m", "accel.envs.worker", str(theirs.fileno()), str(self._memory), told)
-        self._activities[worker.number].enter(PREPARING)
-        try:
-            worker.tree = ProcessTree(command, os.environ, files=(theirs.fileno(), self._memory))
-        except OSError as error:  # Too many processes, say.
-            ours.close()
-            self._fail(worker, f"its process cannot be started: {error.strerror}")
-            return
-        finally:
-            theirs.close()
-        worker.lines = Lines(ours)
-        worker.asked_s, worker.again_s, worker.last_words = self._clock.s, None, {}
-        self._selector.register(ours, selectors.EVENT_READ, worker)
-
-    def _tell(self, worker: _Worker, kind: str) -> None:
-        worker.asked_s = self._clock.s
-        with suppress(OSError):  # It is gone, as its end of the socket will say.
-            if worker.lines is not None:
-                worker.lines.send(kind)
+        process.command = (sys.executable, "-P", "-m", "accel.envs.worker", told)
+        if why := process.start(self._clock.s):
+            self._fail(worker, why)
+        elif process.channel is not None:
+            self._selector.register(process.channel, selectors.EVENT_READ, worker)
 
     def _hear(self, timeout_s: float) -> None:
         """Take in what workers say, for which to wait so long, and judge those that say nothing."""
         for key, _ in self._selector.select(timeout_s):
-            worker: _Worker = key.data
-            messages = worker.lines.receive() if worker.lines is not None else []
-            for kind, body in messages:
-                self._take(worker, kind, body)
-            if not messages:
-                self._fail(worker, self._how_it_ended(worker))
+            self._listen(key.data)
         if self._clock.look() > self._judged_s + WAIT_S:
             self._judged_s = self._clock.s
             for worker in self._workers:
-                self._judge(worker)
+                if worker.process.is_due(self._clock.s):
+                    self._start(worker)
+                elif why := worker.process.look(self._clock.s):
+                    self._fail(worker, why)
+
+    def _listen(self, worker: _Worker) -> None:
+        for kind, body in worker.process.receive(self._clock.s):
+            self._take(worker, kind, body)
+        if not worker.process.is_connected:
+            self._forget(worker)
 
     def _take(self, worker: _Worker, kind: str, body: Json) -> None:
         if kind == "hello":
-            worker.asked_s = None
             first = self._hellos.setdefault(worker.number, body)
             if body != first:
                 raise EnvError(f"the environments of worker {worker.number} have other spaces than before")
             if self._is_started:
-                self._tell(worker, "reset")
+                _tell(worker, "reset", PREPARING)
         elif kind == "failed":
             place = worker.number * self.rows + int(str(body["environment"]))
             told = EnvFailure(worker.ticks + 1, place, str(body["raised"]), str(body["traceback"]))
             self.failures.append(told)
-        elif kind == "error":
-            worker.last_words = body
-        elif worker.is_up:
-            worker.asked_s = None
+        elif kind == "done" and worker.is_up:
             self._answer(worker)
-        else:
-            worker.asked_s, worker.is_up, worker.up_s = None, True, self._clock.s
+        elif kind == "done":
+            worker.is_up = True
+            worker.process.works(self._clock.s)
             self._settle(worker)
-
-    def _judge(self, worker: _Worker) -> None:
-        if worker.again_s is not None:
-            if self._clock.s >= worker.again_s:
-                self._start(worker)
-        elif worker.asked_s is not None:
-            phase = self._activities[worker.number].words[1]
-            limit_s = self._preparation_s if phase == PREPARING or not worker.is_up else self._step_s
-            if self._clock.s > worker.asked_s + limit_s:
-                self._fail(worker, hang_message(phase if worker.is_up else PREPARING, limit_s))
 
     def _fail(self, worker: _Worker, why: str) -> None:
         """A worker is lost: end what is left of it, and plan another. Raises EnvError: too often, or at the start.
 
         The interface that an environment breaks as soon as it is made, another one of its kind would break too.
         """
-        words = worker.last_words
-        is_steady = worker.is_up and self._clock.s > worker.up_s + STEADY_S
+        process, words = worker.process, worker.process.last_words
+        is_steady = process.is_steady(self._clock.s)
         error = _ERRORS.get(str(words.get("kind")), EnvError)
         if not self._is_started or (error is InterfaceError and not is_steady):
             raise error(str(words.get("error", f"worker {worker.number}: {why}")))
         self._forget(worker)
-        self._end(worker)
-        was_up, worker.is_up, worker.asked_s = worker.is_up, False, None
-        pause_s = worker.restarts.fail(self._max_restarts, is_steady)
-        if pause_s is None:
+        was_up, worker.is_up = worker.is_up, False
+        if process.fail(self._clock.s, self._max_restarts) is None:
             raise EnvError(
-                f"environment worker {worker.number} failed {worker.restarts.failures} times in a row, the last time "
+                f"environment worker {worker.number} failed {process.failures} times in a row, the last time "
                 f"because {why} (--max-actor-restarts)"
             )
-        worker.again_s = self._clock.s + pause_s
-        worker.incarnation += 1
         if was_up:
             self._report(worker, why)
             worker.owes = "end" if self.spec.autoreset == "next_step" else "beginning"
             self._settle(worker)
 
     def _report(self, worker: _Worker, why: str) -> None:
-        trace = str(worker.last_words.get("traceback", ""))
-        told = why if worker.last_words else f"EnvError: {why}"
+        words = worker.process.last_words
+        trace, told = str(words.get("traceback", "")), str(words.get("error", f"EnvError: {why}"))
         start = worker.number * self.rows
         self.failures += [EnvFailure(worker.ticks + 1, start + k, told, trace) for k in range(self.rows)]
 
@@ -300,26 +263,15 @@ class EnvironmentPool:
     def _rows_of(self, worker: _Worker) -> slice:
         return slice(worker.number * self.rows, (worker.number + 1) * self.rows)
 
-    def _how_it_ended(self, worker: _Worker) -> str:
-        if "error" in worker.last_words:
-            return str(worker.last_words["error"])
-        if worker.tree is None:
-            return "its process ended"
-        try:
-            status = worker.tree.process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            return "its process closed what it shares with the actor"
-        return describe_end(status, {})
-
-    def _end(self, worker: _Worker) -> None:
-        if worker.tree is not None:
-            worker.tree.end(_GRACE_S)
-            with suppress(subprocess.TimeoutExpired):  # One that cannot be interrupted ends when it returns.
-                worker.tree.process.wait(_GRACE_S)
-            worker.tree = None
-
     def _forget(self, worker: _Worker) -> None:
-        if worker.lines is not None:
-            self._selector.unregister(worker.lines.socket)
-            worker.lines.socket.close()
-            worker.lines = None
+        with suppress(KeyError, ValueError):  # It is forgotten already, or was never known.
+            if worker.process.channel is not None:
+                self._selector.unregister(worker.process.channel)
+
+
+def _tell(worker: _Worker, kind: str, phase: int) -> None:
+    """The worker's time begins now, however late it hears this."""
+    activity = worker.process.activity
+    activity.words[0] += 1
+    activity.enter(phase)
+    worker.process.send(kind)

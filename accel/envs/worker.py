@@ -1,8 +1,8 @@
-"""A process that steps some of an actor's environments: python -P -m accel.envs.worker SOCKET MEMORY REQUEST. No torch.
+"""A process that steps some of an actor's environments: python -P -m accel.envs.worker REQUEST FILES. No torch.
 
-Messages are lines, a kind and a JSON object. A worker makes its environments and says ``hello``; told ``reset`` or
-``step``, it does so and says ``done``. Actions, observations, rewards and flags lie in memory that both map
-(``SharedRows``). A worker ends when the other end of its socket is closed.
+A worker makes its environments and says ``hello``; told ``reset`` or ``step``, it does so and says ``done``. Actions,
+observations, rewards and flags lie in memory that both map (``SharedRows``). A worker ends when the other end of its
+socket is closed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import socket
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import cast
 
@@ -23,8 +21,10 @@ from accel.envs.base import VectorEnvironment
 from accel.envs.spaces import EnvSpec
 from accel.errors import MAX_TOLD, AccelError, message_of, traceback_of
 from accel.json_object import Json
-from accel.supervision.activity import PREPARING, STEPPING, WAITING, WORDS, Activity
+from accel.supervision.activity import PREPARING, WAITING, WORDS, Activity
+from accel.supervision.channel import Channel, ChannelClosedError
 from accel.supervision.child import begin_child
+from accel.supervision.supervised import adopt_files
 
 _ALIGNMENT = 64
 
@@ -77,78 +77,50 @@ class SharedRows:
         self.truncated = cast(npt.NDArray[np.bool_], arrays["truncated"])
 
 
-class Lines:
-    """One end of the socket between an actor and a worker."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self._rest = b""
-
-    def send(self, kind: str, body: Mapping[str, object] | None = None) -> None:
-        """Send one message. Raises OSError: the other end is closed."""
-        self.socket.sendall(f"{kind} {json.dumps(body or {})}\n".encode())
-
-    def receive(self) -> list[tuple[str, Json]]:
-        """What has come, at least one message; nothing when the other end is closed."""
-        while True:
-            try:
-                chunk = self.socket.recv(1 << 16)
-            except ConnectionError:
-                chunk = b""
-            if not chunk:
-                return []
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            if lines:
-                words = (line.partition(b" ") for line in lines)
-                return [(kind.decode(), json.loads(body)) for kind, _, body in words]
-
-
 def main() -> int:
     """Step environments until the actor closes the socket."""
     begin_child(600)  # above the actor's
-    lines, memory, request = Lines(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2]), json.loads(sys.argv[3])
-    for file in (lines.socket.fileno(), memory):
-        os.set_inheritable(file, False)
+    connection, memory = adopt_files(sys.argv[2])
+    channel = Channel(connection)
     try:
-        _serve(lines, memory, request)
-    except ConnectionError:
-        return 1  # The actor is gone, and nobody is left to tell.
+        _serve(channel, memory, json.loads(sys.argv[1]))
     except Exception as error:  # noqa: BLE001 - the actor reports it
         named = isinstance(error, AccelError)
         told = {"error": str(error)[:MAX_TOLD] if named else message_of(error), "kind": type(error).__name__}
-        with suppress(OSError):
-            lines.send("error", told | {"traceback": "" if named else traceback_of(error)})
+        with suppress(ChannelClosedError):
+            channel.send("error", told | {"traceback": "" if named else traceback_of(error)})
+            channel.flush(wait=True)
         return 1
     return 0
 
 
-def _serve(lines: Lines, memory: int, request: Json) -> None:
+def _serve(channel: Channel, memory: int, request: Json) -> None:
     from accel.envs.factory import make_vector_env
 
     number, workers = int(str(request["worker"])), int(str(request["workers"]))
     activity = SharedActivities(memory, workers).activities[number]
     environment = make_vector_env(**request["environment"])  # type: ignore[arg-type]
     environment.activity = activity
-    count = environment.num_envs
-    lines.send("hello", {"spec": environment.spec.to_json(), "rows": count})
+    count, spec = environment.num_envs, environment.spec
     shared: SharedRows | None = None
     mine = slice(number * count, (number + 1) * count)
-    while messages := lines.receive():
-        for kind, _ in messages:
-            if shared is None:
-                shared = SharedRows(memory, workers, workers * count, environment.spec)
-            if kind == "reset":
-                activity.enter(PREPARING)
-                shared.observations[mine] = environment.reset()
-            else:
-                activity.enter(STEPPING)
-                _step(environment, shared, mine)
-                for failure in environment.failures:
-                    told = {"environment": failure.environment, "raised": failure.error}
-                    lines.send("failed", told | {"traceback": failure.traceback})
-                environment.failures.clear()
-            activity.enter(WAITING)
-            lines.send("done")
+    activity.enter(WAITING)
+    with suppress(ChannelClosedError):
+        channel.send("hello", {"spec": spec.to_json(), "rows": count})
+        while channel.wait(None):
+            for kind, _ in channel.receive():
+                if shared is None:
+                    shared = SharedRows(memory, workers, workers * count, spec)
+                if kind == "reset":
+                    shared.observations[mine] = environment.reset()
+                else:
+                    _step(environment, shared, mine)
+                    for failure in environment.failures:
+                        told = {"environment": failure.environment, "raised": failure.error}
+                        channel.send("failed", told | {"traceback": failure.traceback})
+                    environment.failures.clear()
+                activity.enter(WAITING)
+                channel.send("done")
     activity.enter(PREPARING)  # It may take longer than a step.
     environment.close()
 

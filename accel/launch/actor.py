@@ -1,4 +1,4 @@
-"""What an actor's rank starts to act for it: python -P -m accel.launch.actor LAUNCH FILES (``accel.acting.child``)."""
+"""What ``accel.acting.supervisor`` starts to act for a rank: python -P -m accel.launch.actor LAUNCH FILES."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import signal
 import sys
 from collections.abc import Callable
 
-from accel.acting.child import ChildActor, LinkLostError, adopt_link
 from accel.errors import AccelError, InterfaceError, message_of, traceback_of
 from accel.supervision.activity import STEPPING
+from accel.supervision.channel import Channel, ChannelClosedError
 from accel.supervision.child import begin_child
+from accel.supervision.supervised import adopt_files
 from accel.system.signals import end_with_parent
 from accel.transport.base import ActorTransport, Stopped
+from accel.transport.child_actor import ActorMemory, ChildActor
 from accel.transport.launcher import LaunchInfo
 
 EXIT_ABORTED = 3
@@ -35,15 +37,16 @@ def main() -> int:
     if os.getppid() != parent:
         return 1  # The rank died before it could be noticed.
     begin_child(500)  # above the rank's
-    link = adopt_link(sys.argv[2])
+    connection, *files = adopt_files(sys.argv[2])
+    transport = ChildActor(Channel(connection), ActorMemory(files))
     from accel.transport.pinning import pin_rank
 
     info = LaunchInfo(rank, size, local_rank, launcher)
     try:
-        return run_actor(ChildActor(link), lambda learners: pin_rank(info, learners))
+        return run_actor(transport, lambda learners: pin_rank(info, learners))
     except Stopped:
         return 0
-    except LinkLostError:
+    except ChannelClosedError:
         return 1  # The rank is gone, and nobody is left to tell.
 
 
@@ -57,13 +60,13 @@ def run_actor(
         pin: see ``accel.acting.actor.join``.
         timeout_s: how long to wait for the configuration and for the learner's answer to an error.
     Raises:
-        Stopped: the learner needs this actor no longer. LinkLostError: the rank is gone.
+        Stopped: the learner needs this actor no longer. ChannelClosedError: the rank is gone.
     """
     from accel.acting.actor import join
 
     try:
         actor = join(transport, timeout_s, pin)
-    except (Stopped, LinkLostError):
+    except (Stopped, ChannelClosedError):
         raise
     except Exception:
         logger.debug("actor %d cannot start", transport.actor, exc_info=True)
@@ -74,7 +77,7 @@ def run_actor(
         transport.activity.enter(STEPPING)
         while True:
             actor.step()
-    except (Stopped, LinkLostError):
+    except (Stopped, ChannelClosedError):
         raise
     except Exception as error:  # noqa: BLE001 - the learner reports it
         told: dict[str, object] = {"error": message_of(error)}

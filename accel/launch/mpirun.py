@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
+
+import psutil
 
 from accel.display.text import show
 from accel.supervision.clock import ListeningClock
 from accel.supervision.heartbeat import HeartbeatReader, RankStatus
-from accel.supervision.proc import process_state
+from accel.supervision.processes import is_running
 from accel.system.signals import FORWARDED, Insistence, handle, parent_death, restore
 from accel.transport.launcher import mpirun_command
 
@@ -252,7 +253,7 @@ class _Job:
 
 def _is_gone(sign: RankStatus) -> bool:
     """Whether a rank on this machine has ended, as far as the system tells."""
-    return sign.host == socket.gethostname() and bool(process_state(os.getpid())) and process_state(sign.pid) in "Z"
+    return sign.host == socket.gethostname() and not is_running(sign.pid)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
@@ -271,7 +272,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 def _end_session(leader: int, patience_s: float = _KILL_S) -> None:
     """End what mpirun left behind: it ends its ranks when it can, but not always its connections to other nodes.
 
-    What keeps an actor's processes (``accel.acting.child``) ends them first, and then itself.
+    What keeps an actor's processes (``accel.acting.supervisor``) ends them first, and then itself.
     """
     until_s = time.monotonic() + patience_s
     while (left := _in_session(leader)) and time.monotonic() < until_s:
@@ -284,8 +285,8 @@ def _end_session(leader: int, patience_s: float = _KILL_S) -> None:
 def _in_session(leader: int) -> list[int]:
     """Processes of a session that run."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):
-            if os.getsid(pid := int(entry.name)) == leader and process_state(pid) != "Z":
+    for pid in psutil.pids():
+        with suppress(OSError):
+            if os.getsid(pid) == leader and is_running(pid):
                 found.append(pid)
     return found

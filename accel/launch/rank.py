@@ -33,7 +33,7 @@ def main() -> int:
     heartbeat = Heartbeat(info.rank)
     supervisor = None
     if acts := is_actor(info):
-        from accel.acting.child import ActorSupervisor
+        from accel.acting.supervisor import ActorSupervisor
         from accel.launch.actor import command
 
         supervisor = ActorSupervisor(command(info))

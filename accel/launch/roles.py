@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from accel.acting.child import ActorSupervisor
+from accel.acting.supervisor import ActorSupervisor
 from accel.errors import LaunchError
 from accel.launch.actor import command as actor_command
 from accel.launch.learners import FORMATS, USER_ERRORS, follow

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from accel.errors import EnvError, TransportError
 from accel.json_object import Json
-from accel.supervision.proc import process_started
+from accel.supervision.processes import process_started
 from accel.transport.base import LearnerTransport
 
 _SHOWN_TRACEBACKS = 5

@@ -16,6 +16,7 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, MissingExtraError
 from accel.networks.text import parse_network
 from accel.runs.directory import default_run_name
+from accel.supervision.processes import process_started
 from accel.system.extras import install_command, missing_distributions
 
 
@@ -111,18 +112,11 @@ def process_started_at(longest_start_s: float = 2.0) -> float:
 
     A script that prepared something for longer and then became this process is not the command: then it is now.
     """
-    now = time.time()
-    started = _kernel_started_at()
-    return started if now - started < longest_start_s else now
-
-
-def _kernel_started_at() -> float:
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-        return time.time() - (uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError):
-        return time.time()
+    now, ticks = time.time(), process_started(os.getpid())
+    if not ticks:
+        return now
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return now - age_s if age_s < longest_start_s else now
 
 
 def error_of_kind(kind: str, message: str) -> AccelError:

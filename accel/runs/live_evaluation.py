@@ -8,30 +8,29 @@ played, and the same one is kept, in every run of equal seeds.
 Episodes start from seeds of their own, the same for every policy, so that policies are compared on equal terms. The
 best mean return is therefore the best of many on these seeds: play the kept policy on others before you report it.
 
-    python -P -m accel.runs.live_evaluation RUN        the process; requests on its input, answers on its output
+    python -P -m accel.runs.live_evaluation RUN FILES        the process (``accel.supervision.supervised``)
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import queue
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol, cast
 
 from accel.json_object import Json
 from accel.runs.summary import EvaluationSummary
-from accel.supervision.activity import PREPARING, WAITING, Activity, Watchdog
-from accel.supervision.process_tree import ProcessTree
+from accel.supervision.activity import PREPARING, WAITING, Activity, shared_activity
+from accel.supervision.channel import Channel, ChannelClosedError
+from accel.supervision.clock import ListeningClock
+from accel.supervision.supervised import Supervised, adopt_files
+from accel.system.memory import anonymous_memory, read_all, write_all
 from accel.system.module_path import add_working_directory
 from accel.system.signals import end_with_parent
 from accel.transport.pinning import shared_cores
@@ -43,7 +42,8 @@ TIMEOUT_S = 600.0
 NICE = 19
 """Of the process, except where the learner waits for it anyway."""
 _POLL_S = 0.1
-_END_S = 5.0
+_LONGEST_LOOK_S = 1.0
+_TOLD = "told"
 
 Metrics = dict[str, float | int | str | None]
 logger = logging.getLogger("accel")
@@ -100,16 +100,8 @@ class NoEvaluation:
         """Nothing."""
 
 
-@dataclass(frozen=True)
-class _Request:
-    env_steps: int
-    version: int
-    artifact: bytes
-    weights: bytes
-
-
 class ProcessEvaluation:
-    """Plays in a process of its own, which a thread of this one talks to.
+    """Plays in a process of its own, which takes policies from memory that both see.
 
     Args:
         run: the run directory, whose config.toml is written.
@@ -137,31 +129,28 @@ class ProcessEvaluation:
         self._every, self._due = every, (env_steps // every + 1) * every
         self._waits, self._stopped, self._meanwhile = waits, stopped, meanwhile
         self._news: deque[Metrics] = deque()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._failure = ""
-        self._closed = False
-        self._process: subprocess.Popen[bytes] | None = None
-        step_s, preparation_s = limits_s
-        told = {"spec": spec, "cores": cores, "nice": 0 if waits else NICE}
-        first = json.dumps(told | {"step_s": step_s, "preparation_s": preparation_s}).encode() + b"\n"
-        self._thread = threading.Thread(target=self._serve, args=(run, first), daemon=True)
-        self._thread.start()
+        self._is_idle, self._failure = True, ""
+        self._memory, shared = anonymous_memory(), anonymous_memory()
+        command = [sys.executable, "-P", "-m", __name__, str(run)]
+        self._process = Supervised(command, shared_activity(shared), (self._memory, shared), quiet=True)
+        self._process.progress.step_s, self._process.progress.preparation_s = limits_s
+        self._clock = ListeningClock(_LONGEST_LOOK_S)
+        self._failure = self._process.start(self._clock.s)
+        os.close(shared)
+        self._process.send("begin", {"spec": spec, "cores": cores, "nice": 0 if waits else NICE})
 
     def offer(self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes]) -> None:
         """See ``LiveEvaluation.offer``."""
-        if env_steps < self._due:
+        if env_steps < self._due or self._gave_up():
             return
-        if not self._idle.is_set() and not (self._waits and self._wait()):
-            return
-        if self._gave_up():  # Looked at last: nobody would answer what is submitted then.
+        if not self._is_idle and not (self._waits and self._wait()):
             return
         self._due = (env_steps // self._every + 1) * self._every
-        self._submit(_Request(env_steps, version, artifact, weights()))
+        self._submit(env_steps, version, artifact, weights())
 
     def metrics(self) -> Metrics:
         """See ``LiveEvaluation.metrics``."""
+        self._hear()
         return self._news.popleft() if self._news else {}
 
     def finish(
@@ -169,80 +158,65 @@ class ProcessEvaluation:
     ) -> None:
         """See ``LiveEvaluation.finish``."""
         deadline = time.monotonic() + timeout_s
-        ready = self._wait(timeout_s) and not self._gave_up()
-        if ready and (self.result is None or self.result.env_steps < env_steps):
-            self._submit(_Request(env_steps, version, artifact, weights()))
+        if self._wait(timeout_s) and (self.result is None or self.result.env_steps < env_steps):
+            self._submit(env_steps, version, artifact, weights())
             self._wait(deadline - time.monotonic())
         self._gave_up()
 
     def close(self) -> None:
         """See ``LiveEvaluation.close``."""
-        self._closed = True
-        self._requests.put(None)
-        if self._process is not None:
-            self._process.kill()
-        self._thread.join(TIMEOUT_S)
+        self._process.end(wait=True)
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
 
-    def _submit(self, request: _Request) -> None:
-        self._idle.clear()
-        self._requests.put(request)
+    def _submit(self, env_steps: int, version: int, artifact: bytes, weights: bytes) -> None:
+        self._is_idle = False
+        write_all(self._memory, artifact + weights, 0)
+        sizes = {"artifact": len(artifact), "weights": len(weights)}
+        self._process.send("play", {"env_steps": env_steps, "version": version, **sizes})
 
     def _wait(self, timeout_s: float = TIMEOUT_S) -> bool:
-        """Until nothing plays; False where the run is stopped meanwhile, or it takes too long."""
+        """Until nothing plays; False where evaluations have ended, the run is stopped meanwhile, or it takes too
+        long."""
         deadline = time.monotonic() + timeout_s
-        while not self._idle.wait(_POLL_S):
+        while True:
+            self._hear()
+            if self._is_idle or self._failure:
+                return not self._gave_up()
             self._meanwhile()
             if self._stopped() is not None:
                 return False
             if time.monotonic() > deadline:
                 self._failure = "one takes too long"
                 return False
-        return True
+            time.sleep(_POLL_S)
 
     def _gave_up(self) -> bool:
         """Whether evaluations have ended for good; says why, once."""
+        self._hear()
         if not self._failure:
             return False
-        if self._failure != "told":
+        if self._failure != _TOLD:
             logger.warning("no more evaluations: %s; the run goes on", self._failure)
-            self._failure = "told"
+            self._failure = _TOLD
         return True
 
-    def _serve(self, run: Path, first: bytes) -> None:
-        """The thread: one request after another to the process, one answer each."""
-        command = [sys.executable, "-P", "-m", __name__, str(run)]
-        pipe, null = subprocess.PIPE, subprocess.DEVNULL
-        try:
-            tree = ProcessTree(command, os.environ, stdin=pipe, stdout=pipe, stderr=null)
-            with tree.process as process:
-                self._process = process
-                try:
-                    self._talk(process, first)
-                finally:
-                    tree.end(_END_S)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if not self._closed:
-                self._failure = str(error)
-        finally:
-            self._idle.set()
-
-    def _talk(self, process: subprocess.Popen[bytes], first: bytes) -> None:
-        if process.stdin is None or process.stdout is None:
-            raise OSError("no pipes")
-        process.stdin.write(first)
-        while (request := self._requests.get()) is not None:
-            _write(process.stdin, request)
-            answer = process.stdout.readline()
-            if not answer:
-                raise OSError(f"its process ended with status {process.wait()}")
-            self._take(json.loads(answer))
-            self._idle.set()
+    def _hear(self) -> None:
+        """Take in what the process says, and look whether it lives."""
+        if self._failure:
+            return
+        now_s = self._clock.look()
+        for kind, body in self._process.receive(now_s):
+            if kind == "played":
+                self._take(body)
+        self._failure = str(self._process.last_words.get("error", "")) or self._process.look(now_s)
+        if self._failure:
+            self._process.fail(now_s, 0)
 
     def _take(self, answer: Json) -> None:
-        if "error" in answer:
-            raise OSError(answer["error"])
         length = answer.pop("length")
-        result = EvaluationSummary(**answer)  # type: ignore[arg-type]
+        self.result = result = EvaluationSummary(**answer)  # type: ignore[arg-type]
         self._news.append(
             {
                 "evaluation_return": result.mean,
@@ -251,18 +225,7 @@ class ProcessEvaluation:
                 "evaluation_best_return": result.best_mean,
             }
         )
-        self.result = result
-
-
-def _write(stream: IO[bytes], request: _Request) -> None:
-    sizes = {
-        "env_steps": request.env_steps,
-        "version": request.version,
-        "artifact": len(request.artifact),
-        "weights": len(request.weights),
-    }
-    stream.write(json.dumps(sizes).encode() + b"\n" + request.artifact + request.weights)
-    stream.flush()
+        self._is_idle = True
 
 
 class _Evaluator:
@@ -289,28 +252,29 @@ class _Evaluator:
         if self._store.latest() is not None:
             self._best = dict(self._store.load_latest().counters["evaluation"])  # type: ignore[arg-type]
 
-    def answer(self, request: _Request) -> dict[str, object]:
-        """Play one policy; keeps it where none was better."""
+    def answer(self, played: Json, artifact: bytes, weights: bytes) -> dict[str, object]:
+        """Play one policy; keeps it where none was better. Args: played: its ``env_steps`` and ``version``."""
         from safetensors.torch import load
 
         from accel.compressors.artifact import CompressedPolicy
         from accel.runs.loading import TrainedRun
         from accel.runs.playing import play
 
-        self._algorithm.networks.load_state_dict(load(request.weights))
-        run = TrainedRun(self._path, self._config, self._spec, request.env_steps, request.version, self._algorithm)
+        self._algorithm.networks.load_state_dict(load(weights))
+        env_steps, version = int(str(played["env_steps"])), int(str(played["version"]))
+        run = TrainedRun(self._path, self._config, self._spec, env_steps, version, self._algorithm)
         episodes, seed = self._config.run.evaluation_episodes, FIRST_SEED + self._config.run.seed
-        policy = CompressedPolicy.from_bytes(request.artifact) if request.artifact else run.policy
+        policy = CompressedPolicy.from_bytes(artifact) if artifact else run.policy
         self._activity.enter(PREPARING)
-        played = play(policy, run, episodes=episodes, seed=seed, activity=self._activity)
-        mean = float(played.returns.mean())
+        result = play(policy, run, episodes=episodes, seed=seed, activity=self._activity)
+        mean = float(result.returns.mean())
         if not self._best or mean > float(str(self._best["best_mean"])):
-            self._best = {"best_mean": mean, "best_env_steps": request.env_steps}
-            self._keep(request)
-        result = {"mean": mean, "env_steps": request.env_steps, "episodes": episodes, **self._best}
-        return result | {"length": float(played.lengths.mean())}
+            self._best = {"best_mean": mean, "best_env_steps": env_steps}
+            self._keep(env_steps, version, artifact)
+        told = {"mean": mean, "env_steps": env_steps, "episodes": episodes, **self._best}
+        return told | {"length": float(result.lengths.mean())}
 
-    def _keep(self, request: _Request) -> None:
+    def _keep(self, env_steps: int, version: int, artifact: bytes) -> None:
         """The weights as a checkpoint that ``load_run(..., which="best")`` reads, and what the actors had."""
         from accel.runs.checkpoint import CheckpointState
         from accel.runs.loading import PREFIX
@@ -318,49 +282,43 @@ class _Evaluator:
 
         networks = self._algorithm.networks.state_dict()
         counters = {
-            "env_steps": request.env_steps,
-            "version": request.version,
+            "env_steps": env_steps,
+            "version": version,
             "spec": self._spec.to_json(),
             "evaluation": self._best,
         }
         tensors = {f"{PREFIX}{name}": value for name, value in networks.items()}
         self._store.save(CheckpointState(tensors, {}, counters))  # type: ignore[arg-type]
-        if request.artifact:
+        if artifact:
             self._policies.mkdir(exist_ok=True)
-            write_atomically(self._policies / "best.accel", request.artifact)
+            write_atomically(self._policies / "best.accel", artifact)
 
 
 def main() -> int:
-    """Answer requests until there are no more."""
+    """Play what comes until nothing more does."""
     end_with_parent(signal.SIGKILL)
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # an environment that prints must not answer
-    add_working_directory()
-    first = json.loads(requests.readline())
-    os.nice(first["nice"])
-    _leave_the_learners_cores(first["cores"])
-    evaluator: _Evaluator | None = None
-    activity = Activity()
+    connection, memory, shared = adopt_files(sys.argv[2])
+    channel = Channel(connection)
+    activity = shared_activity(shared)
     activity.enter(WAITING)
-
-    def say(answer: Json) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-    def end_hang(why: str, _times: int) -> None:
-        say({"error": why})
-        os._exit(1)
-
-    with Watchdog(activity, first["step_s"], first["preparation_s"], end_hang):
-        while line := requests.readline():
-            sizes = json.loads(line)
-            artifact, weights = (requests.read(sizes[name]) for name in ("artifact", "weights"))
-            try:
-                evaluator = evaluator or _Evaluator(Path(sys.argv[1]), first["spec"], activity)
-                answer = evaluator.answer(_Request(sizes["env_steps"], sizes["version"], artifact, weights))
-            except Exception as error:  # noqa: BLE001 - the learner's process reports it
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            say(answer)
+    add_working_directory()
+    spec: Json = {}
+    evaluator: _Evaluator | None = None
+    with suppress(ChannelClosedError):
+        while channel.wait(None):
+            for kind, body in channel.receive():
+                if kind == "begin":
+                    spec = cast(Json, body["spec"])
+                    os.nice(int(str(body["nice"])))
+                    _leave_the_learners_cores(cast("int | None", body["cores"]))
+                    continue
+                try:
+                    sizes = [int(str(body[name])) for name in ("artifact", "weights")]
+                    artifact, weights = read_all(memory, sizes[0], 0), read_all(memory, sizes[1], sizes[0])
+                    evaluator = evaluator or _Evaluator(Path(sys.argv[1]), spec, activity)
+                    channel.send("played", evaluator.answer(body, artifact, weights))
+                except Exception as error:  # noqa: BLE001 - the learner's process reports it
+                    channel.send("error", {"error": f"{type(error).__name__}: {error}"})
     return 0
 
 

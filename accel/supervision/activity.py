@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+import os
 import threading
 from array import array
 from collections.abc import Callable
@@ -48,8 +51,50 @@ class Activity:
         return before
 
 
+def shared_activity(file: int) -> Activity:
+    """The activity in a file of memory; what others wrote there stays."""
+    if os.fstat(file).st_size < 8 * WORDS:
+        os.ftruncate(file, 8 * WORDS)
+    return Activity(memoryview(mmap.mmap(file, 8 * WORDS)).cast("q"))
+
+
+class Progress:
+    """How long an activity has shown no progress; for what its process does for the other side, no time counts.
+
+    Attributes:
+        step_s, preparation_s: how long a step may take, and construction or a reset.
+        since_s: when there was progress last, as far as looks can tell. longest_s: the longest time without.
+    """
+
+    def __init__(self, activity: Activity, step_s: float = math.inf, preparation_s: float = math.inf) -> None:
+        self.step_s, self.preparation_s = step_s, preparation_s
+        self.since_s = self.longest_s = 0.0
+        self._words = activity.words
+        self._seen = (self._words[0], self._words[1])
+
+    def begin(self, now_s: float) -> None:
+        """There is progress now, whatever the activity shows."""
+        self.since_s = now_s
+
+    def look(self, now_s: float) -> str:
+        """What takes too long; empty as long as nothing does."""
+        seen = (self._words[0], self._words[1])
+        if seen != self._seen or seen[1] == WAITING:
+            self.longest_s = max(self.longest_s, now_s - self.since_s)
+            self._seen, self.since_s = seen, now_s
+            return ""
+        is_prepared = seen[1] == STEPPING
+        limit_s = self.step_s if is_prepared else max(self.step_s, self.preparation_s)
+        if now_s <= self.since_s + limit_s:
+            return ""
+        what, option = (
+            ("a step", "--actor-timeout-s") if is_prepared else ("construction or a reset", "--peer-timeout-s")
+        )
+        return f"its environments hang: {what} took longer than {limit_s:g} s ({option})"
+
+
 class Watchdog:
-    """Watches a activity from a thread, where no other process does: in a run of one process, and in evaluation.
+    """Watches an activity from a thread, where no other process does: in a run of one process, and in evaluation.
 
     Args:
         activity: what is watched. step_s, preparation_s: how long a step may take, and construction or a reset.
@@ -66,8 +111,8 @@ class Watchdog:
         hung: Callable[[str, int], None],
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._words, self._hung, self._interrupted = activity.words, hung, interrupted
-        self._limits_s = {STEPPING: step_s, PREPARING: max(step_s, preparation_s)}
+        self._progress = Progress(activity, step_s, preparation_s)
+        self._hung, self._interrupted = hung, interrupted
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -79,21 +124,14 @@ class Watchdog:
         self._over.set()
 
     def _watch(self) -> None:
-        words, clock = self._words, ListeningClock(2.0 * _LOOK_S)
-        seen, since_s, times = (words[0], words[1]), 0.0, 0
+        progress, clock, times = self._progress, ListeningClock(2.0 * _LOOK_S), 0
         while not self._over.wait(_LOOK_S):
-            clock_s, now = clock.look(), (words[0], words[1])
-            if now != seen or now[1] == WAITING:
-                seen, since_s, times = now, clock_s, 0
-            elif clock_s > since_s + self._limits_s[now[1]]:
-                since_s, times = clock_s, times + 1
-                self._hung(hang_message(now[1], self._limits_s[now[1]]), times)
-            elif times == 0 and clock_s > since_s + _GRACE_S and self._interrupted():
+            now_s = clock.look()
+            if why := progress.look(now_s):
+                progress.begin(now_s)
+                times += 1
+                self._hung(why, times)
+            elif progress.since_s == now_s:
+                times = 0
+            elif times == 0 and now_s > progress.since_s + _GRACE_S and self._interrupted():
                 times = 1
-
-
-def hang_message(phase: int, limit_s: float) -> str:
-    """The message about environments that make no progress."""
-    what = "construction or a reset" if phase == PREPARING else "a step"
-    option = "--peer-timeout-s" if phase == PREPARING else "--actor-timeout-s"
-    return f"its environments hang: {what} took longer than {limit_s:g} s ({option})"

@@ -22,7 +22,7 @@ from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from accel.supervision.proc import process_started, process_state
+from accel.supervision.processes import is_running, process_started
 from accel.sweep.storage import storage_errors
 from accel.transport.node_memory import node_name
 
@@ -68,7 +68,7 @@ class StaleTrials:
         """Whether a trial's worker is alive; None as long as that is unknown."""
         worker = trial.user_attrs.get(WORKER)
         if worker is not None and worker["node"] == this_worker()["node"]:
-            return process_state(worker["pid"]) != "Z" and process_started(worker["pid"]) == worker["started"]
+            return is_running(worker["pid"], worker["started"])
         beat, now = (worker, trial.user_attrs.get(HEARTBEAT)), time.monotonic()
         last = self._seen.get(trial.number)
         if last is None or last[0] != beat:

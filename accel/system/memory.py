@@ -12,3 +12,19 @@ def anonymous_memory() -> int:
         return os.memfd_create("accel")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def write_all(file: int, content: bytes | memoryview, start: int) -> None:
+    """Write all of it, however much the system takes at once (Linux: 2 GiB)."""
+    view = memoryview(content)
+    written = 0
+    while written < len(view):
+        written += os.pwrite(file, view[written:], start + written)
+
+
+def read_all(file: int, size: int, start: int) -> bytes:
+    """``size`` bytes, or less at the end of the file."""
+    found = os.pread(file, size, start)
+    while len(found) < size and (more := os.pread(file, size - len(found), start + len(found))):
+        found += more
+    return found

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from accel.errors import TransportError
 from accel.json_object import Json
-from accel.system.memory import anonymous_memory
+from accel.system.memory import anonymous_memory, read_all, write_all
 from accel.transport.base import PolicyUpdate
 
 _SEQUENCE = struct.Struct("<q")
@@ -56,9 +56,7 @@ class PolicySlot:
         os.pwrite(self.file, _SEQUENCE.pack(self._sequence), 0)
         if payload is not None:
             self._payload_sequence, self._size = self._sequence, len(payload)
-            written = 0
-            while written < self._size:
-                written += os.pwrite(self.file, payload[written:], _PAYLOAD_AT + written)
+            write_all(self.file, payload, _PAYLOAD_AT)
         os.pwrite(self.file, scheme, _SCHEME_AT)
         self._sequence += 1
         fields = (self._sequence, update.publication, update.content, update.version, self._payload_sequence)
@@ -83,7 +81,7 @@ class PolicySlot:
             if sequence % 2 == 0:
                 scheme = os.pread(self.file, name_bytes, _SCHEME_AT)
                 is_known = payload_sequence == self._seen_payload if known is None else content == known
-                payload = None if is_known else _read(self.file, size, _PAYLOAD_AT)
+                payload = None if is_known else read_all(self.file, size, _PAYLOAD_AT)
                 if os.pread(self.file, _HEADER.size, 0) == header:
                     self._seen, self._seen_payload = sequence, payload_sequence
                     return PolicyUpdate(version, scheme.decode(), payload, publication, content)
@@ -232,13 +230,3 @@ def _open(process: int, file: int) -> int:
         return os.open(f"/proc/{process}/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise TransportError(f"memory of process {process} cannot be opened: {error.strerror}") from error
-
-
-def _read(file: int, size: int, start: int) -> bytes:
-    found = os.pread(file, size, start)
-    while len(found) < size:  # Linux reads 2 GiB at most at once
-        more = os.pread(file, size - len(found), start + len(found))
-        if not more:
-            break
-        found += more
-    return found

@@ -15,7 +15,7 @@ from accel.bench.rows import number
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.reports.figure import Bars
-from accel.supervision.proc import cpu_seconds, descendants
+from accel.supervision.processes import cpu_seconds, descendants
 from tests.accel.bench_rows import check_rows
 from tests.contracts.ranks import need_mpirun
 

@@ -16,7 +16,7 @@ import pytest
 from accel.config import TrainConfig
 from accel.errors import ConfigError, SweepError
 from accel.runs.summary import Summary
-from accel.supervision.proc import process_state
+from accel.supervision.processes import is_running
 from accel.sweep import SearchOptions, sweep_training
 from accel.sweep.storage import default_url
 from accel.sweep.sweep_file import load_sweep_file
@@ -131,7 +131,7 @@ def test_a_killed_sweep_goes_on_with_the_run_that_it_had_begun(
     (left,) = trials_of(default_url(out), "out")
     assert left.state.name == "RUNNING"
     gate.touch()
-    while process_state(child) not in ("", "Z"):  # the run ends with its sweep, and in good order
+    while is_running(child):  # the run ends with its sweep, and in good order
         time.sleep(0.02)
     run = out / "runs" / "trial-0000"
     assert json.loads((run / "summary.json").read_text())["reason"] == "stopped on request"

@@ -1,0 +1,274 @@
+"""An actor's rank: it starts a child that acts, answers for it to the learner, and replaces it when it fails. No torch.
+
+Environments are other people's code: they crash, exit, hang. In a process of their own, which MPI does not know, that
+costs the process and not the rank, which ends what is left of it and starts another (``accel.supervision.supervised``).
+That one gets the same messages of the handshake, with an incarnation that gives it seeds of its own, and the newest
+policy. What was sent before stays; the unroll that was being written is lost.
+
+The rank itself tells the learner that it lives, with every unroll and every ``BEAT_S``; and when a step or reset takes
+``LATE_S`` and ``LATE_TIMES`` the longest one before it, so that no round of the synchronous schedule waits for it, hung
+or not. An actor ends after ``max_actor_restarts`` failures in a row; an environment that does not keep to gymnasium's
+interface ends it at its first failure.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from accel.config.actor import ActorConfig
+from accel.json_object import Json
+from accel.supervision.activity import STEPPING, WAITING
+from accel.supervision.clock import ListeningClock
+from accel.supervision.processes import process_started
+from accel.supervision.supervised import Supervised
+from accel.transport.base import Bytes
+from accel.transport.child_actor import ActorMemory
+from accel.transport.remote_actor import RemoteActor
+
+BEAT_S = 2.0
+LATE_S, LATE_TIMES = 1.0, 5.0
+EXIT_ABORTED = 3
+_LOOK_S = 0.1
+_GRACE_S, _STEP_GRACE_S = 5.0, 1.0
+_SHORT_SLEEP_S, _LONG_SLEEP_S, _GROWTH = 0.3e-3, 2e-3, 2.0
+# While the child waits for the learner, looks come later by a twentieth each: what it waits for is seen within a
+# twentieth of the time that it took.
+_LONGEST_WAIT_S, _WAIT_GROWTH = 5e-3, 1.05
+_ANSWER_SLEEP_S = 10e-6
+
+
+class ActorSupervisor:
+    """An actor's rank. Its first child starts at once, so that it imports what it needs while MPI starts.
+
+    Args:
+        command: starts a child; the numbers of the files that it inherits are added as one more word.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._memory = ActorMemory.make()
+        self._child = Supervised(command, self._memory.activity, self._memory.files)
+        self._clock = ListeningClock(_LOOK_S)
+        self._cannot_start = self._child.start(self._clock.s, _environment())
+        self._beat_s = self._look_s = 0.0
+        self._sleep_s = _SHORT_SLEEP_S
+        self._config: ActorConfig | None = None
+        self._told: list[Json] = []
+        self._handed_on = 0
+        self._answer: Json | None = None
+        self._ring: list[Bytes] = []
+        self._lent: set[int] = set()
+        self._numbers: dict[int, int] = {}
+        self._unrolls = 0
+        self._is_late = self._over = False
+        self._exchange: list[Bytes] = []
+        self._asks = self._is_asked = False
+
+    def serve(self, transport: RemoteActor) -> int:
+        """Act through children until the learner stops this actor, or it fails for good; returns the exit status.
+
+        Raises:
+            TransportError: the learner is gone.
+        """
+        try:
+            while not transport.stopping and not self._over:
+                self._turn(transport)
+            self._leave(transport)
+            return EXIT_ABORTED if transport.aborted else 0
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.end(wait=True)
+        self._memory.close()
+
+    def _turn(self, transport: RemoteActor) -> None:
+        """One look at everybody: some ten microseconds, so that a thousand a second are a hundredth of a core."""
+        is_heard = self._pause()
+        self._clock.look()
+        transport.pump()
+        if transport.has_news:
+            self._hear_learner(transport)
+        if is_heard:
+            self._hear_child(transport)
+        if self._exchange:
+            self._mediate(transport)
+        if self._child.is_connected:
+            self._hand_on(transport)
+            self._offer_buffers(transport)
+        if self._clock.s >= self._look_s:
+            self._look_s = self._clock.s + _LOOK_S
+            self._look(transport)
+            if self._clock.s >= self._beat_s and self._told:
+                self._beat_s = self._clock.s + BEAT_S
+                transport.beat()
+
+    def _pause(self) -> bool:
+        """Sleep until the child says something, or it is time to look at MPI again; whether the child did."""
+        waits = self._memory.activity.words[1] == WAITING
+        growth, longest_s = (_WAIT_GROWTH, _LONGEST_WAIT_S) if waits else (_GROWTH, _LONG_SLEEP_S)
+        self._sleep_s = min(self._sleep_s * growth, longest_s)
+        if self._child.channel is None or not self._child.is_connected:
+            time.sleep(self._sleep_s)
+            return False
+        is_heard = self._child.channel.wait(self._sleep_s)
+        if is_heard:
+            self._sleep_s = _SHORT_SLEEP_S
+        return is_heard
+
+    def _hear_learner(self, transport: RemoteActor) -> None:
+        while (message := transport.poll_welcome()) is not None:
+            self._told.append(message)
+            if self._config is None:
+                self._config = config = ActorConfig.from_json(message)
+                self._child.progress.step_s = config.actor_timeout_s
+                self._child.progress.preparation_s = config.peer_timeout_s
+        if (update := transport.pull()) is not None:
+            self._memory.policies.write(update)
+            if self._memory.activity.words[1] == WAITING:
+                self._child.send("policy")
+
+    def _hand_on(self, transport: RemoteActor) -> None:
+        """The learner's messages, to a child that does not have them yet."""
+        while self._handed_on < len(self._told):
+            message = self._told[self._handed_on]
+            if self._handed_on == 0 and self._config is not None and self._child.incarnation:
+                config = self._config
+                spec = {} if self._answer is None else cast(Json, self._answer.get("spec", {}))
+                agents = int(str(spec.get("agents", 1)))
+                per_unroll = config.actors * config.envs_per_actor * agents * config.unroll_length
+                env_steps = config.env_steps + self._unrolls * per_unroll
+                message = replace(config, incarnation=self._child.incarnation, env_steps=env_steps).to_json()
+            self._handed_on += 1
+            self._child.send("welcome", {"actor": transport.actor, "message": message})
+
+    def _mediate(self, transport: RemoteActor) -> None:
+        """Pass the child's question on, and the answer back: those of a child that is gone are nobody's."""
+        if transport.is_answered() and self._is_asked:
+            self._is_asked = False
+            self._child.send("answer")
+        if self._asks and not transport.is_asking:
+            self._asks, self._is_asked = False, True
+            transport.ask(*self._exchange)
+        if self._is_asked:
+            self._sleep_s = min(self._sleep_s, _SHORT_SLEEP_S)
+
+    def _hear_child(self, transport: RemoteActor) -> None:
+        for kind, body in self._child.receive(self._clock.s):
+            if kind == "unroll":
+                number = int(str(body["buffer"]))
+                self._lent.discard(number)
+                self._unrolls += 1
+                transport.push(self._ring[number])
+            elif kind == "question":
+                self._asks = True
+                self._sleep_s = _ANSWER_SLEEP_S
+            elif kind == "exchange":
+                self._exchange = self._memory.exchange(int(str(body["question_bytes"])), int(str(body["answer_bytes"])))
+            elif kind == "report":
+                transport.report(body)
+            elif kind == "hello":
+                self._take_answer(transport, body)
+            elif kind == "configure":
+                self._configure(transport, body)
+
+    def _take_answer(self, transport: RemoteActor, body: Json) -> None:
+        """What a child says of its environments: the first one's is the learner's to judge."""
+        if self._answer is None and not self._child.incarnation and "error" in body:
+            self._answer = body
+            transport.hello(body)
+        elif "error" in body:
+            self._fail(transport, f"its environments cannot be made: {body['error']}")
+        elif self._answer is None:
+            self._answer = body
+            transport.hello(body | {"pid": os.getpid(), "started": process_started(os.getpid())})
+        elif body["spec"] != self._answer.get("spec"):
+            self._fail(transport, "its environments have other spaces than before")
+
+    def _configure(self, transport: RemoteActor, body: Json) -> None:
+        """A child is ready to act."""
+        unroll_bytes, buffers = int(str(body["unroll_bytes"])), int(str(body["buffers"]))
+        if not self._ring:
+            self._ring = self._memory.buffers(unroll_bytes, buffers)
+            self._numbers = {id(buffer): number for number, buffer in enumerate(self._ring)}
+            transport.configure(unroll_bytes, ring=self._ring)
+        for number in self._lent:
+            self._child.send("free", {"buffer": number})
+        self._child.works(self._clock.s)
+        if self._child.incarnation:
+            transport.report({"up": self._child.incarnation})
+
+    def _offer_buffers(self, transport: RemoteActor) -> None:
+        """Give the child every buffer that is free."""
+        while self._child.up_s is not None and (buffer := transport.try_acquire()) is not None:
+            number = self._numbers[id(buffer)]
+            self._lent.add(number)
+            self._child.send("free", {"buffer": number})
+
+    def _look(self, transport: RemoteActor) -> None:
+        """Judge the child, or start another when its time has come."""
+        if self._config is None:
+            return
+        child, now_s = self._child, self._clock.s
+        if child.again_s is not None:
+            if child.is_due(now_s) and (transport.fence is None or transport.rejoin()):
+                self._replace(transport)
+            return
+        if transport.fence is not None:  # The learner had not heard of this rank: everything before is too late.
+            child.end(now_s=now_s)
+            return
+        if why := self._cannot_start or child.look(now_s):
+            self._cannot_start = ""
+            self._fail(transport, why)
+            return
+        is_late = now_s > child.progress.since_s + LATE_S + LATE_TIMES * child.progress.longest_s
+        if is_late != self._is_late and child.up_s is not None:
+            self._is_late = is_late
+            transport.report({"late": is_late})
+
+    def _fail(self, transport: RemoteActor, why: str) -> None:
+        """Report a failure, end what is left of the child, and say when another one starts."""
+        child, now_s = self._child, self._clock.s
+        is_steady = child.is_steady(now_s)
+        if self._config is None or (self._answer is not None and "error" in self._answer):
+            child.fail(now_s, 0)  # The learner knows, and ends the run.
+            return
+        pause_s = child.fail(now_s, self._config.max_actor_restarts)
+        told: Json = {"down": why, "failures": child.failures, "traceback": child.last_words.get("traceback", "")}
+        told["final"] = bool(child.last_words.get("final")) and not is_steady  # At once: so will the next one.
+        if pause_s is not None and not told["final"]:
+            transport.report(told | {"again_in_s": pause_s})
+        elif self._answer is None:
+            child.again_s = float("inf")
+            transport.hello({"error": told["down"], "kind": "EnvError"})
+        else:
+            transport.report(told | {"gave_up": True})
+            self._over = True
+
+    def _replace(self, transport: RemoteActor) -> None:
+        self._handed_on = 0
+        self._asks = self._is_asked = False
+        if why := self._child.start(self._clock.s, _environment()):
+            self._fail(transport, why)
+
+    def _leave(self, transport: RemoteActor) -> None:
+        """Let the child close its environments; a learner that gave up, or an actor that did, waits for nothing."""
+        if not transport.stopping or transport.aborted:
+            return
+        self._child.send("stop")
+        activity = self._memory.activity.words
+        progress, until_s, step_until_s = activity[0], time.monotonic() + _GRACE_S, time.monotonic() + _STEP_GRACE_S
+        while not self._child.has_ended and (now_s := time.monotonic()) < until_s:
+            if now_s > step_until_s and activity[1] == STEPPING and activity[0] == progress:
+                break  # It is in a step, from which it may never come back.
+            transport.pump()
+            time.sleep(_LONG_SLEEP_S)
+
+
+def _environment() -> dict[str, str]:
+    """Without what would make an MPI that an environment imports take the child for the rank."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PMIX_", "PMI_FD", "PMI_PORT"))}

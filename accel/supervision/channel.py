@@ -1,0 +1,88 @@
+"""Messages between a process and one that it has started: whole, in order, over a socket that the child inherits."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+
+from accel.errors import TransportError
+from accel.json_object import Json
+
+_CHUNK = 1 << 16
+_LENGTH = struct.Struct("<I")
+
+
+class ChannelClosedError(TransportError):
+    """The other process is gone, or has closed its end."""
+
+    def __init__(self) -> None:
+        super().__init__("the other process is gone")
+
+
+class Channel:
+    """One end. Args: connection: its socket, or the number of one that was inherited."""
+
+    def __init__(self, connection: socket.socket | int) -> None:
+        self._socket = connection if isinstance(connection, socket.socket) else socket.socket(fileno=connection)
+        self._socket.setblocking(False)
+        self._received, self._unsent = bytearray(), bytearray()
+
+    def fileno(self) -> int:
+        """For selectors; -1 once it is closed."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def send(self, kind: str, body: Mapping[str, object] | None = None) -> None:
+        """Queue a message and send what can be sent now. Raises ChannelClosedError."""
+        encoded = json.dumps([kind, body or {}]).encode()
+        self._unsent += _LENGTH.pack(len(encoded)) + encoded
+        self.flush()
+
+    def flush(self, wait: bool = False) -> None:
+        """Send what is queued, or as much as fits now. Raises ChannelClosedError."""
+        try:
+            while self._unsent:
+                try:
+                    del self._unsent[: self._socket.send(self._unsent)]
+                except BlockingIOError:
+                    if not wait:
+                        return
+                    select.select([], [self._socket], [])
+        except OSError as error:
+            raise ChannelClosedError from error
+
+    def receive(self) -> list[tuple[str, Json]]:
+        """Whole messages that have come. Raises ChannelClosedError: the other end is gone, and all was read."""
+        found: list[tuple[str, Json]] = []
+        while True:
+            chunk = b""
+            try:
+                with suppress(ConnectionError):
+                    chunk = self._socket.recv(_CHUNK)
+            except BlockingIOError:
+                return found
+            if not chunk:
+                if found:
+                    return found
+                raise ChannelClosedError
+            self._received += chunk
+            while len(self._received) >= _LENGTH.size:
+                end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
+                if len(self._received) < end:
+                    break
+                kind, body = json.loads(self._received[_LENGTH.size : end])
+                found.append((kind, body))
+                del self._received[:end]
+            if found and len(chunk) < _CHUNK:
+                return found
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until something has come; False when the time is up."""
+        return bool(select.select([self._socket], [], [], timeout_s)[0])

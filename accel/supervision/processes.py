@@ -1,0 +1,54 @@
+"""Other processes of this machine, as psutil knows them; nothing of those that are gone or somebody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by SIGSTOP."""
+    return _status(pid) == psutil.STATUS_STOPPED
+
+
+def is_running(pid: int, started: int = 0) -> bool:
+    """Whether a process is there, and no zombie.
+
+    Args:
+        started: as of ``process_started``: another one may have its number by now; 0: whichever has it.
+    """
+    return _status(pid) not in ("", psutil.STATUS_ZOMBIE) and (not started or process_started(pid) == started)
+
+
+def process_started(pid: int) -> int:
+    """When a process started, in clock ticks since the machine did, which no change of the time of day moves: with its
+    number, a name that is used once. 0 where it is not known."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Seconds that a process, without its children, has used of any core; 0 where it is not known."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def descendants(pid: int) -> frozenset[int]:
+    """Children of a process, grandchildren and so on, that are there now; empty where they are not known."""
+    try:
+        return frozenset(child.pid for child in psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return frozenset()
+
+
+def _status(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
+        return ""

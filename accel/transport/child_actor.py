@@ -1,0 +1,196 @@
+"""The actor's end in a child process of its rank: messages over a socket, unrolls and policies in memory. No torch.
+
+The memory is inherited and without a name, so that nothing outlives the two, however they end. The child writes an
+unroll where the rank sends it from: a message passes between the two for each unroll, none for a step.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import numpy as np
+
+from accel.errors import TransportError
+from accel.json_object import Json
+from accel.supervision.activity import WAITING, Activity, shared_activity
+from accel.supervision.channel import Channel
+from accel.system.memory import anonymous_memory
+from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
+from accel.transport.node_memory import PolicySlot
+
+_POLICY_LOOK_S = 0.005
+
+
+class ActorMemory:
+    """What a rank and its child have in common: unrolls, the newest policy, the activity, questions and answers.
+
+    Args:
+        files: of memory; the child inherits their numbers.
+    """
+
+    def __init__(self, files: Sequence[int]) -> None:
+        self.files = tuple(files)
+        self._ring, policy, activity, self._exchange = self.files
+        self.activity = shared_activity(activity)
+        self.policies = PolicySlot(policy)
+
+    @classmethod
+    def make(cls) -> Self:
+        """New memory."""
+        return cls([anonymous_memory() for _ in range(4)])
+
+    def close(self) -> None:
+        """Give the files back; the memory lives as long as somebody has a buffer of it."""
+        for file in self.files:
+            os.close(file)
+        self.files = ()
+
+    def buffers(self, unroll_bytes: int, count: int) -> list[Bytes]:
+        """The unrolls' memory: the same at both ends, each buffer on pages of its own."""
+        return _lay_out(self._ring, [unroll_bytes] * count)
+
+    def exchange(self, question_bytes: int, answer_bytes: int) -> list[Bytes]:
+        """The memory of a question to the inference rank and of its answer, the same at both ends."""
+        return _lay_out(self._exchange, [question_bytes, answer_bytes])
+
+
+def _lay_out(file: int, sizes: Sequence[int]) -> list[Bytes]:
+    """Buffers in a file of memory, each on pages of its own."""
+    ends = np.cumsum([-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes]).tolist()
+    if os.fstat(file).st_size < ends[-1]:
+        os.ftruncate(file, ends[-1])
+    memory = mmap.mmap(file, ends[-1])
+    return [np.frombuffer(memory, np.uint8, size, start) for size, start in zip(sizes, [0, *ends[:-1]], strict=True)]
+
+
+class ChildActor:
+    """``ActorTransport`` of a child. ``actor`` is known from the first welcome on."""
+
+    def __init__(self, channel: Channel, memory: ActorMemory) -> None:
+        self.actor = -1
+        self.stopping = False
+        self.activity: Activity = memory.activity
+        self._channel, self._memory = channel, memory
+        self._welcomes: deque[Json] = deque()
+        self._ring: list[Bytes] = []
+        self._numbers: dict[int, int] = {}
+        self._free: list[Bytes] = []
+        self._answers = 0
+
+    def welcome(self, timeout_s: float) -> Json:
+        """The learner's next message of the handshake, as the rank hands it on."""
+        if not self._until(lambda: bool(self._welcomes), timeout_s):
+            raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
+        return self._welcomes.popleft()
+
+    def hello(self, message: Json) -> None:
+        """Answers the welcome."""
+        self._channel.send("hello", message)
+        self._channel.flush(wait=True)
+
+    def report(self, message: Json) -> None:
+        """A late message to the learner, or the last one to the rank."""
+        self._channel.send("error" if "error" in message else "report", message)
+        self._channel.flush(wait=True)
+
+    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
+        """Fixes the size of an unroll; the rank and this process map the same buffers."""
+        check_unroll_bytes(unroll_bytes, self._ring[0].nbytes if self._ring else None)
+        count = (in_flight or 2) + 1
+        self._ring = self._memory.buffers(unroll_bytes, count)
+        self._numbers = {id(buffer): number for number, buffer in enumerate(self._ring)}
+        self._channel.send("configure", {"unroll_bytes": unroll_bytes, "buffers": count})
+
+    def acquire(self) -> Bytes:
+        """A free buffer; see ``ActorTransport.acquire``."""
+        self._progress()
+        self._raise_if_over()
+        if not self._free:
+            self._until(lambda: bool(self._free), None)
+        return self._free.pop()
+
+    def push(self, buffer: Bytes) -> None:
+        """Hands an acquired buffer to the rank."""
+        self._channel.send("unroll", {"buffer": self._numbers[id(buffer)]})
+        self._channel.flush(wait=True)
+
+    def pull(self) -> PolicyUpdate | None:
+        """The newest policy if one came since the last pull."""
+        self._progress()
+        return self._memory.policies.read()
+
+    def wait_policy(self, timeout_s: float) -> PolicyUpdate:
+        """Waits for a policy."""
+        found: list[PolicyUpdate] = []
+
+        def arrived() -> bool:
+            if (update := self._memory.policies.read()) is not None:
+                found.append(update)
+            return bool(found)
+
+        if not self._until(arrived, timeout_s, look_s=_POLICY_LOOK_S):
+            raise TransportError(f"no policy from the learner within {timeout_s:g} s")
+        return found[-1]
+
+    def open_exchange(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
+        """See ``InferenceTransport.open_exchange``."""
+        question, answer = self._memory.exchange(question_bytes, answer_bytes)
+        self._channel.send("exchange", {"question_bytes": question_bytes, "answer_bytes": answer_bytes})
+        return question, answer
+
+    def ask(self, timeout_s: float) -> None:
+        """See ``InferenceTransport.ask``."""
+        self._answers = 0
+        self._channel.send("question")
+        if not self._until(lambda: self._answers > 0, timeout_s):
+            raise TransportError(f"no answer from the inference rank within {timeout_s:g} s")
+
+    def pump(self) -> None:
+        """Nothing to do: the rank sees to transfers."""
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Nothing to do: the rank says goodbye."""
+
+    def _until(self, ready: Callable[[], bool], timeout_s: float | None, look_s: float | None = None) -> bool:
+        """Waits for ``ready``, which messages bring about; what comes without one is looked for every ``look_s``.
+
+        Raises Stopped, ChannelClosedError.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        before = self.activity.enter(WAITING)
+        try:
+            while True:
+                self._progress()
+                self._raise_if_over()
+                if ready():
+                    return True
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0.0:
+                    return False
+                self._channel.wait(min((limit for limit in (left, look_s) if limit is not None), default=None))
+        finally:
+            self.activity.enter(before)
+
+    def _progress(self) -> None:
+        for kind, body in self._channel.receive():
+            if kind == "free":
+                self._free.append(self._ring[int(str(body["buffer"]))])
+            elif kind == "welcome":
+                self.actor = int(str(body["actor"]))
+                message = body["message"]
+                self._welcomes.append(message if isinstance(message, dict) else {})
+            elif kind == "answer":
+                self._answers += 1
+            elif kind == "stop":
+                self.stopping = True
+            elif kind != "policy":  # A wake-up: the policy itself is in the slot.
+                raise TransportError(f"the rank sent an unknown kind of message: {kind}")
+
+    def _raise_if_over(self) -> None:
+        if self.stopping:
+            raise Stopped("the learner asked this actor to stop")
