@@ -17,16 +17,18 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TypeAlias, cast
 
 from accel.config.actor import ActorConfig
 from accel.json_object import Json
 from accel.supervision.activity import STEPPING, WAITING
+from accel.supervision.channel import Channel
 from accel.supervision.clock import ListeningClock
 from accel.supervision.processes import process_started
 from accel.supervision.supervised import Supervised
 from accel.transport.base import Bytes
 from accel.transport.child_actor import ActorMemory
+from accel.transport.local import LocalPort
 from accel.transport.remote_actor import RemoteActor
 
 BEAT_S = 2.0
@@ -40,12 +42,19 @@ _SHORT_SLEEP_S, _LONG_SLEEP_S, _GROWTH = 0.3e-3, 2e-3, 2.0
 _LONGEST_WAIT_S, _WAIT_GROWTH = 5e-3, 1.05
 _ANSWER_SLEEP_S = 10e-6
 
+Upstream: TypeAlias = RemoteActor | LocalPort
+"""To the learner: of a rank of its own, or of the learner's process."""
+
 
 class ActorSupervisor:
-    """An actor's rank. Its first child starts at once, so that it imports what it needs while MPI starts.
+    """For one actor, in its rank or in the process of its learner.
+
+    Its first child starts at once, and imports what it needs while MPI starts.
 
     Args:
         command: starts a child; the numbers of the files that it inherits are added as one more word.
+    Attributes:
+        is_over: whether the actor was given up.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -63,7 +72,8 @@ class ActorSupervisor:
         self._lent: set[int] = set()
         self._numbers: dict[int, int] = {}
         self._unrolls = 0
-        self._is_late = self._over = False
+        self._is_late = self.is_over = False
+        self._stopped_s, self._stopped_at = 0.0, 0
         self._exchange: list[Bytes] = []
         self._asks = self._is_asked = False
 
@@ -74,9 +84,15 @@ class ActorSupervisor:
             TransportError: the learner is gone.
         """
         try:
-            while not transport.stopping and not self._over:
-                self._turn(transport)
-            self._leave(transport)
+            while not transport.stopping and not self.is_over:
+                is_heard = self._pause()
+                transport.pump()
+                self.turn(transport, is_heard)
+            if transport.stopping and not transport.aborted:
+                self.stop()
+                while not self.has_left():
+                    transport.pump()
+                    time.sleep(_LONG_SLEEP_S)
             return EXIT_ABORTED if transport.aborted else 0
         finally:
             self.close()
@@ -86,15 +102,22 @@ class ActorSupervisor:
         self._child.end(wait=True)
         self._memory.close()
 
-    def _turn(self, transport: RemoteActor) -> None:
-        """One look at everybody: some ten microseconds, so that a thousand a second are a hundredth of a core."""
-        is_heard = self._pause()
+    @property
+    def channel(self) -> Channel | None:
+        """To the child; None where none can say anything."""
+        return self._child.channel if self._child.is_connected else None
+
+    def turn(self, transport: Upstream, is_heard: bool = True) -> None:
+        """One look at everybody: some ten microseconds, so that a thousand a second are a hundredth of a core.
+
+        Args:
+            transport: to the learner. is_heard: whether the child may have said something.
+        """
         self._clock.look()
-        transport.pump()
         if transport.has_news:
             self._hear_learner(transport)
         if is_heard:
-            self._hear_child(transport)
+            self.hear(transport)
         if self._exchange:
             self._mediate(transport)
         if self._child.is_connected:
@@ -112,15 +135,15 @@ class ActorSupervisor:
         waits = self._memory.activity.words[1] == WAITING
         growth, longest_s = (_WAIT_GROWTH, _LONGEST_WAIT_S) if waits else (_GROWTH, _LONG_SLEEP_S)
         self._sleep_s = min(self._sleep_s * growth, longest_s)
-        if self._child.channel is None or not self._child.is_connected:
+        if (channel := self.channel) is None:
             time.sleep(self._sleep_s)
             return False
-        is_heard = self._child.channel.wait(self._sleep_s)
+        is_heard = channel.wait(self._sleep_s)
         if is_heard:
             self._sleep_s = _SHORT_SLEEP_S
         return is_heard
 
-    def _hear_learner(self, transport: RemoteActor) -> None:
+    def _hear_learner(self, transport: Upstream) -> None:
         while (message := transport.poll_welcome()) is not None:
             self._told.append(message)
             if self._config is None:
@@ -132,7 +155,7 @@ class ActorSupervisor:
             if self._memory.activity.words[1] == WAITING:
                 self._child.send("policy")
 
-    def _hand_on(self, transport: RemoteActor) -> None:
+    def _hand_on(self, transport: Upstream) -> None:
         """The learner's messages, to a child that does not have them yet."""
         while self._handed_on < len(self._told):
             message = self._told[self._handed_on]
@@ -146,7 +169,7 @@ class ActorSupervisor:
             self._handed_on += 1
             self._child.send("welcome", {"actor": transport.actor, "message": message})
 
-    def _mediate(self, transport: RemoteActor) -> None:
+    def _mediate(self, transport: Upstream) -> None:
         """Pass the child's question on, and the answer back: those of a child that is gone are nobody's."""
         if transport.is_answered() and self._is_asked:
             self._is_asked = False
@@ -157,7 +180,8 @@ class ActorSupervisor:
         if self._is_asked:
             self._sleep_s = min(self._sleep_s, _SHORT_SLEEP_S)
 
-    def _hear_child(self, transport: RemoteActor) -> None:
+    def hear(self, transport: Upstream) -> None:
+        """Take in what the child has said."""
         for kind, body in self._child.receive(self._clock.s):
             if kind == "unroll":
                 number = int(str(body["buffer"]))
@@ -176,7 +200,7 @@ class ActorSupervisor:
             elif kind == "configure":
                 self._configure(transport, body)
 
-    def _take_answer(self, transport: RemoteActor, body: Json) -> None:
+    def _take_answer(self, transport: Upstream, body: Json) -> None:
         """What a child says of its environments: the first one's is the learner's to judge."""
         if self._answer is None and not self._child.incarnation and "error" in body:
             self._answer = body
@@ -189,7 +213,7 @@ class ActorSupervisor:
         elif body["spec"] != self._answer.get("spec"):
             self._fail(transport, "its environments have other spaces than before")
 
-    def _configure(self, transport: RemoteActor, body: Json) -> None:
+    def _configure(self, transport: Upstream, body: Json) -> None:
         """A child is ready to act."""
         unroll_bytes, buffers = int(str(body["unroll_bytes"])), int(str(body["buffers"]))
         if not self._ring:
@@ -202,14 +226,14 @@ class ActorSupervisor:
         if self._child.incarnation:
             transport.report({"up": self._child.incarnation})
 
-    def _offer_buffers(self, transport: RemoteActor) -> None:
+    def _offer_buffers(self, transport: Upstream) -> None:
         """Give the child every buffer that is free."""
         while self._child.up_s is not None and (buffer := transport.try_acquire()) is not None:
             number = self._numbers[id(buffer)]
             self._lent.add(number)
             self._child.send("free", {"buffer": number})
 
-    def _look(self, transport: RemoteActor) -> None:
+    def _look(self, transport: Upstream) -> None:
         """Judge the child, or start another when its time has come."""
         if self._config is None:
             return
@@ -230,7 +254,7 @@ class ActorSupervisor:
             self._is_late = is_late
             transport.report({"late": is_late})
 
-    def _fail(self, transport: RemoteActor, why: str) -> None:
+    def _fail(self, transport: Upstream, why: str) -> None:
         """Report a failure, end what is left of the child, and say when another one starts."""
         child, now_s = self._child, self._clock.s
         is_steady = child.is_steady(now_s)
@@ -247,26 +271,24 @@ class ActorSupervisor:
             transport.hello({"error": told["down"], "kind": "EnvError"})
         else:
             transport.report(told | {"gave_up": True})
-            self._over = True
+            self.is_over = True
 
-    def _replace(self, transport: RemoteActor) -> None:
+    def _replace(self, transport: Upstream) -> None:
         self._handed_on = 0
         self._asks = self._is_asked = False
         if why := self._child.start(self._clock.s, _environment()):
             self._fail(transport, why)
 
-    def _leave(self, transport: RemoteActor) -> None:
-        """Let the child close its environments; a learner that gave up, or an actor that did, waits for nothing."""
-        if not transport.stopping or transport.aborted:
-            return
+    def stop(self) -> None:
+        """Ask the child to close its environments; an actor that gave up has none."""
         self._child.send("stop")
-        activity = self._memory.activity.words
-        progress, until_s, step_until_s = activity[0], time.monotonic() + _GRACE_S, time.monotonic() + _STEP_GRACE_S
-        while not self._child.has_ended and (now_s := time.monotonic()) < until_s:
-            if now_s > step_until_s and activity[1] == STEPPING and activity[0] == progress:
-                break  # It is in a step, from which it may never come back.
-            transport.pump()
-            time.sleep(_LONG_SLEEP_S)
+        self._stopped_s, self._stopped_at = time.monotonic(), self._memory.activity.words[0]
+
+    def has_left(self) -> bool:
+        """Whether the child has done so, or takes too long: it may be in a step from which it never comes back."""
+        waited_s, words = time.monotonic() - self._stopped_s, self._memory.activity.words
+        is_stuck = waited_s > _STEP_GRACE_S and words[1] == STEPPING and words[0] == self._stopped_at
+        return is_stuck or waited_s > _GRACE_S or self._child.has_ended
 
 
 def _environment() -> dict[str, str]:

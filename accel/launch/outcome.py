@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,3 +44,32 @@ def how_to_continue(job: Job, host: str | None = None) -> str:
 def written_at(path: Path) -> int | None:
     """When a file was written, in nanoseconds; None where there is none."""
     return path.stat().st_mtime_ns if path.exists() else None
+
+
+@contextmanager
+def noting_how_to_continue(job: Job) -> Iterator[None]:
+    """Whatever ends a run that had begun to train, be it an environment's own error, carries a note of how to go on."""
+    from accel.runs.directory import CONFIG
+
+    before = written_at(job.path / CONFIG)
+    try:
+        yield
+    except BaseException as error:
+        if written_at(job.path / CONFIG) not in (None, before):
+            error.add_note(how_to_continue(job))
+        raise
+
+
+def registered_here(env: str) -> str:
+    """A hint for environments that a script has registered: actors are processes of their own."""
+    registry = getattr(sys.modules.get("gymnasium"), "registry", {})
+    if ":" in env or env not in registry:
+        return ""
+    made_by = registry[env].entry_point
+    module = made_by if isinstance(made_by, str) else str(getattr(made_by, "__module__", ""))
+    if module.startswith(("gymnasium.", "ale_py.")):
+        return ""
+    return (
+        f"\n{env} is registered in this process; actors are processes of their own and do not know that: register it "
+        f"in a module, and give env='module:{env}'"
+    )

@@ -1,4 +1,4 @@
-"""Training from a configuration: as a rank of a launched job, in this process, or under an mpirun of its own."""
+"""Training from a configuration: as a rank of a launched job, on this machine, or under an mpirun of its own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.errors import LaunchError
-from accel.launch.distributed import start_mpirun
 from accel.launch.learners import learn
 from accel.launch.one_process import learn_alone
+from accel.launch.this_machine import learn_here
 from accel.transport import detect_launch, is_actor
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
     """Train a policy and return what happened.
 
-    With ``actors = 0`` everything happens in this process: an environment that crashes it, or leaves through C's
-    ``exit`` (``os._exit``), ends it without a word. Otherwise mpirun is started, with the learner and the actors
+    This process learns, and starts its actors as processes of their own. With ``actors = 0`` environments are in this
+    process too: one that crashes it, or leaves through C's ``exit`` (``os._exit``), ends it without a word. Where the
+    run needs MPI (``hosts``, several learners, central inference) mpirun is started, with the learners and the actors
     as its ranks, unless this process is a rank itself: then rank 0 learns and returns, and other ranks must not call
     this but ``act``.
 
@@ -51,11 +52,20 @@ def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
 
 
 def start(job: Job, *, may_exit: bool = False) -> Summary:
-    """Run a job from outside any launcher: in this process, or under an mpirun of its own.
+    """Run a job from outside any launcher: on this machine, or under an mpirun of its own.
 
     Args:
         may_exit: whether this process may be ended where environments in it hang for good.
     """
     if job.config.acting.actors == 0:
         return learn_alone(job, leave=os._exit if may_exit else None)
+    if is_local(job.config):
+        return learn_here(job)
+    from accel.launch.distributed import start_mpirun
+
     return start_mpirun(job)
+
+
+def is_local(config: TrainConfig) -> bool:
+    """Whether a run that no launcher has started needs none, nor any MPI: all its processes are here."""
+    return config.acting.actors > 0 and config.acting.launcher != "mpirun" and not config.needs_mpirun

@@ -22,6 +22,7 @@ from accel.supervision.channel import Channel
 from accel.system.memory import anonymous_memory
 from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
 from accel.transport.node_memory import PolicySlot
+from accel.transport.wire import encode_message
 
 _POLICY_LOOK_S = 0.005
 
@@ -80,6 +81,7 @@ class ChildActor:
         self._ring: list[Bytes] = []
         self._numbers: dict[int, int] = {}
         self._free: list[Bytes] = []
+        self._lent: set[int] = set()
         self._answers = 0
 
     def welcome(self, timeout_s: float) -> Json:
@@ -90,13 +92,11 @@ class ChildActor:
 
     def hello(self, message: Json) -> None:
         """Answers the welcome."""
-        self._channel.send("hello", message)
-        self._channel.flush(wait=True)
+        self._tell("hello", message)
 
     def report(self, message: Json) -> None:
         """A late message to the learner, or the last one to the rank."""
-        self._channel.send("error" if "error" in message else "report", message)
-        self._channel.flush(wait=True)
+        self._tell("error" if "error" in message else "report", message)
 
     def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
         """Fixes the size of an unroll; the rank and this process map the same buffers."""
@@ -108,14 +108,23 @@ class ChildActor:
 
     def acquire(self) -> Bytes:
         """A free buffer; see ``ActorTransport.acquire``."""
+        if not self._ring:
+            raise TransportError("configure() the transport before acquire()")
         self._progress()
         self._raise_if_over()
+        if len(self._lent) == len(self._ring):
+            raise TransportError("every buffer is acquired already; push one before acquiring another")
         if not self._free:
             self._until(lambda: bool(self._free), None)
-        return self._free.pop()
+        buffer = self._free.pop()
+        self._lent.add(id(buffer))
+        return buffer
 
     def push(self, buffer: Bytes) -> None:
         """Hands an acquired buffer to the rank."""
+        if id(buffer) not in self._lent:
+            raise TransportError("push() takes a buffer from acquire(), once")
+        self._lent.discard(id(buffer))
         self._channel.send("unroll", {"buffer": self._numbers[id(buffer)]})
         self._channel.flush(wait=True)
 
@@ -155,6 +164,11 @@ class ChildActor:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Nothing to do: the rank says goodbye."""
+
+    def _tell(self, kind: str, message: Json) -> None:
+        encode_message(kind, message)  # Raises TransportError here rather than where it is passed on.
+        self._channel.send(kind, message)
+        self._channel.flush(wait=True)
 
     def _until(self, ready: Callable[[], bool], timeout_s: float | None, look_s: float | None = None) -> bool:
         """Waits for ``ready``, which messages bring about; what comes without one is looked for every ``look_s``.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from accel.errors import TransportError
@@ -26,7 +26,7 @@ class LocalTransport:
     def __init__(self, actors: int = 1, *, options: TransportOptions | None = None, threaded: bool = False) -> None:
         if actors < 1:
             raise TransportError(f"a transport needs at least one actor, not {actors}")
-        hub = _Hub(actors, options or TransportOptions(), threaded)
+        hub = Hub(actors, options or TransportOptions(), threaded)
         self._actors = tuple(LocalActor(hub, index) for index in range(actors))
         self.learner = LocalLearner(hub)
 
@@ -36,7 +36,7 @@ class LocalTransport:
 
 
 @dataclass
-class _Hub:
+class Hub:
     """What both ends share, all of it under ``changed``."""
 
     actors: int
@@ -65,6 +65,19 @@ class _Hub:
             raise TransportError(f"{what} would wait forever: learner and actor share one thread")
         return self.changed.wait_for(ready, timeout_s)
 
+    def push(self, actor: int, buffer: Bytes) -> None:
+        """An unroll for the learner; with ``changed`` held."""
+        self.queue.append(Arrival(actor, buffer))
+        self.under_way[actor] += 1
+        self.changed.notify_all()
+
+    def post(self, actor: int, kind: str, message: Json) -> None:
+        """A message for the learner."""
+        body = decode_message(encode_message(kind, message))[1]
+        with self.changed:
+            self.inbox.append((actor, body))
+            self.changed.notify_all()
+
     def configure(self, unroll_bytes: int) -> None:
         """Fixes the size of an unroll; both ends must agree."""
         if self.pool is None:
@@ -75,10 +88,89 @@ class _Hub:
             )
 
 
+class LocalPort:
+    """For an actor in a process of its own that this one supervises: what its supervisor tells the learner.
+
+    ``acquire`` and ``push`` are about buffers of the child, which are copied.
+    """
+
+    fence: None = None
+    is_asking = False
+
+    def __init__(self, hub: Hub, actor: int) -> None:
+        self.actor = actor
+        self.hub = hub
+        self._welcomed = self._buffers = 0
+        self._free: list[Bytes] = []
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is over."""
+        return self.hub.stopping
+
+    @property
+    def has_news(self) -> bool:
+        """Whether ``poll_welcome`` or ``pull`` would answer."""
+        return len(self.hub.welcomes) > self._welcomed or self.hub.board.has_offer(self.actor)
+
+    def poll_welcome(self) -> Json | None:
+        """The learner's next message; None when there is none."""
+        if len(self.hub.welcomes) == self._welcomed:
+            return None
+        self._welcomed += 1
+        return decode_message(self.hub.welcomes[self._welcomed - 1])[1]
+
+    def hello(self, message: Json) -> None:
+        """Answers the welcome."""
+        self.hub.post(self.actor, "hello", message)
+
+    def report(self, message: Json) -> None:
+        """Sends a late message."""
+        self.hub.post(self.actor, "report", message)
+
+    def configure(self, unroll_bytes: int, ring: Sequence[Bytes]) -> None:
+        """The child's buffers."""
+        self.hub.configure(unroll_bytes)
+        self._free, self._buffers = list(ring), len(ring)
+
+    def try_acquire(self) -> Bytes | None:
+        """A free buffer of the child, unless that and the learner have as many unrolls under way as there may be."""
+        under_way = self.hub.under_way[self.actor] + self._buffers - len(self._free)
+        return self._free.pop() if self._free and under_way < self._buffers else None
+
+    def push(self, buffer: Bytes) -> None:
+        """Hands the learner a copy."""
+        self._free.append(buffer)
+        with self.hub.changed:
+            if self.hub.pool is not None and not self.hub.stopping:
+                copy = self.hub.pool.take()
+                copy[:] = buffer
+                self.hub.push(self.actor, copy)
+
+    def pull(self) -> PolicyUpdate | None:
+        """The newest policy if one came since the last pull."""
+        return self.hub.board.offer(self.actor)
+
+    def beat(self) -> None:
+        """Nothing to do: the learner sees this process live."""
+
+    def rejoin(self) -> bool:
+        """Nothing to do: nothing was lost on the way."""
+        return True
+
+    def ask(self, question: Bytes, answer: Bytes) -> None:
+        """Not here."""
+        raise TransportError("a central inference rank needs MPI")
+
+    def is_answered(self) -> bool:
+        """Never."""
+        return False
+
+
 class LocalActor:
     """``ActorTransport`` within one process."""
 
-    def __init__(self, hub: _Hub, actor: int) -> None:
+    def __init__(self, hub: Hub, actor: int) -> None:
         self.actor = actor
         self.stopping = False
         self.activity = Activity()
@@ -101,11 +193,11 @@ class LocalActor:
 
     def hello(self, message: Json) -> None:
         """Answers the welcome."""
-        self._post("hello", message)
+        self.hub.post(self.actor, "hello", message)
 
     def report(self, message: Json) -> None:
         """Sends a late message."""
-        self._post("report", message)
+        self.hub.post(self.actor, "report", message)
 
     def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
         """Fixes the size of an unroll."""
@@ -134,13 +226,9 @@ class LocalActor:
         """Hands an acquired buffer to the learner."""
         if self._lent.pop(id(buffer), None) is None:
             raise TransportError("push() takes a buffer from acquire(), once")
-        hub = self.hub
-        with hub.changed:
-            if hub.stopping:
-                return
-            hub.queue.append(Arrival(self.actor, buffer))
-            hub.under_way[self.actor] += 1
-            hub.changed.notify_all()
+        with self.hub.changed:
+            if not self.hub.stopping:
+                self.hub.push(self.actor, buffer)
 
     def pull(self) -> PolicyUpdate | None:
         """The newest policy if one came since the last pull."""
@@ -174,12 +262,6 @@ class LocalActor:
             self.stopping = True
             hub.changed.notify_all()
 
-    def _post(self, kind: str, message: Json) -> None:
-        body = decode_message(encode_message(kind, message))[1]
-        with self.hub.changed:
-            self.hub.inbox.append((self.actor, body))
-            self.hub.changed.notify_all()
-
     def _raise_if_over(self) -> None:
         self.stopping = self.hub.stopping
         if self.hub.abort_text is not None:
@@ -193,7 +275,7 @@ class LocalLearner:
 
     fault_tolerant = False
 
-    def __init__(self, hub: _Hub) -> None:
+    def __init__(self, hub: Hub) -> None:
         self.actors = hub.actors
         self.hub = hub
         self._unroll_bytes: int | None = None

@@ -70,7 +70,7 @@ def pin_rank(info: LaunchInfo, learners: int = 1, place: tuple[int, int] | None 
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < len(shared_cores(Path("/")) or range(os.cpu_count() or 1)):
         return tuple(allowed)
-    ranks = local_size(os.environ)
+    ranks = info.size if info.launcher == "local" else local_size(os.environ)
     chosen = cores_for(info, ranks, allowed) if learners == 1 else share_cores(info, ranks, allowed, place)
     os.sched_setaffinity(0, chosen)
     return chosen

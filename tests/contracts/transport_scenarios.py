@@ -13,12 +13,19 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from accel.acting.processes import ActorProcesses
+from accel.config import TrainConfig
+from accel.config.actor import ActorConfig
 from accel.errors import TransportError
+from accel.supervision.channel import Channel
+from accel.supervision.supervised import adopt_files
 from accel.transport import (
     Aborted,
     ActorTransport,
@@ -33,6 +40,7 @@ from accel.transport import (
     detect_launch,
     join_world,
 )
+from accel.transport.child_actor import ActorMemory, ChildActor
 
 Messages = list[tuple[int, dict[str, Any]]]
 FORMATS = {"unroll": 3, "artifact": 1}
@@ -45,6 +53,8 @@ class Scene:
     unroll_bytes = 65536
     options = TransportOptions()
     remote_only = False
+    of_ranks = False
+    """Whether it is about what the process that supervises an actor sees, and its child does not."""
 
     def __init__(self) -> None:
         self.endings: Messages = []
@@ -471,6 +481,8 @@ class LateStop(Scene):
 class AbortAtWelcome(Scene):
     """An abort instead of a welcome reaches every actor with its reason."""
 
+    of_ranks = True
+
     def learner(self, transport: LearnerTransport) -> None:
         assert transport.abort("no such environment", LIMIT_S) == frozenset()
 
@@ -487,6 +499,8 @@ class AbortAtWelcome(Scene):
 
 class AbortWhileWaiting(Scene):
     """An abort wakes an actor that waits for a buffer or for a policy."""
+
+    of_ranks = True
 
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
@@ -533,6 +547,8 @@ class Large(Scene):
 
 class EarlyGoodbye(Scene):
     """An actor that leaves is no dead actor: what it pushed arrives, the others go on, and its scheme is forgotten."""
+
+    of_ranks = True
 
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport, {"actors": transport.actors})
@@ -698,6 +714,55 @@ def play_local(scene: Scene, actors: int) -> str | None:
     return failure
 
 
+class SceneProcesses(ActorProcesses):
+    """Actors in processes, which get a scene's messages within the first one that their supervisor reads."""
+
+    def welcome(self, message: dict[str, Any]) -> None:
+        """See ``LearnerTransport.welcome``."""
+        config = ActorConfig.of(TrainConfig.create(actors=self.actors), schemes=("fp32",))
+        super().welcome(replace(config, env_args=message).to_json())
+
+    def messages(self) -> Messages:
+        """See ``LearnerTransport.messages``; supervisors add who they are to the answer to a welcome."""
+        own = {"pid", "started"}
+        found = [(actor, {k: v for k, v in told.items() if k not in own}) for actor, told in super().messages()]
+        return [(actor, told) for actor, told in found if "late" not in told]
+
+
+class SceneChild(ChildActor):
+    """Their end."""
+
+    in_flight = 2
+
+    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
+        """See ``ActorTransport.configure``."""
+        super().configure(unroll_bytes, in_flight or self.in_flight)
+
+    def welcome(self, timeout_s: float) -> dict[str, Any]:
+        """See ``ActorTransport.welcome``."""
+        message = super().welcome(timeout_s)["env_args"]
+        assert isinstance(message, dict)
+        return message
+
+
+def play_processes(name: str, actors: int) -> str | None:
+    """A scene with actors in processes of this machine."""
+    scene = SCENES[name]()
+    command = [sys.executable, "-m", "tests.contracts.transport_scenarios", "--child", name]
+    return play_learner(scene, SceneProcesses(actors, lambda number: command, scene.options))
+
+
+def play_child(name: str, files: str) -> None:
+    """A scene as an actor's process; it stays until it is told to stop."""
+    connection, *memory = adopt_files(files)
+    scene, transport = SCENES[name](), SceneChild(Channel(connection), ActorMemory(memory))
+    transport.in_flight = scene.options.in_flight
+    with suppress(Stopped):
+        play_actor(scene, transport)
+        while True:
+            transport.wait_policy(LIMIT_S)
+
+
 def play_remote(names: Sequence[str]) -> None:
     """Scenes one after another on this rank; the learner prints a line of JSON for each."""
     endpoint = join_world(detect_launch())
@@ -716,4 +781,7 @@ def play_remote(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    play_remote(sys.argv[1:])
+    if sys.argv[1] == "--child":
+        play_child(*sys.argv[2:])
+    else:
+        play_remote(sys.argv[1:])

@@ -38,7 +38,9 @@ gymnasium.register("AnotherShape-v0", entry_point="tests.environments.troubled:A
 
 
 def rank() -> int:
-    """This process's rank, 0 outside mpirun."""
+    """This process's rank, or its number as an actor of a learner without mpirun, from 1 on; else 0."""
+    if sys.argv[0].endswith("launch/actor.py"):
+        return int(json.loads(sys.argv[1])[0])
     return int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 
 

@@ -25,7 +25,8 @@ def restarts(job: TrainingRun) -> int:
     return int(job.records()[-1]["actor_restarts"])
 
 
-def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["mpirun", "local"])
+def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(launcher: str, tmp_path: Path) -> None:
     told = {
         "exit": "actor 1 failed: its process left through exit(7)",
         "leave": "actor 1 failed: its process left through exit(0)",
@@ -34,7 +35,7 @@ def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(tmp_pa
     }
     words = ("--actors", "2", *ENDLESS, "--wrapper", f"{TROUBLED}Obedient", "--actor-timeout-s", "8")
     words = (*words, "--batch-unrolls", "1", "--log-interval-s", "0.1", "--max-actor-restarts", "50")
-    with TrainingRun(tmp_path, *words, environment={DIARY: str(tmp_path)}) as job:
+    with TrainingRun(tmp_path, *words, launcher=launcher, environment={DIARY: str(tmp_path)}) as job:
         ranks = job.wait_for_records(2)
         for number, (how, text) in enumerate(told.items()):
             before = job.children()[2]
@@ -62,11 +63,14 @@ def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(tmp_pa
         assert job.leaves_no_rank([*ranks.values(), *job.known])
 
 
-def test_an_actor_that_keeps_failing_is_given_up_and_the_run_ends_with_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["mpirun", "local"])
+def test_an_actor_that_keeps_failing_is_given_up_and_the_run_ends_with_a_checkpoint(
+    launcher: str, tmp_path: Path
+) -> None:
     words = ("--actors", "1", *ENDLESS, "--wrapper", f"{TROUBLED}Leaves", "--max-actor-restarts", "2")
     words = (*words, "--envs-per-actor", "1", "--unroll-length", "128")  # Each of them fails in its second unroll.
-    with TrainingRun(tmp_path, *words, "--batch-unrolls", "1") as job:
-        job.wait_for_ranks(2)
+    with TrainingRun(tmp_path, *words, "--batch-unrolls", "1", launcher=launcher) as job:
+        job.wait_for(job.children, "starting the actor")
         assert job.finish() != 0
         assert "that is 3 failures in a row, and it is not replaced again (--max-actor-restarts)" in job.output
         assert "all 1 actors are gone" in job.output and "--resume" in job.output
@@ -86,10 +90,11 @@ def test_the_time_limit_is_kept_whatever_the_environments_do(tmp_path: Path) -> 
         assert job.leaves_no_rank(list(job.known))
 
 
-def test_environments_that_are_never_made_end_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["mpirun", "local"])
+def test_environments_that_are_never_made_end_the_job(launcher: str, tmp_path: Path) -> None:
     words = ("--actors", "1", *ENDLESS, "--wrapper", f"{TROUBLED}HangsInTheMaking", "--peer-timeout-s", "15")
-    with TrainingRun(tmp_path, *words) as job:
-        job.wait_for_ranks(2)
+    with TrainingRun(tmp_path, *words, launcher=launcher) as job:
+        job.wait_for(job.children, "starting the actor")
         assert job.finish() != 0
         assert (
             "actors 0 did not answer within 15 s" in job.output or "construction or a reset took longer" in job.output

@@ -144,5 +144,5 @@ def test_an_environment_registered_in_the_calling_process_only_is_told_so(tmp_pa
         [sys.executable, "-c", _REGISTERED_HERE, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert "Mine-v0 is registered in this process; ranks are processes of their own" in done.stdout
+    assert "Mine-v0 is registered in this process; actors are processes of their own" in done.stdout
     assert "give env='module:Mine-v0'" in done.stdout and "unknown environment 'Mine-v0'" in done.stderr + done.stdout

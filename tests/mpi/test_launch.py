@@ -1,9 +1,11 @@
-"""`accel.train` as a function: it starts mpirun where there is none, from any thread, and refuses the wrong rank."""
+"""`accel.train` as a function, and what starts the processes of a run: from any thread, never on the wrong rank."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,13 +79,26 @@ def test_a_machine_is_the_same_whatever_its_ranks_are_pinned_to(tmp_path: Path) 
 
 
 @pytest.mark.mpi
+def test_a_machine_without_mpi_trains_with_actors(tmp_path: Path) -> None:
+    words = ["train", "--actors", "2", "--total-env-steps", "2000", "--results-dir", str(tmp_path), "--name", "run"]
+    program = f"""
+import sys
+sys.modules["mpi4py"] = sys.modules["accel.launch.mpirun"] = None
+from accel.cli import main
+sys.exit(main({words}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 actor(s)" in done.stdout and (tmp_path / "run" / "summary.json").exists()
+
+
 def test_a_failed_job_is_an_error_with_its_status(tmp_path: Path) -> None:
     """Also where an earlier part of the run left a summary: it says nothing about this one."""
     need_mpirun()
     config = TrainConfig.create(actors=0, total_env_steps=1500, results_dir=tmp_path, **SMALL)
     accel.train(config)
     with pytest.raises(JobError, match=r"the learner ended with an error, .*its message is above$") as caught:
-        accel.train(config.replace(actors=1, env="Acrobot-v1"), resume=tmp_path / "run")
+        accel.train(config.replace(actors=1, launcher="mpirun", env="Acrobot-v1"), resume=tmp_path / "run")
     assert caught.value.exit_code != 0 and isinstance(caught.value, AccelError)
 
 

@@ -49,15 +49,26 @@ def launcher(job: TrainingRun) -> int:
     return found
 
 
-@pytest.mark.parametrize("victim", ["command", "mpirun", "learner", "terminal"])
-def test_whatever_dies_nothing_is_left(victim: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launcher_name", "victim"),
+    [
+        *(("mpirun", victim) for victim in ("command", "mpirun", "learner", "terminal")),
+        *(("local", victim) for victim in ("command", "learner", "terminal")),
+    ],
+)
+def test_whatever_dies_nothing_is_left(launcher_name: str, victim: str, tmp_path: Path) -> None:
     prefix = TERMINAL if victim == "terminal" else ()
-    with TrainingRun(tmp_path, "--actors", "2", *WORDS, *SIMULATOR, prefix=prefix) as job:
+    words = ("--actors", "2", *WORDS, *SIMULATOR)
+    with TrainingRun(tmp_path, *words, prefix=prefix, launcher=launcher_name) as job:
         ranks = job.wait_for_records(1)
         job.wait_for(job.checkpoints, "a checkpoint")
-        assert len(ranks) == 3 and len(job.children()) == 2 and len(simulators(job.process.pid)) == 4
+        assert (
+            len(ranks) == (3 if launcher_name == "mpirun" else 1)
+            and len(job.children()) == 2
+            and len(simulators(job.process.pid)) == 4
+        )
         everything = job.processes()
-        pid = {"mpirun": launcher(job), "learner": ranks[0]}.get(victim, job.process.pid)
+        pid = launcher(job) if victim == "mpirun" else ranks[0] if victim == "learner" else job.process.pid
         os.kill(pid, signal.SIGKILL)
         assert job.leaves_no_rank(everything)
         assert job.finish() != 0

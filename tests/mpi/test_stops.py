@@ -25,11 +25,11 @@ pytestmark = [
 SMALL, LARGE = (("--network", f"tests.environments.long_updates:{size}") for size in ("small", "large"))
 
 
-def in_an_update(results_dir: Path, *words: str, ranks: int | None = None) -> TrainingRun:
+def in_an_update(results_dir: Path, *words: str, ranks: int | None = None, launcher: str = "mpirun") -> TrainingRun:
     """A run of two actors whose learner is in its only update; no checkpoint has been written."""
     seen = results_dir / "updating"
     own = (*ENDLESS_UPDATE, "--checkpoint-interval-s", "100000", *words)
-    job = TrainingRun(results_dir, *own, ranks=ranks, environment={UPDATING: str(seen)})
+    job = TrainingRun(results_dir, *own, ranks=ranks, launcher=launcher, environment={UPDATING: str(seen)})
     job.wait_for(seen.exists, "beginning an update")
     assert not job.checkpoints()
     return job
@@ -47,9 +47,10 @@ def kept_env_steps(path: Path) -> int:
             time.sleep(0.1)
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "local"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_command_ends_an_update(number: signal.Signals, tmp_path: Path) -> None:
-    with in_an_update(tmp_path, *SMALL, "--actors", "2") as job:
+def test_a_signal_to_the_command_ends_an_update(number: signal.Signals, launcher: str, tmp_path: Path) -> None:
+    with in_an_update(tmp_path, *SMALL, "--actors", "2", launcher=launcher) as job:
         everything = job.processes()
         job.process.send_signal(number)
         job.finish()
@@ -69,8 +70,14 @@ def _to_launcher(number: signal.Signals) -> Callable[[TrainingRun], None]:
 @pytest.mark.parametrize("network", [SMALL, pytest.param(LARGE, marks=pytest.mark.long)], ids=["16x1", "2048x3"])
 @pytest.mark.parametrize(
     ("ranks", "stop"),
-    [(None, _to_all), (3, _to_all), (3, _to_launcher(signal.SIGINT)), (3, _to_launcher(signal.SIGTERM))],
-    ids=["all processes", "mpirun's too", "SIGINT to mpirun", "SIGTERM to mpirun"],
+    [
+        (None, _to_all),
+        (0, _to_all),
+        (3, _to_all),
+        (3, _to_launcher(signal.SIGINT)),
+        (3, _to_launcher(signal.SIGTERM)),
+    ],
+    ids=["all processes", "without mpirun", "mpirun's too", "SIGINT to mpirun", "SIGTERM to mpirun"],
 )
 def test_a_launcher_that_kills_soon_leaves_a_checkpoint(
     ranks: int | None, stop: Callable[[TrainingRun], None], network: tuple[str, str], tmp_path: Path
@@ -78,7 +85,7 @@ def test_a_launcher_that_kills_soon_leaves_a_checkpoint(
     """As scancel, systemd and a terminal stop a job. At 2048×3 a minibatch must end within half a second: on an idle
     machine."""
     words = network if ranks else (*network, "--actors", "2")
-    with in_an_update(tmp_path, *words, ranks=ranks) as job:
+    with in_an_update(tmp_path, *words, ranks=ranks or None, launcher="local" if ranks == 0 else "mpirun") as job:
         everything = job.processes()
         stop(job)
         job.finish()  # with 0 where the learner was faster than whoever kills it

@@ -38,7 +38,7 @@ class TrainingRun:
     Args:
         results_dir: where its run directory goes. words: options beside the small defaults, which they override.
         ranks: start that many under an mpirun of the test's own; None: `accel train` starts mpirun itself.
-        fault_tolerant: of the test's own mpirun.
+        launcher: what starts the others otherwise. fault_tolerant: of the test's own mpirun.
         environment: extra variables. prefix: of the command, which must become it.
     """
 
@@ -47,22 +47,35 @@ class TrainingRun:
         results_dir: Path,
         *words: str,
         ranks: int | None = None,
+        launcher: str = "mpirun",
         fault_tolerant: bool = True,
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
-        need_mpirun()
+        if launcher == "mpirun":
+            need_mpirun()
         self.path = results_dir / "run"
-        launcher = [] if ranks is None else mpirun_command(ranks, fault_tolerant=fault_tolerant)
+        mpirun = [] if ranks is None else mpirun_command(ranks, fault_tolerant=fault_tolerant)
         # What comes last counts.
         quick = () if {"--algorithm", "--preset", "--config", "--resume"} & set(words) else ("--algorithm", "impala")
         scheme = () if {"--preset", "--config", "--resume"} & set(words) else ("--compressor", "int8")
-        options = ["--results-dir", str(results_dir), "--name", "run", *SMALL, *quick, *scheme, *words]
+        options = [
+            "--results-dir",
+            str(results_dir),
+            "--name",
+            "run",
+            "--launcher",
+            launcher,
+            *SMALL,
+            *quick,
+            *scheme,
+            *words,
+        ]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._log = results_dir / f"output-{time.monotonic_ns()}.txt"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [*prefix, *launcher, sys.executable, "-m", "accel", "train", *options],
+                [*prefix, *mpirun, sys.executable, "-m", "accel", "train", *options],
                 cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **(environment or {})},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -87,7 +100,7 @@ class TrainingRun:
         return self._log.read_text()
 
     def ranks(self) -> dict[int, int]:
-        """The pid of each rank."""
+        """The pid of each rank; of the learner alone where it starts its actors itself."""
         return self._find(child=False)
 
     def children(self) -> dict[int, int]:
@@ -190,12 +203,19 @@ def descendants(pid: int) -> list[int]:
 
 
 def rank_of(pid: int) -> int | None:
-    """The rank that a process was started as; None for anything else, such as mpirun itself."""
+    """The rank that a process was started as; None for anything else, such as mpirun itself.
+
+    A learner that starts its actors itself is a fork of the command, with its words.
+    """
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        program, *words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return None
+    if b"accel.launch.actor" in words:
+        return int(json.loads(words[words.index(b"accel.launch.actor") + 1])[0])
+    if b"local" in words and b"train" in words:
+        return 0
     ranks = [v.partition(b"=")[2] for v in environment if v.startswith((b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK="))]
     return int(ranks[0]) if ranks and b"python" in program else None
 

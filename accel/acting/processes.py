@@ -1,0 +1,123 @@
+"""Actors in processes of this machine, without MPI: the learner's process starts them and supervises each.
+
+An actor's process is the one that a rank would start (``accel.acting.supervisor``), with the same handshake, the same
+memory for unrolls and policies, the same restarts. What a rank does between two sleeps the learner's process does
+whenever it looks at its transport. No torch.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from accel.acting.supervisor import ActorSupervisor
+from accel.json_object import Json
+from accel.transport.base import Arrival, TransportOptions
+from accel.transport.local import Hub, LocalLearner, LocalPort
+
+_LOOK_S = 0.1
+_POLL_S = 0.002
+
+
+class ActorProcesses(LocalLearner):
+    """``LearnerTransport`` over processes that this one starts.
+
+    Args:
+        actors: how many. command: starts an actor's process, by its number; see ``ActorSupervisor``.
+    """
+
+    fault_tolerant = True
+
+    def __init__(self, actors: int, command: Callable[[int], Sequence[str]], options: TransportOptions) -> None:
+        super().__init__(Hub(actors, options, threaded=False))
+        self._actors = [(ActorSupervisor(command(number)), LocalPort(self.hub, number)) for number in range(actors)]
+        self._has_told, self._look_s = False, 0.0
+
+    def welcome(self, message: Json) -> None:
+        """See ``LearnerTransport.welcome``."""
+        super().welcome(message)
+        self._has_told = True
+
+    def release(self, arrival: Arrival) -> None:
+        """See ``LearnerTransport.release``."""
+        super().release(arrival)
+        self._has_told = True
+
+    def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
+        """See ``LearnerTransport.publish``; the policies are in the actors' memory when this returns."""
+        super().publish(version, policies)
+        self._has_told = True
+        self.pump()
+
+    def assign(self, actor: int, scheme: str) -> None:
+        """See ``LearnerTransport.assign``."""
+        super().assign(actor, scheme)
+        self._has_told = True
+
+    def messages(self) -> list[tuple[int, Json]]:
+        """See ``LearnerTransport.messages``."""
+        self.pump()
+        return super().messages()
+
+    def receive(self, timeout_s: float = 0.0) -> Arrival | None:
+        """See ``LearnerTransport.receive``."""
+        until_s = time.monotonic() + timeout_s
+        self.pump()
+        while (arrival := super().receive()) is None:
+            if (left_s := until_s - time.monotonic()) <= 0.0:
+                return None
+            self.pump(min(left_s, _LOOK_S))
+        self._has_told = True  # Its actor may fill another buffer.
+        return arrival
+
+    def pump(self, timeout_s: float = 0.0) -> None:
+        """See ``LearnerTransport.pump``. Args: timeout_s: how long to wait for an actor to say something."""
+        heard = self._heard(0.0 if self._has_told else timeout_s)
+        has_told, self._has_told = self._has_told, False
+        is_due = time.monotonic() >= self._look_s
+        if is_due:
+            self._look_s = time.monotonic() + _LOOK_S
+        for number, (supervisor, port) in enumerate(self._actors):
+            is_heard = supervisor.channel is not None and supervisor.channel.fileno() in heard
+            if number in self.hub.alive and (is_heard or has_told or is_due):
+                supervisor.turn(port, is_heard)
+                if supervisor.is_over:
+                    self._leave(number)
+
+    def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
+        """See ``LearnerTransport.stop``; nobody waits for the actors of a run that was given up."""
+        self.hub.stopping = True
+        self.hub.queue.clear()
+        until_s = time.monotonic() + timeout_s
+        for number in sorted(self.hub.alive):
+            self._actors[number][0].stop()
+        while self.hub.alive:
+            for number in sorted(self.hub.alive):
+                supervisor, port = self._actors[number]
+                supervisor.hear(port)
+                if self.hub.abort_text is not None or supervisor.has_left():
+                    self._leave(number)
+            if time.monotonic() > until_s:
+                break
+            time.sleep(_POLL_S)
+        return self.alive()
+
+    def close(self) -> None:
+        """See ``LearnerTransport.close``."""
+        super().close()
+        for number in self.alive():
+            self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        self.hub.alive.discard(number)
+        self.hub.board.forget(number)
+        self._actors[number][0].close()
+
+    def _heard(self, timeout_s: float) -> set[int]:
+        """Files of the actors that have said something."""
+        poll = select.poll()
+        for number, (supervisor, _) in enumerate(self._actors):
+            if number in self.hub.alive and supervisor.channel is not None:
+                poll.register(supervisor.channel.fileno(), select.POLLIN)
+        return {file for file, _ in poll.poll(1e3 * timeout_s)}

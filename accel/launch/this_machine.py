@@ -1,0 +1,43 @@
+"""A job whose processes are all on this machine, without MPI: the learner starts its actors itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel.errors import EnvError
+from accel.launch.actor import command
+from accel.launch.outcome import noting_how_to_continue, registered_here
+from accel.system.signals import StopRequest
+from accel.transport import LaunchInfo, TransportOptions
+from accel.transport.pinning import all_cores, free_cores, pin_rank
+
+if TYPE_CHECKING:
+    from accel.runs.job import Job
+    from accel.runs.summary import Summary
+
+
+def learn_here(job: Job) -> Summary:
+    """Learn in this process, with actors in processes of their own, which end with it."""
+    from accel.acting.processes import ActorProcesses
+    from accel.learning.run import run_session
+
+    config, stop = job.config, StopRequest()
+    ranks = config.acting.actors + 1
+    options = TransportOptions(in_flight=config.acting.unrolls_in_flight, max_held=config.store.held_unrolls + 1)
+    with stop.installed(), noting_how_to_continue(job):
+        transport = ActorProcesses(
+            config.acting.actors, lambda number: command(LaunchInfo(number + 1, ranks, number + 1, "local")), options
+        )
+        try:
+            allowed = all_cores()
+            cores = free_cores(allowed, ranks)
+            if config.acting.pin_cores:
+                pin_rank(LaunchInfo(0, ranks, 0, "local"))
+            return run_session(job, transport, stop, cores=cores, allowed_cores=len(allowed))
+        except BaseException as error:
+            transport.abort(str(error) or type(error).__name__)
+            if isinstance(error, EnvError) and (hint := registered_here(config.environment.env)):
+                raise EnvError(f"{error}{hint}") from error
+            raise
+        finally:
+            transport.close()
