@@ -1,4 +1,4 @@
-"""A sum tree: draws of leaves in proportion to their weights, and changes of many weights at once. No torch.
+"""Draws of leaves in proportion to their weights, and changes of many weights at once; replays' priorities. No torch.
 
 Each node has 32 children, so that a million leaves are four levels and every operation a few numpy calls on whole
 batches; a binary tree needs twenty.
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 FAN_OUT = 32
+_LEAST_PRIORITY = 1e-3
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -70,3 +71,39 @@ class SumTree:
             left -= np.where(column > 0, ends[each, column - 1], 0.0)
             row = row * FAN_OUT + column
         return row
+
+
+class PriorityTree(SumTree):
+    """Draws in proportion to p^α, p = |priority| + 0.001, with importance weights (N P)^−β over the batch's greatest.
+
+    Args:
+        size: leaves. exponent: α. weight_exponent: β.
+        greatest: the priority of what comes without one, until there is a greater.
+    """
+
+    def __init__(self, size: int, exponent: float, weight_exponent: float, greatest: float = 1.0) -> None:
+        super().__init__(size)
+        self.greatest = greatest
+        self._exponent, self._weight_exponent = exponent, weight_exponent
+
+    def weigh(self, priorities: npt.NDArray[np.generic]) -> Floats:
+        """p^α of priorities of any shape, the greatest of which is kept."""
+        finite = np.nan_to_num(np.abs(priorities.astype(np.float64)), nan=0.0, posinf=self.greatest)
+        self.greatest = max(self.greatest, float(finite.max(initial=0.0)))
+        weights: Floats = (finite + _LEAST_PRIORITY) ** self._exponent
+        return weights
+
+    def draw(self, count: int, generator: np.random.Generator) -> Indices:
+        """[count] leaves, stratified, in order; the total must not be zero."""
+        return self.find((np.arange(count) + generator.random(count)) * (self.total / count))
+
+    def importance(self, leaves: Indices, among: int) -> npt.NDArray[np.float32]:
+        """[N] weights of drawn leaves, N of the formula being ``among``."""
+        weights: Floats = (self.get(leaves) * (among / self.total)) ** -self._weight_exponent
+        weights /= weights.max()
+        return weights.astype(np.float32)
+
+    def restore(self, weights: npt.NDArray[np.generic], greatest: float) -> None:
+        """Go on from another tree's. Raises ValueError: it has another size."""
+        self.set(np.arange(len(self.weights)), weights.astype(np.float64))
+        self.greatest = greatest

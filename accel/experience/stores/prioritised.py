@@ -1,9 +1,7 @@
 """Prioritised replay: transitions are drawn in proportion to p^α and weighted by (N P)^−β, the greatest weight being 1.
 
-    p = |δ| + 0.001,   P(i) = p_i^α / Σ p^α,   w_i = (N P(i))^−β / max_j w_j  over the batch
-
-A new transition has the priority that its actor computed, which arrives with the rows that its return needs; without
-one, the greatest so far. Draws are stratified.
+The priority of a transition is |δ| (``PriorityTree``). A new one has that which its actor computed, which arrives with
+the rows that its return needs; without one, the greatest so far.
 
 Source: Schaul et al. 2016, arXiv:1511.05952, section 3.3 and 3.4; Horgan et al. 2018, arXiv:1803.00933, algorithm 1 and
 2. Deviation: the oldest transitions give way, whatever their priority.
@@ -22,10 +20,8 @@ from torch import Tensor
 from accel.config.experience import PrioritisedConfig
 from accel.experience.stores.base import Arrays, Experience, Ring, Sample
 from accel.experience.stores.replay import Indices, Replay, Stream
-from accel.experience.sum_tree import SumTree
+from accel.experience.sum_tree import PriorityTree
 from accel.experience.transfer import Arrivals
-
-_LEAST_PRIORITY = 1e-3
 
 Floats = npt.NDArray[np.float64]
 
@@ -35,10 +31,8 @@ class PrioritisedReplay(Replay):
 
     def __init__(self, options: PrioritisedConfig, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self._exponent = options.priority_exponent
-        self._weight_exponent = options.weight_exponent
-        self._greatest = 1.0
-        self.tree: SumTree | None = None
+        self._options = options
+        self.tree = self._make_tree(0)  # until the first insertion
         self._arrivals: Arrivals[tuple[Indices, Indices]] = Arrivals()
 
     @property
@@ -54,47 +48,41 @@ class PrioritisedReplay(Replay):
         oldest, newest = (0, 0) if before is None else self._range(before)
         super().insert(experience)
         stream = self._streams[experience.actor]
-        if self.tree is None:
-            self.tree = SumTree(self._actors * stream.length * envs)
+        if before is None and len(self._streams) == 1:
+            self.tree = self._make_tree(self._actors * stream.valid.size)
         least, most = self._range(stream)
         gone = np.arange(oldest, min(least, newest))
         self._set(experience.actor, stream, gone, np.zeros((len(gone), envs)))
         new = np.arange(max(newest, least), most)
         places = new - (stream.written - rows - self._n)
         if priorities is None:
-            found = np.full((len(new), envs), self._greatest)
+            found = np.full((len(new), envs), self.tree.greatest)
         else:
             found = np.where(places[:, None] >= 0, priorities[np.maximum(places, 0)], 0.0)
-        self._set(experience.actor, stream, new, np.where(stream.valid[new % stream.length], self._weigh(found), 0.0))
+        weights = np.where(stream.valid[new % stream.length], self.tree.weigh(found), 0.0)
+        self._set(experience.actor, stream, new, weights)
 
     def state(self) -> tuple[dict[str, object], Arrays]:
         """With the priorities. See ``KeptStore``."""
         values, arrays = super().state()
-        weights = {} if self.tree is None else {"weights": self.tree.weights}
-        return values | {"greatest": self._greatest}, {**arrays, **weights}
+        weights = {"weights": self.tree.weights} if self._streams else {}
+        return values | {"greatest": self.tree.greatest}, {**arrays, **weights}
 
     def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
         """See ``KeptStore``."""
         greatest = float(str(values["greatest"]))
-        tree = None
-        if rings:
-            envs = next(iter(rings.values())).arrays["valid"].shape[1]
-            tree = SumTree(self._actors * next(iter(rings.values())).length * envs)
-            tree.set(np.arange(len(tree.weights)), cast(Floats, arrays["weights"]))
+        tree = self._make_tree(sum(self._actors * ring.arrays["valid"].size for ring in list(rings.values())[:1]))
+        tree.restore(arrays["weights"] if rings else tree.weights, greatest)
         super().restore(rings, values, arrays)
-        self._greatest, self.tree = greatest, tree
+        self.tree = tree
 
     def sample(self) -> Sample | None:
         """``batch_size`` transitions by priority, with repetition."""
-        tree = self.tree
-        total = 0.0 if tree is None else tree.total
-        if tree is None or total <= 0.0:
+        if self.tree.total <= 0.0:
             return None
-        count = self._batch_size
-        strata = (np.arange(count) + self._generator.random(count)) * (total / count)
-        leaves = tree.find(strata)  # In order, so that an actor's lie side by side.
+        leaves = self.tree.draw(self._batch_size, self._generator)  # In order, so that an actor's lie side by side.
         envs = next(iter(self._streams.values())).valid.shape[1]
-        chosen, rows = [], np.empty(count, np.int64)
+        chosen, rows = [], np.empty(self._batch_size, np.int64)
         actors = leaves // self._leaves
         for actor in np.unique(actors):
             mine, stream = actors == actor, self._streams[int(actor)]
@@ -103,13 +91,11 @@ class PrioritisedReplay(Replay):
             rows[mine] = oldest + (place - oldest) % stream.length
             chosen.append((stream, rows[mine], env))
         eligible = sum(stream.eligible for stream in self._streams.values())
-        weights = (tree.get(leaves) * (eligible / total)) ** -self._weight_exponent
-        weights /= weights.max()
-        return replace(self._make_sample(chosen, weights.astype(np.float32)), key=(leaves, rows))
+        return replace(self._make_sample(chosen, self.tree.importance(leaves, eligible)), key=(leaves, rows))
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Weigh a sample's transitions anew; those whose place another has taken meanwhile are left alone."""
-        if priorities is None or self.tree is None:
+        if priorities is None:
             return
         key = cast(tuple[Indices, Indices], sample.key)
         for (leaves, rows), found in self._arrivals.put(key, priorities.detach().double()):
@@ -117,7 +103,7 @@ class PrioritisedReplay(Replay):
             for actor, stream in self._streams.items():
                 oldest[actor] = self._range(stream)[0]
             there = rows >= oldest[leaves // self._leaves]
-            self.tree.set(leaves[there], self._weigh(cast(Floats, found)[there]))
+            self.tree.set(leaves[there], self.tree.weigh(found[there]))
 
     @property
     def _leaves(self) -> int:
@@ -125,17 +111,12 @@ class PrioritisedReplay(Replay):
         stream = next(iter(self._streams.values()))
         return stream.valid.size
 
-    def _weigh(self, priorities: Floats) -> Floats:
-        """p^α; the greatest priority is kept for transitions that come without one."""
-        finite = np.nan_to_num(np.abs(priorities), nan=0.0, posinf=self._greatest)
-        if finite.size:
-            self._greatest = max(self._greatest, float(finite.max()))
-        weights: Floats = (finite + _LEAST_PRIORITY) ** self._exponent
-        return weights
+    def _make_tree(self, size: int) -> PriorityTree:
+        return PriorityTree(size, self._options.priority_exponent, self._options.weight_exponent)
 
     def _set(self, actor: int, stream: Stream, rows: Indices, weights: Floats) -> None:
         """Weights [R, B] of rows [R], counted since the start, of all environments."""
-        if self.tree is None or not len(rows):
+        if not len(rows):
             return
         envs = stream.valid.shape[1]
         leaves = actor * self._leaves + (rows % stream.length)[:, None] * envs + np.arange(envs)

@@ -3,7 +3,7 @@
 A sequence is ``sequence_unrolls`` consecutive unrolls of one environment. One begins with every unroll, so that
 sequences overlap; unrolls are kept once. A sequence's priority mixes those of its last unroll's steps,
 
-    p = η max_t |δ_t| + (1 − η) mean_t |δ_t|,   P(i) = p_i^α / Σ p^α,   w_i = (N P(i))^−β, over the batch's greatest
+    η max_t |δ_t| + (1 − η) mean_t |δ_t|
 
 Source: Kapturowski et al. 2019, R2D2, section 2.3; η = 0.9, α = 0.9, β = 0.6. Deviations: the parts of a sequence are
 unrolls, whose length is an option; sequences run through the ends of episodes, where the state is zeroed.
@@ -27,13 +27,12 @@ from accel.config.experience import SequencesConfig
 from accel.experience.batch import Batch
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Arrays, Experience, Ring, Sample
-from accel.experience.sum_tree import SumTree
+from accel.experience.sum_tree import PriorityTree
 from accel.experience.transfer import Arrivals, Joined, make_staging
 from accel.experience.unroll import Unroll, UnrollLayout, restack_frames
 
 Array = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]
-_LEAST_PRIORITY = 1e-3
 _KEPT = (
     "observations", "frames", "first", "valid", "actions", "rewards", "terminated", "truncated", "behaviour_log_prob",
     "behaviour_params", "exploration",
@@ -80,9 +79,9 @@ class Sequences:
         self._staging, self._rewards, self._generator = make_staging(device), rewards, generator
         self._least_rows = min(least_rows, options.replay_capacity)
         self._rows = self._available = 0
-        self._greatest = 1.0
         self._rings: dict[int, _Ring] = {}
-        self.tree = SumTree(self._actors * self._slots * layout.envs)
+        leaves = self._actors * self._slots * layout.envs
+        self.tree = PriorityTree(leaves, options.priority_exponent, options.weight_exponent)
         self._arrivals: Arrivals[tuple[Indices, Indices]] = Arrivals()
 
     def rings(self) -> dict[str, Ring]:
@@ -96,7 +95,7 @@ class Sequences:
 
     def state(self) -> tuple[dict[str, object], Arrays]:
         """See ``KeptStore``."""
-        values = {"rows": self._rows, "greatest": self._greatest, "generator": self._generator.bit_generator.state}
+        values = {"rows": self._rows, "greatest": self.tree.greatest, "generator": self._generator.bit_generator.state}
         return values, {"weights": self.tree.weights}
 
     def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
@@ -111,8 +110,8 @@ class Sequences:
         rows, greatest = int(str(values["rows"])), float(str(values["greatest"]))
         generator = np.random.default_rng()
         generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
-        self.tree.set(np.arange(len(self.tree.weights)), cast(npt.NDArray[np.float64], arrays["weights"]))
-        self._rows, self._greatest, self._rings, self._generator = rows, greatest, found, generator
+        self.tree.restore(arrays["weights"], greatest)
+        self._rows, self._rings, self._generator = rows, found, generator
         self._available = int(self.tree.total > 0.0)
 
     @property
@@ -156,24 +155,24 @@ class Sequences:
 
     def sample(self) -> Sample | None:
         """``batch_size`` sequences by priority, with repetition, as a batch of unrolls of their whole length."""
-        tree, count = self.tree, self._options.batch_size
-        total = tree.total
-        if total <= 0.0:
+        if self.tree.total <= 0.0:
             return None
-        leaves = tree.find((np.arange(count) + self._generator.random(count)) * (total / count))
+        leaves = self.tree.draw(self._options.batch_size, self._generator)
         actors, rest = np.divmod(leaves, self._slots * self._layout.envs)
         slots, envs = np.divmod(rest, self._layout.envs)
         parts = [self._gather(self._rings[int(a)], slots[actors == a], envs[actors == a]) for a in np.unique(actors)]
         arrays = {name: np.concatenate([part[name] for part in parts], _axis(name)) for name in parts[0]}
         stamps = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
         sequences = sum(ring.written for ring in self._rings.values()) * self._layout.envs
-        weights = (tree.get(leaves) * (sequences / total)) ** -self._options.weight_exponent
-        weights /= weights.max()
+        weights = self.tree.importance(leaves, sequences)
         rewards = np.where(arrays["valid"][:-1], arrays["rewards"], np.float32(0))
         first = torch.from_numpy(np.ascontiguousarray(arrays.pop("first")))
         sent = self._staging.send(
             {name: Joined([np.ascontiguousarray(array)]) for name, array in arrays.items()}
-            | {"transformed": Joined([self._rewards.of(rewards)]), "weights": Joined([weights.astype(np.float32)])}
+            | {
+                "transformed": Joined([self._rewards.of(rewards)]),
+                "weights": Joined([weights]),
+            }
         )
         return Sample(
             valid_steps=int(np.count_nonzero(arrays["valid"][-self._layout.unroll_length - 1 : -1])),
@@ -193,7 +192,7 @@ class Sequences:
             slots = rest // self._layout.envs
             now = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
             there = (now == stamps) & (self.tree.get(leaves) > 0.0)
-            self.tree.set(leaves[there], self._weigh(cast(npt.NDArray[np.float64], found)[there]))
+            self.tree.set(leaves[there], self.tree.weigh(found[there]))
 
     def _make_ring(self, unroll: Unroll) -> _Ring:
         names = [name for name in unroll.arrays if name in _KEPT or name.startswith("state_")]
@@ -205,22 +204,14 @@ class Sequences:
         envs = self._layout.envs
         valid = np.asarray(unroll["valid"][: -1 - self._n], np.bool_)
         if "priority" not in unroll or len(valid) == 0:
-            found = np.full(envs, self._greatest)
+            found = np.full(envs, self.tree.greatest)
         else:
             errors = np.where(valid, np.asarray(unroll["priority"][self._n :], np.float64), 0.0)
             mean = errors.sum(0) / np.maximum(valid.sum(0), 1)
             mix = self._options.priority_mix
             found = mix * errors.max(0) + (1.0 - mix) * mean
         steps = np.asarray(unroll["valid"][:-1], np.bool_).any(0)
-        return np.where(steps, self._weigh(found), 0.0)
-
-    def _weigh(self, priorities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """p^α; the greatest priority is kept for sequences that come without one."""
-        finite = np.nan_to_num(np.abs(priorities), nan=0.0, posinf=self._greatest)
-        if finite.size:
-            self._greatest = max(self._greatest, float(finite.max()))
-        weights: npt.NDArray[np.float64] = (finite + _LEAST_PRIORITY) ** self._options.priority_exponent
-        return weights
+        return np.where(steps, self.tree.weigh(found), 0.0)
 
     def _set(self, actor: int, slots: Indices, weights: npt.NDArray[np.float64]) -> None:
         envs = self._layout.envs

@@ -1,8 +1,7 @@
 """Prioritised replay of trajectories beside new ones: an unroll of one environment is a trajectory.
 
-Each batch of new unrolls is learned from once, and kept; then ``replays`` batches of as many trajectories are drawn,
-
-    P(i) = p_i^α / Σ p^α,   w_i = (N P(i))^−β, over the batch's greatest,   p_i as the algorithm's last update on i said
+Each batch of new unrolls is learned from once, and kept; then ``replays`` batches of as many trajectories are drawn, by
+the priorities (``PriorityTree``) that the algorithm's last updates on them gave.
 
 Source: Liang et al. 2021, PTR-PPO, arXiv:2112.03798; its priorities are the algorithm's matter. Deviations: α and β are
 options; new trajectories, and with them the draws from memory, keep a fixed share of updates: actors wait for these.
@@ -27,13 +26,12 @@ from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Arrays, Experience, Ring, Sample
 from accel.experience.stores.fifo import make_sample
-from accel.experience.sum_tree import SumTree
+from accel.experience.sum_tree import PriorityTree
 from accel.experience.transfer import Arrivals
 from accel.experience.unroll import Unroll, UnrollLayout
 
 Array = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]
-_LEAST_PRIORITY = 1e-3
 _LEFT_OUT = ("header", "timings_s", "policy_version", "scheme_id", "episode_return", "episode_length")
 
 
@@ -68,9 +66,8 @@ class Trajectories:
         self._waiting: deque[Experience] = deque()
         self._replays = 0
         self._written = 0
-        self._greatest = 0.0
         self._arrays: dict[str, Array] = {}
-        self.tree = SumTree(self._slots)
+        self.tree = PriorityTree(self._slots, options.priority_exponent, options.weight_exponent, greatest=0.0)
         self._arrivals: Arrivals[Indices] = Arrivals()
 
     def rings(self) -> dict[str, Ring]:
@@ -79,7 +76,7 @@ class Trajectories:
 
     def state(self) -> tuple[dict[str, object], Arrays]:
         """See ``KeptStore``; a batch that waits is not kept."""
-        values = {"greatest": self._greatest, "generator": self._generator.bit_generator.state}
+        values = {"greatest": self.tree.greatest, "generator": self._generator.bit_generator.state}
         return values, {"weights": self.tree.weights}
 
     def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
@@ -87,10 +84,10 @@ class Trajectories:
         greatest = float(str(values["greatest"]))
         generator = np.random.default_rng()
         generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
-        self.tree.set(np.arange(len(self.tree.weights)), cast(npt.NDArray[np.float64], arrays["weights"]))
+        self.tree.restore(arrays["weights"], greatest)
         for ring in rings.values():
             self._arrays, self._written = dict(ring.arrays), ring.end
-        self._greatest, self._generator = greatest, generator
+        self._generator = generator
 
     @property
     def nbytes(self) -> int:
@@ -134,15 +131,15 @@ class Trajectories:
             experience.release()
         if priorities is not None:
             for known, found in self._arrivals.put(numbers, priorities.detach().double()):
-                self._weigh_anew(known, cast(npt.NDArray[np.float64], found))
+                self._weigh_anew(known, found)
         if taken:
             self._replays = self._options.replays if self.tree.total > 0.0 else 0
 
-    def _weigh_anew(self, numbers: Indices, priorities: npt.NDArray[np.float64]) -> None:
+    def _weigh_anew(self, numbers: Indices, priorities: Array) -> None:
         """Those trajectories that have steps, and whose place no other has taken meanwhile."""
         slots = numbers % self._slots
         there = (numbers >= self._written - self._slots) & (self.tree.get(slots) > 0.0)
-        self.tree.set(slots[there], self._weigh(priorities[there]))
+        self.tree.set(slots[there], self.tree.weigh(priorities[there]))
 
     def _keep(self, unroll: Unroll) -> None:
         """Copy an unroll's trajectories into the places of the oldest, with the greatest priority so far."""
@@ -159,14 +156,12 @@ class Trajectories:
                 array = self._arrays[field.name] = np.zeros((self._slots, *rows.shape[1:]), rows.dtype)
             array[places] = rows
         steps = np.asarray(unroll["valid"][:-1], np.bool_).any(0)
-        self.tree.set(places, np.where(steps, self._weigh(np.full(envs, self._greatest)), 0.0))
+        self.tree.set(places, np.where(steps, self.tree.weigh(np.full(envs, self.tree.greatest)), 0.0))
         self._written += envs
 
     def _replay(self) -> Sample:
-        count, total = self._batch_size, self.tree.total
-        slots = self.tree.find((np.arange(count) + self._generator.random(count)) * (total / count))
-        weights = (self.tree.get(slots) * (min(self._written, self._slots) / total)) ** -self._options.weight_exponent
-        weights /= weights.max()
+        slots = self.tree.draw(self._batch_size, self._generator)
+        weights = self.tree.importance(slots, min(self._written, self._slots))
         arrays = {
             name: array[slots] if name.startswith("state_") else np.ascontiguousarray(np.swapaxes(array[slots], 0, 1))
             for name, array in self._arrays.items()
@@ -176,13 +171,6 @@ class Trajectories:
             valid_steps=int(np.count_nonzero(arrays["valid"][:-1])),
             batch=self._batcher.build([unroll]),
             rewards=self._batcher.tensor([self._rewards.transform(unroll)]),
-            weights=self._batcher.tensor([weights.astype(np.float32)], axis=0),
+            weights=self._batcher.tensor([weights], axis=0),
             key=_Drawn(self._written - 1 - (self._written - 1 - slots) % self._slots),
         )
-
-    def _weigh(self, priorities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """p^α; the greatest priority is kept for trajectories that come without one."""
-        finite = np.nan_to_num(np.abs(priorities), nan=0.0, posinf=self._greatest)
-        self._greatest = max(self._greatest, float(finite.max(initial=0.0)))
-        weights: npt.NDArray[np.float64] = (finite + _LEAST_PRIORITY) ** self._options.priority_exponent
-        return weights
