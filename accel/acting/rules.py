@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from accel.envs.spaces import ALLOWED_ABOVE, MASKED, ActionSpec
 from accel.errors import ConfigError
-from accel.json_object import Json
 
 FloatArray = npt.NDArray[np.float32]
 ActionArray = npt.NDArray[np.int64 | np.float32]
@@ -45,15 +44,6 @@ class RuleSpec:
 
     name: str = "stochastic"
     options: Mapping[str, object] = field(default_factory=dict)
-
-    def to_json(self) -> Json:
-        """A plain JSON object; ``from_json`` restores an equal spec."""
-        return {"name": self.name, "options": dict(self.options)}
-
-    @classmethod
-    def from_json(cls, value: Json) -> RuleSpec:
-        """Inverse of ``to_json``."""
-        return cls(str(value["name"]), cast(Mapping[str, object], value["options"]))
 
 
 @dataclass(frozen=True)

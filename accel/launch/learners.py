@@ -37,6 +37,7 @@ logger = logging.getLogger("accel")
 
 def learn(job: Job, info: LaunchInfo) -> Summary:
     """The first learner's role in a launched job. Whatever goes wrong, every other rank is told and ends too."""
+    from accel.learning.handshake import LearnerPlace
     from accel.learning.run import run_session
 
     stop = StopRequest()
@@ -62,7 +63,7 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
         try:
             allowed = all_cores()  # Before pinning: the machine is what all ranks share.
             summary = run_session(
-                job, place.transport, stop, cores=place.pin(), allowed_cores=len(allowed), link=place.link
+                job, LearnerPlace(place.transport, stop, place.pin(), allowed_cores=len(allowed), link=place.link)
             )
             if not place.transport.is_left:
                 # Some rank never said goodbye, and the launcher waits for it: but the caller has a summary to show.
@@ -78,6 +79,7 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
 
 def follow(job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -> int:
     """The role of every other learner; returns the exit status. What it meets, it says on standard error."""
+    from accel.learning.handshake import LearnerPlace
     from accel.learning.run import follow_session
 
     place = _LearnerRank(job, info, endpoint, topology)
@@ -86,7 +88,8 @@ def follow(job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -
     try:
         if place.link is not None:
             # Learner 0 heeds signals.
-            follow_session(job, place.transport, lambda: None, place.link, cores=place.pin())
+            mine = LearnerPlace(place.transport, lambda: None, place.pin(), link=place.link)
+            follow_session(job, mine, place.link)
         return 0
     except DivergenceError as error:
         place.give_up(error)

@@ -34,6 +34,7 @@ def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, activity: 
         activity: where progress is shown to another process that watches too.
     """
     from accel.acting.actor import InlineActor
+    from accel.learning.handshake import LearnerPlace
     from accel.learning.run import run_session
     from accel.transport.local import LocalTransport
 
@@ -58,7 +59,7 @@ def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, activity: 
 
             try:
                 with Watchdog(end.activity, *limits_s, hung, interrupted), noting_how_to_continue(job), _no_exit():
-                    return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
+                    return run_session(job, LearnerPlace(transport.learner, stop, all_cores()[:1]), inline)
             finally:
                 late = f"closing the environments took longer than {_CLOSE_S:g} s"
                 with Watchdog(end.activity, _CLOSE_S, _CLOSE_S, lambda _, times: hung(late, times)):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def learn_here(job: Job) -> Summary:
     """Learn in this process, with actors in processes of their own, which end with it."""
     from accel.acting.processes import ActorProcesses
+    from accel.learning.handshake import LearnerPlace
     from accel.learning.run import run_session
 
     config, stop = job.config, StopRequest()
@@ -33,7 +34,7 @@ def learn_here(job: Job) -> Summary:
             cores = free_cores(allowed, ranks)
             if config.acting.pin_cores:
                 pin_rank(LaunchInfo(0, ranks, 0, "local"))
-            return run_session(job, transport, stop, cores=cores, allowed_cores=len(allowed))
+            return run_session(job, LearnerPlace(transport, stop, cores, allowed_cores=len(allowed)))
         except BaseException as error:
             transport.abort(str(error) or type(error).__name__)
             if isinstance(error, EnvError) and (hint := registered_here(config.environment.env)):

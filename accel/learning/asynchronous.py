@@ -11,8 +11,8 @@ Source: Mnih et al. 2016, arXiv:1602.01783, sections 4 and 5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TypedDict, TypeVar, cast
+from collections.abc import Mapping
+from typing import Protocol, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from accel.config import TrainConfig
 from accel.config.experience import AsynchronousConfig
 from accel.errors import ConfigError, TransportError
 from accel.experience.rewards import RewardTransform
-from accel.learning.coordination import COUNTED, Coordination, Iteration, NoCoordination
+from accel.learning.coordination import Coordination, Iteration, NoCoordination
 from accel.learning.counters import Counters, LagStatistics
 from accel.runs.checkpoint import CheckpointState, pack_state, unpack_state
 from accel.supervision.clock import ListeningClock
@@ -37,8 +37,6 @@ ASK_S = 0.25
 _GRADIENT = "gradient"
 _IDLE_S = 0.002
 _LISTENS_S = 1.0
-
-Value = TypeVar("Value")
 
 
 class Post(Protocol):
@@ -193,8 +191,7 @@ class ParameterServer:
         """Count what another learner counted, and make a step with its gradient."""
         state, counters = unpack_state(content), self._counters
         question = cast(Question, state.counters)
-        for name, number in zip(COUNTED, question["counted"], strict=True):
-            setattr(counters, name, getattr(counters, name) + number)
+        counters.take(question["counted"])
         counters.returns.extend(question["returns"])
         counters.lengths.extend(question["lengths"])
         self._actors[learner] = question["actors"]
@@ -257,7 +254,7 @@ class ParameterClient(NoCoordination):
         self._exchange, self._post = exchange, post
         self._algorithm, self._counters, self._rewards = algorithm, counters, rewards
         self._timeout_s = config.run.peer_timeout_s
-        self._told = self._counted()
+        self._told = counters.counted()
         self._version = -1
         self._policies: tuple[int, Mapping[str, bytes]] = 0, {}
         self._publishes = False
@@ -287,17 +284,15 @@ class ParameterClient(NoCoordination):
         found, self._policies = self._policies, (version, {})
         return found
 
-    def _counted(self) -> list[int]:
-        return [getattr(self._counters, name) for name in COUNTED]
-
     def _ask(self, reason: str | None, actors_alive: int, *, done: bool = False) -> None:
-        counters, before, self._told = self._counters, self._told, self._counted()
+        counters, before, self._told = self._counters, self._told, self._counters.counted()
         counted = [now - then for now, then in zip(self._told, before, strict=True)]
+        returns, lengths = counters.newest(counted[-1])
         question = Question(
             version=self._version,
             counted=counted,
-            returns=_newest(counters.returns, counted[-1]),
-            lengths=_newest(counters.lengths, counted[-1]),
+            returns=returns,
+            lengths=lengths,
             actors=actors_alive,
             publishes=self._publishes,
             reason=reason,
@@ -333,7 +328,3 @@ class ParameterClient(NoCoordination):
 
 def _pack(tensors: Mapping[str, Tensor], told: Question | Answer) -> bytes:
     return pack_state(CheckpointState(tensors, {}, cast(Mapping[str, Tree], told)))
-
-
-def _newest(values: Sequence[Value], number: int) -> list[Value]:
-    return list(values)[max(len(values) - number, 0) :]

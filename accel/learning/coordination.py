@@ -16,17 +16,6 @@ from accel.algorithms.exchange import GradientExchange
 from accel.experience.rewards import RewardTransform
 from accel.learning.counters import Counters
 
-COUNTED = (
-    "env_steps",
-    "unrolls",
-    "dropped_unrolls",
-    "dropped_env_steps",
-    "faulty_environments",
-    "actor_restarts",
-    "environment_restarts",
-    "episodes",
-)
-"""Counters of a learner that are added up over all of them; episodes come last."""
 IDLE_S = 0.05
 """How long a learner waits for experience before it looks around."""
 
@@ -105,16 +94,17 @@ class SynchronousLearners(NoCoordination):
         self._exchange = exchange
         self._counters = counters
         self._rewards = rewards
-        self._before = self._counted()
+        self._before = counters.counted()
         rewards.share()
 
     def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Iteration:
         """Gathers every learner's numbers and adds up."""
-        counted = [now - before for now, before in zip(self._counted(), self._before, strict=True)]
+        counted = [now - before for now, before in zip(self._counters.counted(), self._before, strict=True)]
         episodes = min(int(counted[-1]), len(self._counters.returns), len(self._counters.lengths))
         own = [reason is not None, due, publishes, actors_alive, episodes, *self._rewards.collected(), *counted]
         everyone = self._exchange.gather([float(number) for number in own])
-        self._add([numbers[8:] for numbers in everyone])
+        self._counters.take([int(sum(theirs)) for theirs in zip(*(n[8:] for n in everyone), strict=True)], self._before)
+        self._before = self._counters.counted()
         self._rewards.moments.merge(tuple(sum(numbers[i] for numbers in everyone) for i in (5, 6, 7)))  # type: ignore[arg-type]
         if any(numbers[4] for numbers in everyone):
             self._add_episodes(episodes, [int(numbers[4]) for numbers in everyone])
@@ -145,20 +135,11 @@ class SynchronousLearners(NoCoordination):
             start += size
         return version, found
 
-    def _counted(self) -> list[int]:
-        return [getattr(self._counters, name) for name in COUNTED]
-
-    def _add(self, everyone: list[list[float]]) -> None:
-        for i, name in enumerate(COUNTED):
-            setattr(self._counters, name, self._before[i] + int(sum(numbers[i] for numbers in everyone)))
-        self._before = self._counted()
-
     def _add_episodes(self, episodes: int, everyone: list[int]) -> None:
         """The other learners' returns and lengths, behind this one's."""
         counters, most = self._counters, max(everyone)
         own = [0.0] * (2 * most)
-        own[:episodes] = list(counters.returns)[len(counters.returns) - episodes :]
-        own[most : most + episodes] = list(counters.lengths)[len(counters.lengths) - episodes :]
+        own[:episodes], own[most : most + episodes] = counters.newest(episodes)
         for learner, numbers in enumerate(self._exchange.gather(own)):
             if learner != self._exchange.learner:
                 counters.returns.extend(numbers[: everyone[learner]])

@@ -13,6 +13,17 @@ from accel.algorithms.state_tree import Tree
 from accel.experience.unroll import Unroll
 
 FIRST_INTERVAL_S, INTERVAL_GROWTH = 0.05, 0.1
+COUNTED = (
+    "env_steps",
+    "unrolls",
+    "dropped_unrolls",
+    "dropped_env_steps",
+    "faulty_environments",
+    "actor_restarts",
+    "environment_restarts",
+    "episodes",
+)
+"""Counters of a learner that are added up over all of them; episodes come last."""
 
 
 @dataclass
@@ -139,6 +150,20 @@ class Counters:
             self.returns.extend(value for value in unroll["episode_return"][ended].tolist() if math.isfinite(value))
             self.lengths.extend(lengths[ended].tolist())
             self.episodes += len(ended[0])
+
+    def counted(self) -> list[int]:
+        """The numbers of ``COUNTED``."""
+        return [getattr(self, name) for name in COUNTED]
+
+    def take(self, added: Sequence[int], before: Sequence[int] | None = None) -> None:
+        """Count what was added to the numbers of ``COUNTED`` since they were as ``before``; None: as they are."""
+        for name, start, number in zip(COUNTED, before or self.counted(), added, strict=True):
+            setattr(self, name, start + number)
+
+    def newest(self, episodes: int) -> tuple[list[float], list[int]]:
+        """Returns and lengths of so many episodes that ended last, of those that are kept."""
+        returns, lengths = list(self.returns), list(self.lengths)
+        return returns[max(len(returns) - episodes, 0) :], lengths[max(len(lengths) - episodes, 0) :]
 
     def to_json(self) -> dict[str, Tree]:
         """Plain values; ``restore`` takes them back."""

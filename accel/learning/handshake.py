@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from accel.envs.spaces import EnvSpec
 from accel.errors import LaunchError, TransportError
@@ -20,12 +20,26 @@ POLL_S = 0.002
 logger = logging.getLogger("accel")
 
 
-class Stop(Protocol):
-    """Why the run should stop, or None."""
+Stop = Callable[[], str | None]
+"""Polled between updates: why the run should stop, or None."""
 
-    def __call__(self) -> str | None:
-        """Polled between updates."""
-        ...
+
+@dataclass(frozen=True)
+class LearnerPlace:
+    """A learner's place in a job.
+
+    Attributes:
+        transport: its end. stop: see ``Stop``.
+        cores: those this process runs on; they decide torch's threads where the configuration does not.
+        allowed_cores: how many it might use before it was pinned, for ``machine.json``; None: as many as now.
+        link: to the run's other learners; None: there are none.
+    """
+
+    transport: LearnerTransport
+    stop: Stop
+    cores: tuple[int, ...] = ()
+    allowed_cores: int | None = None
+    link: LearnerLink | None = None
 
 
 @dataclass(frozen=True)

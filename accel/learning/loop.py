@@ -57,9 +57,6 @@ class Callback:
     def stopping(self) -> None:
         """The run was told to stop: what it has learned is safe when this returns, even if it is killed now."""
 
-    def published(self, version: int, payload: bytes) -> None:
-        """A policy was published; ``payload`` is what the first actor got."""
-
     def save_sample(self, sample: Sample) -> str:
         """Write the tensors of a sample that made the loss diverge; returns where."""
         return "no file: learner 0 keeps its own"
@@ -81,6 +78,7 @@ class Loop:
     Attributes:
         counters: of the whole run, across resumes.
         lag: over this process's part of the run. unrolls: taken in it. trained_env_steps: inserted in it.
+        published: told of each published policy: environment steps, version, and what the first actor got.
         training_s: from the start of ``run`` to the end of its last update.
     """
 
@@ -103,6 +101,7 @@ class Loop:
         self.publisher, self.sampler, self.steering = publisher, sampler, steering
         self._callback, self._collect, self._stop_requested = callback, collect, stop_requested
         self._task_returns = TaskReturns(self.config.environment.tasks, self.config.run.stop_window)
+        self.published: Callable[[int, int, bytes], None] | None = None
         self.lag, self._recent_lag = LagStatistics(), LagStatistics()
         self.unrolls = self.trained_env_steps = 0
         self.actors_alive = self._actors_here = self.transport.actors
@@ -198,7 +197,8 @@ class Loop:
         self._timer.mark("publish")
         if policies:
             self.sampler.published(version)
-            self._callback.published(version, acting)
+            if self.published is not None:
+                self.published(self.counters.env_steps, version, acting)
             self._timer.mark("record")
 
     def time_totals(self) -> dict[str, dict[str, float]]:

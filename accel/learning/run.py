@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 from accel.acting.actor import InlineActor
 from accel.config.actor import ActorConfig
 from accel.errors import ConfigError
-from accel.learning.handshake import POLL_S, ActorGroup, Stop, join_groups, wait_for_actors
+from accel.learning.handshake import POLL_S, ActorGroup, LearnerPlace, join_groups, wait_for_actors
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job
 from accel.runs.summary import Summary
@@ -33,26 +33,12 @@ if TYPE_CHECKING:
     from accel.learning.session import Session
 
 
-def run_session(
-    job: Job,
-    transport: LearnerTransport,
-    stop: Stop,
-    *,
-    cores: tuple[int, ...] = (),
-    allowed_cores: int | None = None,
-    inline: InlineActor | None = None,
-    link: LearnerLink | None = None,
-) -> Summary:
+def run_session(job: Job, place: LearnerPlace, inline: InlineActor | None = None) -> Summary:
     """Train on a connected transport until done. The actors make their environments while this process imports torch.
 
     Args:
-        job: what to run.
-        transport: the learner's end.
-        stop: polled between updates.
-        cores: those this process runs on; they decide torch's threads where the configuration does not.
-        allowed_cores: how many this process might use before it was pinned, for ``machine.json``; None: as many as now.
+        job: what to run. place: this learner's; the run's others call ``follow_session``.
         inline: the actor, where learner and actor share one process.
-        link: to the run's other learners, which call ``follow_session``; None: there are none.
     Raises:
         AccelError: whatever keeps the run from starting or going on; a checkpoint was written if any update was made.
     """
@@ -60,7 +46,7 @@ def run_session(
     run = RunDirectory.create(config.run.results_dir, job.name) if job.resume is None else RunDirectory.open(job.resume)
     with run:
         try:
-            session = _prepare(job, run, transport, stop, cores, allowed_cores, inline, link)
+            session = _prepare(job, run, place, inline)
         except BaseException:
             if job.resume is None:
                 run.abandon()
@@ -68,33 +54,22 @@ def run_session(
         return session.train()
 
 
-def _prepare(
-    job: Job,
-    run: RunDirectory,
-    transport: LearnerTransport,
-    stop: Stop,
-    cores: tuple[int, ...],
-    allowed_cores: int | None,
-    inline: InlineActor | None,
-    link: LearnerLink | None,
-) -> Session:
+def _prepare(job: Job, run: RunDirectory, place: LearnerPlace, inline: InlineActor | None) -> Session:
     restart, env_steps = run.next_restart(), run.latest_env_steps()
-    if link is not None:
-        link.gather({"restart": restart, "env_steps": env_steps, "host": os.uname().nodename})
-    importing = _welcome(job, transport, restart, env_steps, learner=0)
+    if place.link is not None:
+        place.link.gather({"restart": restart, "env_steps": env_steps, "host": os.uname().nodename})
+    importing = _welcome(job, place.transport, restart, env_steps, learner=0)
     if inline is not None:
         inline.join()
-    group = _meet(job, transport, stop, importing, link)
+    group = _meet(job, place, importing)
     job = job.for_observations(group.spec)
     if job.resume is None:
-        _write_facts(job, run, allowed_cores)
+        _write_facts(job, run, place.allowed_cores)
     from accel.learning.session import Session
 
-    if link is not None:
-        _take_gpu(job, 0)
-    actor = inline.actor if inline else None
-    session = Session(job, run, group, transport, stop, cores, actor, allowed_cores, _connector(link, job))
-    transport.welcome(session.learner.agreement.to_json())
+    connect = None if place.link is None else _connector(place.link, job, 0)
+    session = Session(job, run, group, place, inline.actor if inline else None, connect)
+    place.transport.welcome(session.learner.agreement.to_json())
     if job.resume is not None:
         session.restore()
         # A run that reached its end and could not write its summary, on a full disk say, writes it now.
@@ -104,36 +79,27 @@ def _prepare(
                 "--stop-at-return, to go on"
             )
         # Only now: options that do not go with the checkpoint must not replace those that do.
-        _write_facts(job, run, allowed_cores)
+        _write_facts(job, run, place.allowed_cores)
     session.checkpoints.check_space()
     session.learner.synchronise()
     return session
 
 
-def follow_session(
-    job: Job, transport: LearnerTransport, stop: Stop, link: LearnerLink, *, cores: tuple[int, ...] = ()
-) -> None:
-    """Train with learner 0 until done. Args: as for ``run_session``. Raises: AccelError."""
+def follow_session(job: Job, place: LearnerPlace, link: LearnerLink) -> None:
+    """Train with learner 0, to which the link is too, until done. Raises: AccelError."""
     host = os.uname().nodename
     told = link.gather({"host": host})
-    begin, place = told[0], [theirs["host"] for theirs in told[: link.learner]].count(host)
+    begin, neighbours = told[0], [theirs["host"] for theirs in told[: link.learner]].count(host)
     restart, env_steps = int(str(begin["restart"])), int(str(begin["env_steps"]))
-    importing = _welcome(job, transport, restart, env_steps, learner=link.learner)
-    group = _meet(job, transport, stop, importing, link)
+    importing = _welcome(job, place.transport, restart, env_steps, learner=link.learner)
+    group = _meet(job, place, importing)
     job = job.for_observations(group.spec)
-    from accel.learning.session import Follower
+    from accel.learning.session import follow
 
-    connect = _connector(link, job)
-    if connect is None:
-        raise ConfigError("one learner has nobody to follow")
-    _take_gpu(job, place)
-    follower = Follower(job, group, transport, stop, cores, connect)
-    transport.welcome(follower.learner.agreement.to_json())
-    follower.learner.synchronise()
-    follower.train()
+    follow(job, group, place, _connector(link, job, neighbours))
 
 
-def _welcome(job: Job, transport: LearnerTransport, restart: int, env_steps: int, learner: int) -> _Import:
+def _welcome(job: Job, transport: LearnerTransport, restart: int, env_steps: int, learner: int) -> Future[object]:
     """Tell a learner's actors their configuration, and begin to import torch."""
     config = job.config
     choice = parse_choice(config.compression.compressor)
@@ -145,33 +111,25 @@ def _welcome(job: Job, transport: LearnerTransport, restart: int, env_steps: int
         learner=learner,
     )
     transport.welcome(told.to_json())
-    return _Import("accel.learning.session")
+    return begin_import("accel.learning.session")
 
 
-def _meet(
-    job: Job, transport: LearnerTransport, stop: Stop, importing: _Import, link: LearnerLink | None
-) -> ActorGroup:
+def _meet(job: Job, place: LearnerPlace, importing: Future[object]) -> ActorGroup:
     """The answers of all actors, once torch is there too."""
-    group = wait_for_actors(transport, job.config.run.peer_timeout_s, stop)
-    while not importing.done:
-        transport.pump()
+    group = wait_for_actors(place.transport, job.config.run.peer_timeout_s, place.stop)
+    while not importing.done():
+        place.transport.pump()
         time.sleep(POLL_S)
-    importing.check()
-    return join_groups(group, link)
+    importing.result()
+    return join_groups(group, place.link)
 
 
-def _take_gpu(job: Job, place: int) -> None:
-    """A GPU for one of several learners, where they may compute on one."""
+def _connector(link: LearnerLink, job: Job, neighbours: int) -> Callable[[torch.device], GradientExchange]:
+    """Connects to the other learners, so many of which come first on this node, on a device: a GPU of its own."""
     if job.config.learner.device != "cpu":
         from accel.learning.device import take_gpu
 
-        take_gpu(place)
-
-
-def _connector(link: LearnerLink | None, job: Job) -> Callable[[torch.device], GradientExchange] | None:
-    """Connects to the other learners, on a device."""
-    if link is None:
-        return None
+        take_gpu(neighbours)
     if job.config.algorithm.asynchronous_gradients:
         from accel.learning.asynchronous import AsynchronousGradients
 
@@ -181,32 +139,15 @@ def _connector(link: LearnerLink | None, job: Job) -> Callable[[torch.device], G
     return partial(join_learners, link, timeout_s=job.config.run.peer_timeout_s)
 
 
-class _Import:
-    """Imports a module in a thread, so that this one goes on talking to the actors."""
+def begin_import(name: str) -> Future[object]:
+    """Import a module in a thread, so that this one goes on talking to the actors.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._error: BaseException | None = None
-        # Not a daemon: a process that gives up lets the import end. Torch, cut off in it, prints tracebacks.
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        """Whether the import has ended."""
-        return not self._thread.is_alive()
-
-    def check(self) -> None:
-        """Raises what the import raised."""
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            with uncollected():
-                importlib.import_module(self._name)
-        except BaseException as error:  # noqa: BLE001 - raised again by check()
-            self._error = error
+    A process that gives up waits for the thread: torch, cut off in its import, prints tracebacks.
+    """
+    executor = ThreadPoolExecutor(1)
+    importing: Future[object] = executor.submit(uncollected()(importlib.import_module), name)
+    executor.shutdown(wait=False)
+    return importing
 
 
 def _write_facts(job: Job, run: RunDirectory, allowed_cores: int | None) -> None:

@@ -95,7 +95,7 @@ INSERT_TOLERANCE = 1
 """Environment steps that actors may be ahead of ``samples_per_insert`` before they wait."""
 
 
-class SamplesPerInsert:
+class SamplesPerInsert(Asynchronous):
     """Keeps sampled items per inserted one at a ratio, within a tolerance; whichever side is ahead waits.
 
     An update is due while  updates · batch_size < samples_per_insert · (env_steps − learning_starts), and unrolls are
@@ -108,8 +108,6 @@ class SamplesPerInsert:
         learning_starts: inserts before the first update. tolerance: inserts that may be ahead.
     """
 
-    waits_for_policy = False
-
     def __init__(
         self,
         publish_interval_updates: int,
@@ -118,7 +116,7 @@ class SamplesPerInsert:
         learning_starts: int,
         tolerance: int,
     ) -> None:
-        self._interval = publish_interval_updates
+        super().__init__(publish_interval_updates)
         self._updates_per_step = samples_per_insert / batch_size
         self._starts = learning_starts
         self._tolerance = tolerance
@@ -135,10 +133,6 @@ class SamplesPerInsert:
         """Until actors are ahead by the tolerance."""
         ahead = counts.env_steps - self._starts - counts.updates / self._updates_per_step
         return counts.available == 0 or ahead < self._tolerance
-
-    def publishes(self, counts: Counts) -> bool:
-        """Every so many updates."""
-        return counts.updates % self._interval == 0
 
 
 def make_schedule(config: TrainConfig) -> Schedule:

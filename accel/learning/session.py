@@ -15,7 +15,7 @@ from accel.experience.stores.base import Sample
 from accel.learning.actors import Actors
 from accel.learning.checkpoints import Checkpoints
 from accel.learning.compression import Compression
-from accel.learning.handshake import ActorGroup, Stop
+from accel.learning.handshake import ActorGroup, LearnerPlace
 from accel.learning.learner import Learner
 from accel.learning.loop import Callback, Loop, Metrics
 from accel.learning.outcome import write_outcome
@@ -47,11 +47,9 @@ class Session(Callback):
     """The objects of one run, built once the environment's layout is known.
 
     Args:
-        job, run, transport, stop: what the session has prepared.
-        group: what the actors announced.
-        cores, connect: as ``Learner`` takes them.
+        job, run, place: what the session has prepared. group: what the actors announced.
         actor: the actor of a run in a single process, otherwise None.
-        allowed_cores: how many cores this process might use before it was pinned; None: it was not.
+        connect: as ``Learner`` takes it.
     """
 
     def __init__(
@@ -59,30 +57,29 @@ class Session(Callback):
         job: Job,
         run: RunDirectory,
         group: ActorGroup,
-        transport: LearnerTransport,
-        stop: Stop,
-        cores: tuple[int, ...],
-        actor: Actor | None,
-        allowed_cores: int | None = None,
+        place: LearnerPlace,
+        actor: Actor | None = None,
         connect: Callable[[torch.device], GradientExchange] | None = None,
     ) -> None:
-        self.job, self.run, self.transport, self.actor = job, run, transport, actor
-        self._stop, self._allowed_cores = stop, allowed_cores
+        self.job, self.run, self.transport, self.actor = job, run, place.transport, actor
+        self._place = place
         self._evaluation: LiveEvaluation = NoEvaluation()
-        actors = Actors(transport, group.processes)
-        self.learner = Learner(job.config, group.spec, cores, actors.count_prompt, connect)
-        self._compression = Compression(self.learner, group.cpu_features, transport, run.path, allowed_cores)
+        actors = Actors(place.transport, group.processes)
+        self.learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect)
+        self._compression = Compression(
+            self.learner, group.cpu_features, place.transport, run.path, place.allowed_cores
+        )
         self.publisher, self.sampler = self._compression.publisher, self._compression.sampler
         self.loop = Loop(
             self.learner,
-            transport,
+            place.transport,
             actors,
             self.publisher,
             self.sampler,
             self._compression.steer(),
             callback=self,
             collect=None if actor is None else actor.turn,
-            stop_requested=stop,
+            stop_requested=place.stop,
         )
         self.checkpoints = Checkpoints(run, self.learner, actor)
 
@@ -134,11 +131,6 @@ class Session(Callback):
         """See ``Callback``."""
         if self.learner.counters.env_steps > 0:
             self.checkpoints.save_apart()
-
-    def published(self, version: int, payload: bytes) -> None:
-        """See ``Callback``."""
-        artifact = b"" if self.job.config.acting.actor_runtime == "torch" else payload
-        self._evaluation.offer(self.learner.counters.env_steps, version, artifact, self._weights)
 
     def save_sample(self, sample: Sample) -> str:
         """See ``Callback``."""
@@ -192,15 +184,19 @@ class Session(Callback):
         config = self.job.config
         if config.run.evaluate_every is None:
             return NoEvaluation()
+        torch_acts = config.acting.actor_runtime == "torch"
+        self.loop.published = lambda env_steps, version, payload: self._evaluation.offer(
+            env_steps, version, b"" if torch_acts else payload, self._weights
+        )
         return ProcessEvaluation(
             self.run.path,
             self.learner.spec.to_json(),
             every=config.run.evaluate_every,
             env_steps=self.learner.counters.env_steps,
             waits=self.actor is not None,
-            cores=self._allowed_cores,
+            cores=self._place.allowed_cores,
             limits_s=(config.acting.actor_timeout_s, config.run.peer_timeout_s),
-            stopped=self._stop,
+            stopped=self._place.stop,
             meanwhile=self.transport.pump,
         )
 
@@ -210,7 +206,7 @@ class Session(Callback):
     def _finish_beside(self, reason: str) -> None:
         """Play the policy that the run ends with and send what is not yet sent, unless its user waits for the end."""
         counters, alone = self.learner.counters, self.learner.coordination.alone
-        if self.job.config.run.evaluate_every is not None and self._stop() is None:
+        if self.job.config.run.evaluate_every is not None and self._place.stop() is None:
             self._records.progress.begin("evaluating the final policy")
             artifact = self.publisher.artifact(counters.updates)
             content = b"" if artifact is None else artifact.to_bytes()
@@ -222,30 +218,20 @@ class Session(Callback):
         self._records.finish_upload(outcome, self.transport.pump, _UPLOAD_PATIENCE_S if alone else _PATIENCE_S)
 
 
-class Follower:
-    """A learner that trains with learner 0, which publishes and records. Args: as for ``Session``."""
-
-    def __init__(
-        self,
-        job: Job,
-        group: ActorGroup,
-        transport: LearnerTransport,
-        stop: Stop,
-        cores: tuple[int, ...],
-        connect: Callable[[torch.device], GradientExchange],
-    ) -> None:
-        self._transport = transport
-        actors = Actors(transport, group.processes)
-        self.learner = Learner(job.config, group.spec, cores, actors.count_prompt, connect)
-        parts = (NoPublisher(), NoSampler(), FixedSteering(), Callback())
-        self.loop = Loop(self.learner, transport, actors, *parts, stop_requested=stop)
-
-    def train(self) -> None:
-        """Train to the end that all agree on, then stop this learner's actors."""
-        self._transport.configure(self.learner.layout.nbytes)
-        self.loop.publish()
-        self.loop.run()
-        stop_actors(self._transport, self.learner.config.run.peer_timeout_s)
+def follow(
+    job: Job, group: ActorGroup, place: LearnerPlace, connect: Callable[[torch.device], GradientExchange]
+) -> None:
+    """Train with learner 0, which publishes and records, to the end that all agree on. Args: as for ``Session``."""
+    transport, actors = place.transport, Actors(place.transport, group.processes)
+    learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect)
+    transport.welcome(learner.agreement.to_json())
+    learner.synchronise()
+    parts = (NoPublisher(), NoSampler(), FixedSteering(), Callback())
+    loop = Loop(learner, transport, actors, *parts, stop_requested=place.stop)
+    transport.configure(learner.layout.nbytes)
+    loop.publish()
+    loop.run()
+    stop_actors(transport, job.config.run.peer_timeout_s)
 
 
 def stop_actors(transport: LearnerTransport, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Background work on compressed policies: its schedule, its tasks, and its thread.
+"""Background work on compressed policies: its tasks, and its thread.
 
 What is expensive (selecting channels and low-rank bases, training a distilled student, measuring activation ranges) is
 done on a schedule, in one thread beside the learner's, on copies of the policy's state and of inputs. The thread takes
@@ -33,27 +33,6 @@ NICENESS = 5
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 T = TypeVar("T")
-
-
-class UpdateInterval:
-    """Due every ``interval`` updates; at the start after ``first``, then 2 ``first``, then 4 ``first`` … further
-    updates.
-
-    The policy changes fast at first, so the intervals grow. Counts decide, not clocks, so that a run in one process
-    stays deterministic.
-    """
-
-    def __init__(self, interval: int, first: int | None = None) -> None:
-        self._interval = interval
-        self._step = self._left = interval if first is None else min(first, interval)
-
-    def tick(self) -> bool:
-        """Count one update; returns whether the work is due."""
-        self._left -= 1
-        if self._left > 0:
-            return False
-        self._step = self._left = min(2 * self._step, self._interval)
-        return True
 
 
 class UpkeepCancelled(Exception):  # noqa: N818 - a request, no error

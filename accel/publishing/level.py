@@ -41,7 +41,6 @@ from accel.config import TrainConfig
 from accel.publishing.background import (
     BackgroundWorker,
     ModuleCopy,
-    UpdateInterval,
     UpkeepCancelled,
     UpkeepResult,
     UpkeepTask,
@@ -81,6 +80,27 @@ def distillation_schedule(config: TrainConfig) -> tuple[int, int]:
     the policy moves away by those; no more than its first training has."""
     interval, steps = config.compression.distill_interval_steps, config.algorithm.optimiser_steps
     return interval_updates(config, interval), max(1, min(steps // interval, FIRST_DISTILL_STEPS))
+
+
+class UpdateInterval:
+    """Due every ``interval`` updates; at the start after ``first``, then 2 ``first``, then 4 ``first`` … further
+    updates.
+
+    The policy changes fast at first, so the intervals grow. Counts decide, not clocks, so that a run in one process
+    stays deterministic.
+    """
+
+    def __init__(self, interval: int, first: int | None = None) -> None:
+        self._interval = interval
+        self._step = self._left = interval if first is None else min(first, interval)
+
+    def tick(self) -> bool:
+        """Count one update; returns whether the work is due."""
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._step = self._left = min(2 * self._step, self._interval)
+        return True
 
 
 @dataclass

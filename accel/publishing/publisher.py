@@ -25,14 +25,13 @@ from accel.compressors.qat.fake_quantiser import FakeQuantiser, is_quantisation_
 from accel.compressors.scheme import parse_scheme
 from accel.config import TrainConfig
 from accel.errors import ConfigError
-from accel.experience.inputs import Array, policy_inputs
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks import PolicyNetwork
 from accel.networks.fake_quantisation import FakeQuantisation
 from accel.networks.observations import example_inputs
 from accel.publishing.background import BackgroundWorker, ModuleCopy
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
-from accel.publishing.inputs import REFILLS, RecentInputs, replay_states
+from accel.publishing.inputs import REFILLS, Array, RecentInputs, policy_inputs, replay_states
 from accel.publishing.level import FULL_PRECISION, Level, distillation_schedule, interval_updates
 from accel.publishing.validation import Divergence, ValidationInputs, Validator
 

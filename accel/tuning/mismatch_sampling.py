@@ -97,7 +97,7 @@ class MismatchSampler:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._clock = clock
-        self._config = config
+        self._discount, self._trace = config.algorithm.discount, config.algorithm.trace
         self._algorithm = algorithm
         self._batcher = batcher
         self._action = algorithm.network.spec.action
@@ -220,7 +220,7 @@ class MismatchSampler:
         log_probs = [distribution.log_prob(actions) for distribution in distributions]
         log_rhos, compression = (_array(log_prob - behaviour_log_prob) for log_prob in log_probs)
         ends = (batch.terminated | batch.truncated).index_select(1, columns)
-        options, trace = self._config.algorithm, self._config.algorithm.trace
+        trace = self._trace
         target_params, version_params, behaviour_params = (
             self._params(outputs, exploration) for outputs in (target, of_version, behaviour)
         )
@@ -233,7 +233,7 @@ class MismatchSampler:
             compression,
             valid=valid.cpu().numpy(),
             ends=ends.cpu().numpy(),
-            horizon=effective_horizon(options.discount, trace.lambda_, length),
+            horizon=effective_horizon(self._discount, trace.lambda_, length),
             clip_rho=trace.clip_rho,
             clip_c=trace.clip_c,
         )

@@ -13,11 +13,11 @@ import torch
 from accel.publishing.background import (
     NICENESS,
     BackgroundWorker,
-    UpdateInterval,
     UpkeepCancelled,
     UpkeepTask,
     perform_upkeep,
 )
+from accel.publishing.level import UpdateInterval
 from tests.compressors.policies import CASES, randomise, run_artifact
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from accel.experience.inputs import policy_inputs
-from accel.publishing.inputs import RecentInputs, replay_states
+from accel.publishing.inputs import RecentInputs, policy_inputs, replay_states
 from accel.publishing.publisher import Publisher
 from tests.accel.live_policies import calibrate, config_for, layout_of, make_batch, make_network, rows_of
 

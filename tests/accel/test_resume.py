@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,12 @@ from accel.config.actor import ActorConfig
 from accel.config.algorithms import ALGORITHMS
 from accel.config.train import DEFAULT_ALGORITHM
 from accel.errors import CheckpointError
-from accel.learning.handshake import wait_for_actors
+from accel.learning.handshake import LearnerPlace, Stop, wait_for_actors
 from accel.learning.session import Session
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job, check_config
 from accel.transport import LocalTransport, TransportOptions
-
-Stop = Callable[[], str | None]
 
 
 def never() -> str | None:
@@ -38,7 +35,7 @@ def open_session(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> 
     transport.learner.welcome(told.to_json())
     local.join()
     group = wait_for_actors(transport.learner, 5.0, never)
-    session = Session(job, run, group, transport.learner, stop, (0,), local.actor)
+    session = Session(job, run, group, LearnerPlace(transport.learner, stop, (0,)), local.actor)
     transport.learner.welcome(session.learner.agreement.to_json())
     return session
 

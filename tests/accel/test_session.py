@@ -448,7 +448,9 @@ def test_limits_end_a_run(tmp_path: Path) -> None:
 def test_a_learner_that_gives_up_lets_the_import_of_torch_end(tmp_path: Path) -> None:
     """Torch, cut off in its import by the end of the process, prints tracebacks below the error of the run."""
     (tmp_path / "slow.py").write_text("import time; time.sleep(0.5); print('imported', flush=True)")
-    program = "import sys\nfrom accel.learning.run import _Import\n_Import('slow')\nsys.exit('the actors failed')"
+    program = (
+        "import sys\nfrom accel.learning.run import begin_import\nbegin_import('slow')\nsys.exit('the actors failed')"
+    )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (1, "imported\n", "the actors failed\n")
