@@ -7,6 +7,8 @@ import torch
 
 from accel.acting.policy import ActingPolicy, SessionPolicy
 from accel.acting.rules import Sampler, make_sampler
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.checks.verify import relative_error
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.batch import Batch
@@ -95,6 +97,34 @@ def calibrate(publisher: Publisher, network: PolicyNetwork, updates: int = 2) ->
     for update in range(updates):
         publisher.payloads()
         observe(publisher, network, make_batch(network, seed=update))
+
+
+def calibrated(network: str, level: str, **changes: object) -> tuple[Publisher, PolicyNetwork]:
+    """A publisher of a level that is calibrated, and its network. Options: as for ``config_for``."""
+    config = config_for(network, level, **changes)
+    publisher = Publisher(config, net := make_network(config))
+    calibrate(publisher, net)
+    return publisher, net
+
+
+def published(publisher: Publisher) -> list[str]:
+    """The schemes that actors are offered."""
+    return [CompressedPolicy.from_bytes(payload).scheme for payload in publisher.payloads().values()]
+
+
+def scale(network: PolicyNetwork | torch.Tensor, factor: float) -> None:
+    """Multiply a parameter, or all of a network's."""
+    with torch.no_grad():
+        for parameter in [network] if isinstance(network, torch.Tensor) else network.parameters():
+            parameter.mul_(factor)
+
+
+def acting_error(payload: bytes, network: PolicyNetwork, observations: np.ndarray | None = None) -> float:
+    """How far an actor with this payload is from the learner's policy; on a batch of its own if none is given."""
+    actor = session_policy(network)
+    actor.load(update_of(payload))
+    rows = make_batch(network, seed=3).observations[0].numpy() if observations is None else observations
+    return relative_error(act_once(actor, network, rows), torch_params(network, rows))
 
 
 def session_policy(network: PolicyNetwork, envs: int = ENVS) -> SessionPolicy:

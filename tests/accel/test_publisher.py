@@ -20,13 +20,17 @@ from accel.publishing import level as publishing_level
 from accel.publishing.publisher import Publisher
 from tests.accel.live_policies import (
     act_once,
+    acting_error,
     begun_sampler,
     calibrate,
+    calibrated,
     config_for,
     layout_of,
     make_batch,
     make_network,
     observe,
+    published,
+    scale,
     session_policy,
     torch_params,
     update_of,
@@ -61,9 +65,7 @@ def test_actors_get_fp32_first_and_the_level_once_calibrated(network: str, schem
     assert (actor.scheme, publisher.scheme) == ("fp32", "fp32")
     np.testing.assert_allclose(act_once(actor, net, observations), torch_params(net, observations), atol=1e-4)
     calibrate(publisher, net)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.mul_(1.05)
+    scale(net, 1.05)
     ((level, payload),) = publisher.payloads().items()
     actor = session_policy(net)
     actor.load(update_of(payload))
@@ -78,10 +80,7 @@ def test_actors_get_fp32_first_and_the_level_once_calibrated(network: str, schem
 
 
 def test_a_payload_without_a_change_is_the_same_bytes_under_any_version() -> None:
-    config = config_for("mlp:32x2", "int8")
-    net = make_network(config)
-    publisher = Publisher(config, net)
-    calibrate(publisher, net)
+    publisher, net = calibrated("mlp:32x2", "int8")
     before = publisher.payloads()["int8"]
     assert publisher.payloads()["int8"] == before
     with torch.no_grad():
@@ -119,7 +118,7 @@ def test_levels_are_published_together_each_bound_once(caplog: pytest.LogCapture
     publisher.set_levels(["int8"])
     publisher.set_levels(["prune(0.5)+int8", "fp32", "int8"])
     after = publisher.payloads()
-    assert [CompressedPolicy.from_bytes(p).scheme for p in after.values()] == list(after)
+    assert published(publisher) == list(after)
     assert len(after["prune(0.5)+int8"]) < len(after["int8"]) < len(after["fp32"])
     bound = [record.message for record in caplog.records if record.message.startswith("bound")]
     assert len(bound) == 3 and all("ms" in message for message in bound)
@@ -145,10 +144,7 @@ def test_a_network_whose_graph_differs_on_real_observations_is_refused() -> None
 
 
 def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
-    config = config_for("mlp:32x2", "int8(x8)", calibration_interval_steps=10_000, drift_interval_steps=4)
-    net = make_network(config)
-    publisher = Publisher(config, net)
-    calibrate(publisher, net)
+    publisher, net = calibrated("mlp:32x2", "int8(x8)", calibration_interval_steps=10_000, drift_interval_steps=4)
     publisher.payloads()
     calm = publisher.metrics()
     assert calm["calibrations/int8(x8)"] == 1 and calm["drifted_activations/int8(x8)"] == 0
@@ -158,33 +154,26 @@ def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
             break
     assert publisher.metrics()["calibrations/int8(x8)"] == 2
     wide = make_batch(net, seed=5, scale=30.0).observations[0].numpy()
-    actor = session_policy(net)
-    actor.load(update_of(publisher.payloads()["int8(x8)"]))
-    assert relative_error(act_once(actor, net, wide), torch_params(net, wide)) < 0.1
+    assert acting_error(publisher.payloads()["int8(x8)"], net, wide) < 0.1
 
 
 @pytest.mark.parametrize(("passes", "follows"), [(5, True), (1, False)])
 def test_ranges_follow_the_optimisers_steps_however_many_an_update_has(passes: int, follows: bool) -> None:
     # Forty steps an update, as the preset of HalfCheetah has: 500 updates would be more than its whole run.
-    config = config_for("mlp:32x2", "int8(x8)", algorithm="ppo", passes=passes, minibatches=1 if passes == 1 else 8)
-    net = make_network(config)
-    publisher = Publisher(config, net)
-    calibrate(publisher, net)
+    publisher, net = calibrated(
+        "mlp:32x2", "int8(x8)", algorithm="ppo", passes=passes, minibatches=1 if passes == 1 else 8
+    )
     publisher.payloads()
     for update in range(4):
         observe(publisher, net, make_batch(net, seed=update, scale=30.0))
     wide = make_batch(net, seed=5, scale=30.0).observations[0].numpy()
-    actor = session_policy(net)
-    actor.load(update_of(publisher.payloads()["int8(x8)"]))
+    error = acting_error(publisher.payloads()["int8(x8)"], net, wide)
     assert bool(publisher.metrics()["drifted_activations/int8(x8)"]) is follows
-    assert (relative_error(act_once(actor, net, wide), torch_params(net, wide)) < 0.1) is follows
+    assert (error < 0.1) is follows
 
 
 def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
-    config = config_for("mlp:32x2", "prune(0.5)", reselect_interval_steps=8, max_publish_kl=None)
-    net = make_network(config)
-    publisher = Publisher(config, net)
-    calibrate(publisher, net)
+    publisher, net = calibrated("mlp:32x2", "prune(0.5)", reselect_interval_steps=8, max_publish_kl=None)
     before = publisher.payloads()["prune(0.5)"]
     torso = net.torso.layers
     with torch.no_grad():  # the same policy with its units in reverse order: other ones are kept
@@ -193,11 +182,11 @@ def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
             layer.bias.copy_(layer.bias.flip(0))
         torso[1].weight.copy_(torso[1].weight.flip(1))
         net.policy_head.mean.weight.copy_(net.policy_head.mean.weight.flip(1))
-    stale = _error(publisher.payloads()["prune(0.5)"], net)
+    stale = acting_error(publisher.payloads()["prune(0.5)"], net)
     for update in range(8):
         observe(publisher, net, make_batch(net, seed=update))
     assert publisher.metrics()["reselections/prune(0.5)"] == 1 and publisher.metrics()["reselect_ms/prune(0.5)"] > 0
-    fresh = _error(publisher.payloads()["prune(0.5)"], net)
+    fresh = acting_error(publisher.payloads()["prune(0.5)"], net)
     assert fresh < 0.3 and stale > 1.0
     assert before != publisher.payloads()["prune(0.5)"]
 
@@ -205,9 +194,7 @@ def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
 def test_a_student_is_trained_as_often_as_the_policy_moves() -> None:
     """A step for every two of the optimiser, of which this algorithm has eight an update."""
     level = "distill(16x2)"
-    config = config_for("mlp:32x2", level, algorithm="ppo", passes=2, minibatches=4, max_publish_kl=None)
-    publisher = Publisher(config, net := make_network(config))
-    calibrate(publisher, net)
+    publisher, net = calibrated("mlp:32x2", level, algorithm="ppo", passes=2, minibatches=4, max_publish_kl=None)
     before = publisher.metrics()[f"distill_steps/{level}"]
     observe(publisher, net, make_batch(net))
     assert publisher.metrics()[f"distill_steps/{level}"] == before + 4
@@ -226,14 +213,14 @@ def test_a_student_follows_the_policy() -> None:
         net.policy_head.mean.weight.copy_(net.policy_head.mean.weight.roll(7, 1))
         net.normaliser.mean.add_(0.3)
     observe(publisher, net, make_batch(net))
-    behind, distance = publisher.metrics()[f"distill_kl/{level}"], _error(publisher.payloads()[level], net)
+    behind, distance = publisher.metrics()[f"distill_kl/{level}"], acting_error(publisher.payloads()[level], net)
     for update in range(150):
         observe(publisher, net, make_batch(net, seed=update))
     assert publisher.metrics()[f"distill_kl/{level}"] < 0.3 * behind
     payload = publisher.payloads()[level]
     assert (
         distance > 1.0
-        and _error(payload, net) < 0.5
+        and acting_error(payload, net) < 0.5
         and len(payload) < 0.5 * len(publisher.full_precision(0).to_bytes())
     )
 
@@ -260,10 +247,7 @@ def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
 
 
 def test_int8_policies_run_in_integer_kernels() -> None:
-    config = config_for("nature-cnn:0.25", "int8")
-    net = make_network(config)
-    publisher = Publisher(config, net)
-    calibrate(publisher, net)
+    publisher, _ = calibrated("nature-cnn:0.25", "int8")
     assert not float_kernels(CompressedPolicy.from_bytes(publisher.payloads()["int8"]))
 
 
@@ -298,10 +282,3 @@ def _shuffled(net: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
         for weight in broken.parameters():
             weight.copy_(weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(weight))
     return torch_params(broken, observations)
-
-
-def _error(payload: bytes, net: PolicyNetwork) -> float:
-    actor = session_policy(net)
-    actor.load(update_of(payload))
-    observations = make_batch(net, seed=3).observations[0].numpy()
-    return relative_error(act_once(actor, net, observations), torch_params(net, observations))

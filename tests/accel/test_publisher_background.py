@@ -13,13 +13,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.distill import Student
 from accel.compressors.pipeline import PipelineUpdate
 from accel.compressors.prune.structured import PrunedModule
 from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
-from tests.accel.live_policies import config_for, make_batch, make_network, observe
+from tests.accel.live_policies import config_for, make_batch, make_network, observe, published, scale
 
 STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5)", "lowrank(0.25)+int8"
 NEVER = 100_000
@@ -76,14 +75,10 @@ def _finish_work(publisher: Publisher) -> None:
         time.sleep(0.001)
 
 
-def _published(publisher: Publisher) -> list[str]:
-    return [CompressedPolicy.from_bytes(payload).scheme for payload in publisher.payloads().values()]
-
-
-def _scale(net: PolicyNetwork, factor: float) -> None:
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.mul_(factor)
+def _make_ready(publisher: Publisher, net: PolicyNetwork, level: str) -> None:
+    _update(publisher, net, 2)
+    _finish_work(publisher)
+    assert published(publisher) == [level]
 
 
 def test_fp32_is_published_until_a_student_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +88,11 @@ def test_fp32_is_published_until_a_student_is_trained(monkeypatch: pytest.Monkey
         assert gate.reached.wait(LIMIT_S)
         for _ in range(5):
             _update(publisher, net)
-            assert _published(publisher) == ["fp32"]
+            assert published(publisher) == ["fp32"]
         assert not publisher.offers(STUDENT) and gate.calls == 1
         gate.open.set()
         _finish_work(publisher)
-        assert _published(publisher) == [STUDENT] and publisher.offers(STUDENT)
+        assert published(publisher) == [STUDENT] and publisher.offers(STUDENT)
         assert publisher.metrics()[f"distill_steps/{STUDENT}"] == gate.calls == 100
 
 
@@ -134,7 +129,7 @@ def _reverse_units(net: PolicyNetwork) -> None:
 
 
 def _train_on(net: PolicyNetwork) -> None:
-    _scale(net, -0.5)
+    scale(net, -0.5)
     with torch.no_grad():
         net.torso.layers[0].weight.copy_(net.torso.layers[0].weight.roll(5, 0))
 
@@ -150,9 +145,7 @@ def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.
     gate = Gate(monkeypatch, PrunedModule, "observe")
     gate.open.set()
     with _publisher(PRUNED, reselect_interval_steps=8) as (publisher, net):
-        _update(publisher, net, 2)
-        _finish_work(publisher)
-        assert _published(publisher) == [PRUNED]
+        _make_ready(publisher, net, PRUNED)
         _reverse_units(net)
         gate.close()
         _update(publisher, net, 8)
@@ -168,31 +161,27 @@ def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.
 
 def test_a_level_that_comes_back_waits_for_a_new_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     with _publisher(RANKED, drift_interval_steps=2) as (publisher, net):
-        _update(publisher, net, 2)
-        _finish_work(publisher)
-        assert _published(publisher) == [RANKED]
+        _make_ready(publisher, net, RANKED)
         publisher.set_levels(["fp32"])
         _update(publisher, net, 3)
         gate = Gate(monkeypatch, PipelineUpdate, "calibrate")  # which selects on the way
         publisher.set_levels([RANKED])
         assert gate.reached.wait(LIMIT_S)
-        assert _published(publisher) == ["fp32"] and publisher.offers(RANKED), "late, but not unfit"
+        assert published(publisher) == ["fp32"] and publisher.offers(RANKED), "late, but not unfit"
         gate.open.set()
         _finish_work(publisher)
-        assert _published(publisher) == [RANKED]
+        assert published(publisher) == [RANKED]
 
 
 def test_a_level_that_comes_back_at_once_keeps_its_selection_and_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does that was timed beside another and is then taken: to renew it may hold the learner up for long."""
     with _publisher(RANKED, drift_interval_steps=2) as (publisher, net):
-        _update(publisher, net, 2)
-        _finish_work(publisher)
-        assert _published(publisher) == [RANKED]
+        _make_ready(publisher, net, RANKED)
         gate = Gate(monkeypatch, PipelineUpdate, "calibrate")
         for _ in range(2):
             publisher.set_levels(["fp32"])
             publisher.set_levels([RANKED])
-            assert _published(publisher) == [RANKED] and not publisher.busy
+            assert published(publisher) == [RANKED] and not publisher.busy
         assert gate.calls == 0
 
 
@@ -204,7 +193,7 @@ def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     for update in range(30):
         observe(publisher, net, make_batch(net, seed=update))
         _finish_work(publisher)
-    assert _published(publisher) == [STUDENT, PRUNED, RANKED]
+    assert published(publisher) == [STUDENT, PRUNED, RANKED]
     metrics = publisher.metrics()
     done = [
         metrics[f"distill_steps/{STUDENT}"] - 100,
@@ -229,7 +218,7 @@ def test_a_level_out_of_use_is_prepared_where_asked_for(prepare: bool, monkeypat
     for update in range(4):
         _finish_work(publisher)
         observe(publisher, net, make_batch(net, seed=update))
-        assert _published(publisher) == ["fp32"]
+        assert published(publisher) == ["fp32"]
     assert publisher.offers(STUDENT) and publisher.offers(PRUNED) is prepare
     publisher.close()
 
@@ -237,7 +226,7 @@ def test_a_level_out_of_use_is_prepared_where_asked_for(prepare: bool, monkeypat
 def test_ranges_alone_are_measured_at_once() -> None:
     with _publisher("int8") as (publisher, net):
         _update(publisher, net, 2)
-        assert _published(publisher) == ["int8"]
+        assert published(publisher) == ["int8"]
 
 
 @pytest.mark.parametrize("actors", [0, 1])
@@ -246,28 +235,22 @@ def test_a_new_selection_and_new_ranges_get_a_full_check(what: str, actors: int)
     changes = {f"{what}_interval_steps": 4, "max_publish_kl": 0.5, "actors": actors}
     level = "prune(0.9)+int8"
     with _publisher(level, "mlp:64x2", **changes) as (publisher, net):
-        with torch.no_grad():
-            net.policy_head.mean.weight.mul_(1e-3)
-        _update(publisher, net, 2)
-        _finish_work(publisher)
-        assert _published(publisher) == [level]
+        scale(net.policy_head.mean.weight, 1e-3)
+        _make_ready(publisher, net, level)
         first_kl = publisher.metrics()[f"publish_kl/{level}"]
-        with torch.no_grad():
-            net.policy_head.mean.weight.mul_(2.0)
-        assert _published(publisher) == [level]
+        scale(net.policy_head.mean.weight, 2.0)
+        assert published(publisher) == [level]
         assert publisher.metrics()[f"publish_kl/{level}"] == first_kl, "in between a quick check does"
         _update(publisher, net, 5)
         _finish_work(publisher)
-        assert _published(publisher) == [level] and publisher.metrics()[f"publish_kl/{level}"] > 2.0 * first_kl
+        assert published(publisher) == [level] and publisher.metrics()[f"publish_kl/{level}"] > 2.0 * first_kl
 
 
 def test_ranges_that_cannot_be_measured_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with _publisher(RANKED, calibration_interval_steps=2) as (publisher, net):
-        _update(publisher, net, 2)
-        _finish_work(publisher)
-        assert _published(publisher) == [RANKED]
+        _make_ready(publisher, net, RANKED)
         before = publisher.payloads()
         for update in range(12):
             observe(publisher, net, make_batch(net, seed=update, scale=float("nan")))
@@ -279,9 +262,7 @@ def test_ranges_that_cannot_be_measured_are_a_warning(
 
 def test_an_unexpected_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with _publisher(RANKED, reselect_interval_steps=2) as (publisher, net):
-        _update(publisher, net, 2)
-        _finish_work(publisher)
-        assert _published(publisher) == [RANKED]
+        _make_ready(publisher, net, RANKED)
 
         def fail(*arguments: object, **options: object) -> None:
             raise MemoryError("no room for a basis")
@@ -316,7 +297,7 @@ def test_the_end_of_a_run_does_not_wait_for_background_work(
         assert gate.reached.wait(LIMIT_S)
         publisher.close()
         assert publisher.busy, "it came back while a training step was in progress"
-        assert _published(publisher) == ["fp32"] and publisher.artifact(3) is not None
+        assert published(publisher) == ["fp32"] and publisher.artifact(3) is not None
         gate.open.set()
         _finish_work(publisher)
     assert gate.calls == 1, "the other steps are not taken"

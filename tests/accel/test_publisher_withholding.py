@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from accel.compressors.artifact import CompressedPolicy
 from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from tests.accel.live_policies import (
     act_once,
     calibrate,
+    calibrated,
     config_for,
     make_batch,
     make_network,
     observe,
+    published,
+    scale,
     session_policy,
     torch_params,
     update_of,
@@ -31,15 +33,13 @@ def _publish(publisher: Publisher, net: PolicyNetwork, updates: int) -> list[str
     offered = []
     for update in range(updates):
         observe(publisher, net, make_batch(net, seed=update))
-        payloads = publisher.payloads()
-        offered.append("+".join(CompressedPolicy.from_bytes(p).scheme for p in payloads.values()))
+        offered.append("+".join(published(publisher)))
     return offered
 
 
 def _scale_means(net: PolicyNetwork, factor: float) -> None:
     """Multiply the means: by much, no pruned policy comes near; 1/factor undoes it."""
-    with torch.no_grad():
-        net.policy_head.mean.weight.mul_(factor)
+    scale(net.policy_head.mean.weight, factor)
 
 
 def _publisher_of_small_means(**changes: object) -> tuple[Publisher, PolicyNetwork]:
@@ -49,20 +49,18 @@ def _publisher_of_small_means(**changes: object) -> tuple[Publisher, PolicyNetwo
     _scale_means(net, 1e-3)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
-    assert [CompressedPolicy.from_bytes(p).scheme for p in publisher.payloads().values()] == [LEVEL]
+    assert published(publisher) == [LEVEL]
     return publisher, net
 
 
 def test_activations_beyond_their_ranges_widen_them_at_that_very_publication() -> None:
-    config = config_for("mlp:32x2", "int8", activation="relu", calibration_interval_steps=10_000)
-    publisher = Publisher(config, net := make_network(config))
-    calibrate(publisher, net)
+    publisher, net = calibrated("mlp:32x2", "int8", activation="relu", calibration_interval_steps=10_000)
     assert "int8" in publisher.payloads()
-    with torch.no_grad():
-        net.torso.layers[0].weight.mul_(5.0)
-    actor, rows = session_policy(net), make_batch(net).observations[0].numpy()
-    actor.load(update_of(publisher.payloads()["int8"]))
+    scale(net.torso.layers[0].weight, 5.0)
+    payload = publisher.payloads()["int8"]
     assert publisher.metrics()["withheld/int8"] == 0 and publisher.metrics()["calibrations/int8"] == 2
+    actor, rows = session_policy(net), make_batch(net).observations[0].numpy()
+    actor.load(update_of(payload))
     wanted = torch_params(net, rows)
     assert float(np.abs(act_once(actor, net, rows) - wanted).max()) < 0.05 * float(np.abs(wanted).max())
 
@@ -129,10 +127,7 @@ def test_without_a_bound_every_finite_policy_is_published() -> None:
 
 @pytest.mark.parametrize("compressor", ["int8", "fp32", "prune(0.5)", "lowrank(0.25)+int8"])
 def test_weights_that_are_not_finite_are_never_published(compressor: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = config_for("mlp:64x2", compressor, max_publish_kl=None, reselect_interval_steps=1)
-    net = make_network(config)
-    publisher = Publisher(config, net)
-    calibrate(publisher, net)
+    publisher, net = calibrated("mlp:64x2", compressor, max_publish_kl=None, reselect_interval_steps=1)
     assert publisher.payloads()
     whole = {name: p.detach().clone() for name, p in net.named_parameters()}
     with torch.no_grad():

@@ -22,30 +22,31 @@ from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.publisher import Publisher
 from accel.publishing.validation import ValidationInputs, Validator, upper_limit_of_mean
-from tests.accel.live_policies import BOX, DISCRETE, calibrate, config_for, make_batch, make_network, observe, rows_of
+from tests.accel.live_policies import (
+    BOX,
+    DISCRETE,
+    calibrate,
+    calibrated,
+    config_for,
+    make_batch,
+    make_network,
+    observe,
+    published,
+    rows_of,
+    scale,
+)
 
 
 def _publisher(level: str, network: str = "mlp:64x2", **changes: object) -> tuple[Publisher, PolicyNetwork]:
     """One that has published its level, with no full check to come for long."""
-    values: dict[str, object] = {
-        "activation": "relu",
-        "check_interval_steps": 1000,
-        "reselect_interval_steps": 1000,
-    }
-    config = config_for(network, level, **(values | changes))
-    publisher = Publisher(config, net := make_network(config))
-    calibrate(publisher, net)
+    rare = {"activation": "relu", "check_interval_steps": 1000, "reselect_interval_steps": 1000}
+    publisher, net = calibrated(network, level, **{**rare, **changes})
     assert _offered(publisher) == level
     return publisher, net
 
 
 def _offered(publisher: Publisher) -> str:
-    return "+".join(CompressedPolicy.from_bytes(payload).scheme for payload in publisher.payloads().values())
-
-
-def _scale(parameter: torch.Tensor, factor: float) -> None:
-    with torch.no_grad():
-        parameter.mul_(factor)
+    return "+".join(published(publisher))
 
 
 def _jitter(net: PolicyNetwork, generator: torch.Generator) -> None:
@@ -67,7 +68,7 @@ def test_a_policy_that_goes_bad_is_withheld_at_that_very_publication(
         _jitter(net, generator)
         assert _offered(publisher) == compressor
     good = parameter.detach().clone()
-    _scale(parameter, 1e4)
+    scale(parameter, 1e4)
     assert [_offered(publisher) for _ in range(3)] == ["fp32"] * 3
     assert publisher.metrics()[f"withheld/{compressor}"] == 3
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
@@ -227,7 +228,7 @@ def test_what_did_not_change_is_not_checked_again() -> None:
 def test_a_student_that_the_policy_leaves_behind_is_withheld() -> None:
     """Its bytes stay the same, its distance does not."""
     publisher, net = _publisher("distill(32x2)", max_publish_kl=5.0, distill_interval_steps=1000)
-    _scale(net.policy_head.mean.weight, 1e3)
+    scale(net.policy_head.mean.weight, 1e3)
     assert _offered(publisher) == "fp32"
 
 
@@ -285,7 +286,7 @@ def test_the_age_of_the_divergence_is_recorded_with_it() -> None:
     publisher, net = _publisher("int8", check_interval_steps=4)
     first = publisher.metrics()
     assert first["publish_kl_age_updates/int8"] == 0.0
-    _scale(net.policy_head.mean.weight, 2.0)
+    scale(net.policy_head.mean.weight, 2.0)
     ages = []
     for update in range(6):
         observe(publisher, net, make_batch(net, seed=update))
@@ -314,7 +315,7 @@ def test_the_divergence_is_the_action_rules(level: str) -> None:
     """Deviations so small that any difference of means is a large KL; a deterministic rule does not look at them."""
     config = config_for("mlp:64x2", level, max_publish_kl=0.5, check_interval_steps=1)
     net = make_network(config)
-    _scale(net.policy_head.mean.weight, 0.1)
+    scale(net.policy_head.mean.weight, 0.1)
     with torch.no_grad():
         net.policy_head.log_std.fill_(-8.0)
     publishers = Publisher(config, net), Publisher(config, net, divergence=ActionDifference())
