@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from accel.display.arguments import argument
+from accel.reports.analysis import Choices
 from accel.reports.reporting import compare, report
-
-if TYPE_CHECKING:
-    from accel.reports.analysis import Choices
 
 REPORT = """Write one self-contained page, Markdown, figures and JSON about runs; seeds of one
 configuration are one curve.
@@ -56,8 +54,6 @@ class ReportChoices:
 
     def choices(self, *, margin: float = 0.05, margin_return: float | None = None, force: bool = False) -> Choices:
         """For the analysis. Raises ReportError for a value out of range."""
-        from accel.reports.analysis import Choices
-
         group = tuple(key.replace("-", "_") for key in self.group)
         return Choices(
             self.threshold, margin, group, force, self.confidence, margin_return=margin_return, labels=self.label

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,15 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, MissingExtraError, ReportError
+from accel.monitor.decisions import read_decisions
 from accel.monitor.plain_text import one_line
-from accel.runs.directory import STARTS, RunDirectory
+from accel.reports.analysis import Choices, analyse
+from accel.reports.runs import Run, group_runs
+from accel.reports.samples import run_from_json
+from accel.reports.series import MAX_POINTS, read_series
+from accel.runs.directory import RunDirectory
 from accel.system.extras import install_command, missing_distributions
 from accel.system.untrusted import MAX_JSON_BYTES, parse_json, read_file
+from accel.version import __version__
 
 if TYPE_CHECKING:
-    from accel.reports.analysis import Choices
     from accel.reports.document import WrittenReport
-    from accel.reports.runs import Run
 
 KEPT_RUNS = "runs.json.gz"
 
@@ -105,11 +108,12 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         path = path.resolve()
         path = path.parent if path.name == KEPT_RUNS and path.is_file() else path
-        if not path.is_dir() and not is_kept_run(path):
-            raise ReportError(f"{path} is no directory: give the path of a run, such as results/NAME")
-        below = [path]
         if path.is_dir() and not _is_run(path):
-            below = sorted(child for child in path.iterdir() if _is_run(child)) or kept_run_paths(path)
+            below = sorted(child for child in path.iterdir() if _is_run(child)) or list(kept_runs(path))
+        elif path.is_dir() or path in kept_runs(path.parent):
+            below = [path]
+        else:
+            raise ReportError(f"{path} is no directory: give the path of a run, such as results/NAME")
         if not below:
             raise ReportError(
                 f"{path} is neither a run (it holds no config.toml) nor a directory of runs, and keeps no {KEPT_RUNS}"
@@ -119,19 +123,16 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
-    """Read a run directory for a report; damaged files are noted and skipped if any records are readable.
+    """Read a run for a report; damaged files are noted and skipped if any records are readable.
 
     Args:
-        path: the run directory.
+        path: the run directory, or a path of ``kept_runs``.
         max_points: of a longer run, neighbouring records are averaged until at most twice as many are left.
-    Raises: RunDirectoryError: not a run, or a damaged config. ReportError: no metrics, or no record among them.
+    Raises: RunDirectoryError: not a run, or a damaged config. ReportError: no metrics, no record among them, or damaged
+        samples.
     """
-    if is_kept_run(path):
-        return load_kept_run(path)
-    from accel.monitor.decisions import read_decisions
-    from accel.reports.runs import Run
-    from accel.reports.series import MAX_POINTS, read_series
-
+    if not path.exists() and (sample := kept_runs(path.parent).get(path)) is not None:
+        return run_from_json(sample, str(path))
     directory = RunDirectory.open(path, read_only=True)
     config = directory.read_config()
     if not directory.metrics.is_file():
@@ -139,7 +140,7 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     notes: list[str] = []
     machine = _read_object(directory.machine, notes)
     summary = _read_object(directory.summary, notes) if directory.summary.is_file() else None
-    starts_s = _starts(path / STARTS)
+    starts_s = [start.unix_time_s for start in directory.read_starts()]
     series = read_series(directory.metrics, max_points or MAX_POINTS, starts_s)
     if not series.records:
         spoilt = f" ({series.damaged} damaged lines)" if series.damaged else ""
@@ -151,31 +152,28 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     return Run(path.name, str(path), config, machine, summary or None, series, decisions, tuple(notes), starts)
 
 
-def kept_run_paths(directory: Path) -> list[Path]:
-    """``directory``/NAME for every run whose samples are in its ``runs.json.gz``; none without such a file.
+def kept_runs(directory: Path) -> dict[Path, Mapping[str, object]]:
+    """``directory``/NAME to its samples for every run in the directory's ``runs.json.gz``; empty without such a file.
 
-    Raises: ReportError: the file is damaged.
+    What a run's table called it is its option ``variant``. Raises: ReportError: the file is damaged.
     """
-    return [directory / name for name in kept_samples(directory)] if (directory / KEPT_RUNS).is_file() else []
+    file = directory / KEPT_RUNS
+    if not file.is_file():
+        return {}
+    try:
+        runs = json.loads(gzip.decompress(file.read_bytes()))["runs"]
+        if not isinstance(runs, dict) or not all(isinstance(v, dict) and Path(n).name == n for n, v in runs.items()):
+            raise TypeError("runs is not a table of runs by name")
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ReportError(f"{file} holds no samples of runs ({error!r}): restore it, or name runs instead") from None
+    return {directory / name: _with_variant(sample) for name, sample in runs.items()}
 
 
-def is_kept_run(path: Path) -> bool:
-    """Whether a path that is no directory names a run in the ``runs.json.gz`` beside it. Raises ReportError."""
-    return not path.exists() and path in kept_run_paths(path.parent)
-
-
-def load_kept_run(path: Path) -> Run:
-    """The run at a path of ``kept_run_paths``; what its table called it is the option ``variant``.
-
-    Raises: ReportError: the file or the run's samples are damaged.
-    """
-    from accel.reports.samples import run_from_json
-
-    sample = kept_samples(path.parent)[path.name]
+def _with_variant(sample: Mapping[str, object]) -> Mapping[str, object]:
     config = sample.get("config")
-    if isinstance(config, Mapping) and "variant" in sample:
-        sample = {**sample, "config": {**config, "variant": sample["variant"]}}
-    return run_from_json(sample, str(path))
+    if not isinstance(config, Mapping) or "variant" not in sample:
+        return sample
+    return {**sample, "config": {**config, "variant": sample["variant"]}}
 
 
 def _write(
@@ -183,9 +181,7 @@ def _write(
 ) -> WrittenReport:
     if missing := missing_distributions("report"):
         raise MissingExtraError(f"reports need {', '.join(missing)}: {install_command('report')}")
-    from accel.reports.analysis import Choices, analyse
     from accel.reports.document import check_target, write_report
-    from accel.reports.runs import group_runs
 
     check_target(out, overwrite=overwrite)
     first, left_out = _load(paths[:baselines])
@@ -199,7 +195,8 @@ def _write(
         _check_one_environment([runs] if baselines is None else [g.runs for g in group_runs(runs, chosen.group_by)])
     analysis = analyse(runs, chosen, None if baselines is None else first[0])
     analysis = replace(analysis, caveats=(*left_out, *also_left_out, *analysis.caveats))
-    return write_report(analysis, out, written=_written(), overwrite=overwrite)
+    written = f"Written by accel {__version__} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."
+    return write_report(analysis, out, written=written, overwrite=overwrite)
 
 
 def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -234,8 +231,6 @@ def _check_one_environment(together: Sequence[Sequence[Run]]) -> None:
 
 
 def _check_one_configuration(baselines: Sequence[Run], choices: Choices) -> None:
-    from accel.reports.runs import group_runs
-
     if len(groups := group_runs(baselines, choices.group_by)) > 1:
         names = "; ".join(group.label for group in groups)
         raise ReportError(f"the baseline holds several configurations ({names}): name one of its runs instead")
@@ -256,43 +251,5 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, object]:
     return value
 
 
-def _starts(path: Path) -> list[float]:
-    """Unix times at which processes started to work on a run; NaN for one that cannot be read."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return []
-    return [_start(line) for line in lines]
-
-
-def _start(line: bytes) -> float:
-    try:
-        return float(parse_json(line)["unix_time_s"])  # type: ignore[index]
-    except (ValueError, KeyError, TypeError):
-        return math.nan
-
-
 def _is_run(path: Path) -> bool:
     return path.is_dir() and (path / "config.toml").is_file()
-
-
-def _written() -> str:
-    from accel.version import __version__
-
-    return f"Written by accel {__version__} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."
-
-
-def kept_samples(directory: Path) -> Mapping[str, Mapping[str, object]]:
-    """The samples of a directory's ``runs.json.gz`` by run. Raises ReportError: it is damaged, or lacks them."""
-    file = directory / KEPT_RUNS
-    try:
-        runs = json.loads(gzip.decompress(file.read_bytes()))["runs"]
-        if isinstance(runs, dict) and all(isinstance(sample, dict) and _is_name(n) for n, sample in runs.items()):
-            return runs
-        raise TypeError("runs is not a table of runs by name")
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ReportError(f"{file} holds no samples of runs ({error!r}): restore it, or name runs instead") from None
-
-
-def _is_name(text: str) -> bool:
-    return Path(text).name == text

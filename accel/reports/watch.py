@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import socket
@@ -19,7 +18,7 @@ from accel.display.text import duration, printable
 from accel.errors import CheckpointError, ReportError
 from accel.monitor.plain_text import one_line, without_controls
 from accel.monitor.recorder import is_blank, parse_metrics_line
-from accel.runs.directory import STARTS, RunDirectory
+from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 
 FIRST_READ_BYTES = 1 << 20
@@ -107,7 +106,8 @@ class _Watcher:
         self._path = path
         self._stream = stream
         self._tail = MetricsTail(path / "metrics.jsonl")
-        self._config = RunDirectory.open(path, read_only=True).read_config()
+        self._run = RunDirectory.open(path, read_only=True)
+        self._config = self._run.read_config()
         self._silent_since = time.monotonic()
         self._gone_since: float | None = None
         self._warned = False
@@ -196,12 +196,8 @@ class _Watcher:
 
     def _death(self) -> str:
         """A message if the run's process is gone without a summary; empty while it lives or runs on another host."""
-        try:
-            last = json.loads((self._path / STARTS).read_bytes().splitlines()[-1])
-            host, pid = last["host"], int(last["pid"])
-        except (OSError, ValueError, LookupError, TypeError):
-            return ""
-        if host != socket.gethostname() or pid <= 0 or _exists(pid) or self._ended():
+        starts = self._run.read_starts()
+        if not starts or starts[-1].host != socket.gethostname() or _exists(pid := starts[-1].pid) or self._ended():
             return ""
         return (
             f"{self._path} has died: its process {pid} is gone and left no summary; continue it:\n"
@@ -226,6 +222,8 @@ class _Watcher:
 
 
 def _exists(pid: int) -> bool:
+    if pid <= 0:  # a damaged record tells nothing
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

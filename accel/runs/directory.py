@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from accel.config import did_you_mean
 from accel.config.files import FORMAT_VERSION, VERSION_KEY, read_options
 from accel.errors import CheckpointError, RunDirectoryError
 from accel.system.atomic import remove_partial_files, write_atomically
+from accel.system.untrusted import parse_json
 
 if TYPE_CHECKING:
     from accel.runs.checkpoint import CheckpointState
@@ -39,6 +41,15 @@ def default_run_name(env: str, seed: int, now: datetime | None = None) -> str:
     """``CartPole-v1-20250131-235959-s0``: environment, local time and seed, safe as a directory name anywhere."""
     plain = _NOT_PLAIN.sub("-", env).strip("-.") or "run"
     return f"{plain}-{(now or datetime.now()):%Y%m%d-%H%M%S}-s{seed}"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A process that began to work on a run: Unix time, host and process number; NaN, empty and 0 where damaged."""
+
+    unix_time_s: float
+    host: str
+    pid: int
 
 
 class RunDirectory:
@@ -201,6 +212,13 @@ class RunDirectory:
             raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
         return before.count(b"\n")
 
+    def read_starts(self) -> list[Start]:
+        """The processes that worked on this run, oldest first; none where that was not recorded."""
+        try:
+            return [_parse_start(line) for line in (self.path / STARTS).read_bytes().splitlines()]
+        except OSError:
+            return []
+
     def check_exists(self) -> None:
         """Raises RunDirectoryError where the directory was removed, moved or replaced since this process opened it."""
         if self._identity is not None and _identity(self.path) != self._identity:
@@ -308,6 +326,16 @@ class RunDirectory:
         except OSError as error:
             remedy = "; make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
             raise RunDirectoryError(f"cannot write {path}: {error.strerror}{remedy}") from error
+
+
+def _parse_start(line: bytes) -> Start:
+    try:
+        value = parse_json(line)
+        if not isinstance(value, dict):
+            raise TypeError("no object")
+        return Start(float(value["unix_time_s"]), str(value.get("host", "")), int(value.get("pid", 0)))
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return Start(math.nan, "", 0)
 
 
 def _similar_run(path: Path) -> str:
