@@ -11,8 +11,8 @@ from ale_py import ALEInterface, LoggerMode
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from accel.envs.base import Observations, Seed
-from accel.envs.lookup import creation_error
+from accel.envs.base import EnvRequest, Observations, Seed
+from accel.envs.lookup import created
 from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv
 from accel.errors import EnvError
@@ -44,9 +44,7 @@ class AtariEnv(VectorisedEnv):
         return observations
 
 
-def make_atari(
-    registration: Registration, num_envs: int, args: dict[str, object], *, seed: Seed, squash_actions: bool
-) -> AtariEnv:
+def make_atari(registration: Registration, request: EnvRequest) -> AtariEnv:
     """ALE's vector environment.
 
     Its reset fills the older frames of the stack with zeros, after random no-ops and FIRE, so that a frame need be
@@ -54,32 +52,26 @@ def make_atari(
 
     Args:
         registration: of an ``ALE/...`` id; its arguments name the game.
-        num_envs: B.
-        args: any argument of ``ale_py.vector_env.AtariVectorEnv`` but ``batch_size``.
-        seed: of the first reset.
-        squash_actions: whether the actions of ``continuous`` arrive squashed to the bounds.
+        request: with any arguments of ``ale_py.vector_env.AtariVectorEnv`` but ``batch_size``.
     Raises:
         EnvError: an argument that AtariVectorEnv does not have, or refuses.
     """
     accepted = set(inspect.signature(AtariVectorEnv.__init__).parameters) - {"self", "game", "num_envs", "batch_size"}
-    if unknown := sorted(args.keys() - accepted):
+    if unknown := sorted(request.args.keys() - accepted):
         raise EnvError(f"unknown environment arguments {unknown}; ALE's vector environment takes {sorted(accepted)}")
-    settings = {**registration.kwargs, **DEFAULTS, **args}
+    settings = {**registration.kwargs, **DEFAULTS, **request.args}
     if settings.get("life_loss_info"):
         raise EnvError(
             "environment argument life_loss_info ends episodes whose frames go on, which are stacked anew here: use "
             "episodic_life=True"
         )
     ALEInterface.setLoggerMode(LoggerMode.Error)
-    try:
-        env = AtariVectorEnv(num_envs=num_envs, **settings)
-    except Exception as error:
-        raise creation_error("cannot be made", error, f"making it with arguments {args}") from error
+    env = created("cannot be made", lambda: AtariVectorEnv(num_envs=request.num_envs, **settings), request.args)
     stack = int(cast(int, settings.get("stack_num", 4)))
     return AtariEnv(
         cast(NativeEnv, env),
-        seed=seed,
-        squash_actions=squash_actions,
+        seed=request.seed,
+        squash_actions=request.squash_actions,
         frame_stack=stack,
         frame_fill="zero",
         implementation="atari",

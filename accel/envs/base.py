@@ -27,6 +27,19 @@ Implementation: TypeAlias = Literal["loop", "vector", "atari", "envpool", "petti
 
 
 @dataclass(frozen=True)
+class EnvRequest:
+    """What ``make_vector_env`` is asked for; its own documentation says what each is."""
+
+    id: str
+    num_envs: int
+    args: Mapping[str, object]
+    wrappers: tuple[str, ...]
+    seed: Seed
+    squash_actions: bool = False
+    render: bool = False
+
+
+@dataclass(frozen=True)
 class EnvFailure:
     """One environment of several raised in the vector step ``tick``, counted from 1: its row is no transition.
 
@@ -119,6 +132,7 @@ class VectorEnvironment(ABC):
     implementation: Implementation
     failures: list[EnvFailure]
     activity: Activity
+    _seed: Seed | None = None
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """An environment with a activity that nobody watches."""
@@ -138,6 +152,12 @@ class VectorEnvironment(ABC):
         Raises:
             EnvError: an environment's observation is not the one its space announces.
         """
+
+    def _take_seed(self, seed: Seed | None) -> Seed | None:
+        """The seed of a reset: on the first one without, that which the vector environment was made with."""
+        taken = self._seed if seed is None else seed
+        self._seed = None
+        return taken
 
     @abstractmethod
     def step(self, actions: Actions) -> StepResult:

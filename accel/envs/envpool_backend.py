@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.envs.actions import action_converter
-from accel.envs.base import Actions, EnvFailure, Flags, Floats, Observations, Seed
-from accel.envs.lookup import creation_error, import_module
+from accel.envs.base import Actions, EnvFailure, EnvRequest, Flags, Floats, Observations, Seed
+from accel.envs.lookup import created, import_module
 from accel.envs.observations import settle_masks
 from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv, select
@@ -52,51 +52,44 @@ class EnvPoolEnv(VectorisedEnv):
     EnvPool takes seeds only when it is made, so that reseeding makes a new pool.
 
     Args:
-        id: EnvPool's id; a namespace that EnvPool does not use (``ALE/Pong-v5``) is left out.
-        num_envs: B.
-        env_args: EnvPool's configuration of this environment.
-        seed: of the first reset.
-        squash_actions: whether Box actions arrive squashed to the bounds.
+        request: its arguments are EnvPool's configuration of this environment. Of its id a namespace that EnvPool does
+            not use (``ALE/Pong-v5``) is left out. It has no wrappers, and draws nothing.
         threads: step in EnvPool's asynchronous mode, on so many threads, for ``AsyncEnvPool``; 0: all together.
     Attributes:
         pool: EnvPool's own object.
     Raises:
         MissingExtraError: envpool is not installed.
-        EnvError: EnvPool lacks the id, refuses an argument, or the environment has an unsupported space.
+        EnvError: EnvPool lacks the id, refuses an argument, a wrapper or pictures, or the environment has an
+            unsupported space.
     """
 
-    def __init__(
-        self,
-        id: str,
-        num_envs: int,
-        *,
-        env_args: Mapping[str, object],
-        seed: Seed,
-        squash_actions: bool = False,
-        threads: int = 0,
-    ) -> None:
-        self._envpool = cast(_EnvPoolModule, import_module("envpool", f"environment {id!r} with backend envpool"))
-        self._task = _task(id, self._envpool.list_all_envs())
-        if refused := sorted(_REFUSED & env_args.keys()):
-            raise EnvError(f"environment {id!r}: EnvPool's {refused} are set by the pipeline: leave them out")
+    def __init__(self, request: EnvRequest, threads: int = 0) -> None:
+        if request.wrappers or request.render:
+            what = "wrappers apply to" if request.wrappers else "pictures are drawn by"
+            raise EnvError(f"{what} single environments, and EnvPool has none: use backend gymnasium")
+        who = f"environment {request.id!r}"
+        self._envpool = cast(_EnvPoolModule, import_module("envpool", f"{who} with backend envpool"))
+        self._task = _task(request.id, self._envpool.list_all_envs())
+        if refused := sorted(_REFUSED & request.args.keys()):
+            raise EnvError(f"{who}: EnvPool's {refused} are set by the pipeline: leave them out")
         how = {"num_threads": threads, "batch_size": 1} if threads else {}
-        self._settings = {"num_threads": 1, **env_args, "num_envs": num_envs, **how}
+        self._settings = {"num_threads": 1, **request.args, "num_envs": request.num_envs, **how}
         self._is_fresh = True
-        pool = self._make_pool(seed)
+        pool = self._make_pool(request.seed)
         stack = _frame_stack(cast(Mapping[str, object], pool.config))  # type: ignore[attr-defined]
         try:
             super().__init__(
                 pool,
-                seed=seed,
-                squash_actions=squash_actions,
+                seed=request.seed,
+                squash_actions=request.squash_actions,
                 frame_stack=stack,
                 frame_fill="repeat" if stack > 1 else "zero",
                 implementation="envpool",
             )
         except AccelError as error:
             pool.close()
-            raise type(error)(f"environment {id!r}: {error}") from error
-        self._pool_seed = seed
+            raise type(error)(f"{who}: {error}") from error
+        self._pool_seed = request.seed
 
     @property
     def pool(self) -> NativeEnv:
@@ -114,16 +107,17 @@ class EnvPoolEnv(VectorisedEnv):
 
     def _make_pool(self, seed: Seed) -> NativeEnv:
         seeds = env_seeds(seed, cast(int, self._settings["num_envs"]))
-        try:
-            with warnings.catch_warnings():
-                # Its spaces are float64 bounds cast to float32, about which gymnasium warns.
-                warnings.simplefilter("ignore")
-                pool = self._envpool.make_gymnasium(self._task, seed=seeds, **self._settings)
-                _ = pool.single_observation_space, pool.single_action_space
-        except Exception as error:
+
+        def make() -> NativeEnv:
+            pool = self._envpool.make_gymnasium(self._task, seed=seeds, **self._settings)
+            _ = pool.single_observation_space, pool.single_action_space
+            return pool
+
+        with warnings.catch_warnings():
+            # Its spaces are float64 bounds cast to float32, about which gymnasium warns.
+            warnings.simplefilter("ignore")
             what = f"environment {self._task!r} with backend envpool cannot be made"
-            raise creation_error(what, error, f"making it with {self._settings}") from error
-        return pool
+            return cast(NativeEnv, created(what, make, self._settings))
 
 
 class AsyncEnvPool:
@@ -137,26 +131,16 @@ class AsyncEnvPool:
     A step that never ends is ``receive``'s, and noticed by whoever watches the actor's activity.
 
     Args:
-        id, num_envs, env_args, seed, squash_actions: as for ``EnvPoolEnv``. threads: that step the environments.
+        request: as for ``EnvPoolEnv``. threads: that step the environments.
     Raises:
         MissingExtraError, EnvError: as for ``EnvPoolEnv``.
     """
 
     rows = 1
 
-    def __init__(
-        self,
-        id: str,
-        num_envs: int,
-        threads: int,
-        *,
-        env_args: Mapping[str, object],
-        seed: Seed,
-        squash_actions: bool = False,
-    ) -> None:
-        self._vector = vector = EnvPoolEnv(
-            id, num_envs, env_args=env_args, seed=seed, squash_actions=squash_actions, threads=threads
-        )
+    def __init__(self, request: EnvRequest, threads: int) -> None:
+        self._vector = vector = EnvPoolEnv(request, threads)
+        num_envs = request.num_envs
         self._pool, self._layout = cast(_AsyncPool, vector.pool), vector.layout
         self._to_env = action_converter(vector.action_space)
         self.spec, self.groups = vector.spec, num_envs

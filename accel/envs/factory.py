@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 import gymnasium
@@ -13,8 +12,8 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
 
-from accel.envs.base import Seed, VectorEnvironment
-from accel.envs.lookup import creation_error, find_registration, import_function
+from accel.envs.base import EnvRequest, Seed, VectorEnvironment
+from accel.envs.lookup import created, find_registration, import_function, wrapped
 from accel.envs.loop import EnvLoop, SingleEnv
 from accel.envs.masks import MaskFromInfo, announces_masks
 from accel.envs.mujoco_warnings import log_mujoco_warnings
@@ -67,15 +66,19 @@ def make_vector_env(
         EnvError: unknown id, unsupported space, refused argument or wrapper.
         MissingExtraError: the environment's package is not installed; names the extra.
     """
-    request = _Request(num_envs, dict(env_args or {}), tuple(wrappers), seed, squash_actions, render)
+    request = EnvRequest(id, num_envs, dict(env_args or {}), tuple(wrappers), seed, squash_actions, render)
     if num_envs < 1:
         raise EnvError(f"num_envs is {num_envs}: at least one environment is needed")
     if reserved := sorted(_RESERVED & request.args.keys()):
         raise EnvError(f"environment arguments {reserved} are set by the pipeline's own options: leave them out")
     if backend == "envpool":
-        return _make_envpool(id, request)
+        from accel.envs.envpool_backend import EnvPoolEnv
+
+        return EnvPoolEnv(request)
     if backend == "pettingzoo":
-        return _make_pettingzoo(id, request)
+        from accel.envs.pettingzoo_backend import PettingZooEnv
+
+        return PettingZooEnv(request)
     if backend != "gymnasium":
         raise EnvError(f"unknown environment backend {backend!r}: choose gymnasium, envpool or pettingzoo")
     registration = find_registration(id)
@@ -103,53 +106,12 @@ def make_async_envpool(
     Raises:
         EnvError, MissingExtraError: as for ``make_vector_env``.
     """
-    request = _Request(num_envs, dict(env_args or {}), tuple(wrappers), seed, squash_actions, render=False)
-    _check_for_envpool(request)
     from accel.envs.envpool_backend import AsyncEnvPool
 
-    return AsyncEnvPool(id, num_envs, threads, env_args=request.args, seed=seed, squash_actions=squash_actions)
+    return AsyncEnvPool(EnvRequest(id, num_envs, dict(env_args or {}), tuple(wrappers), seed, squash_actions), threads)
 
 
-@dataclass(frozen=True)
-class _Request:
-    num_envs: int
-    args: dict[str, object]
-    wrappers: tuple[str, ...]
-    seed: Seed
-    squash_actions: bool
-    render: bool
-
-
-def _make_envpool(id: str, request: _Request) -> VectorEnvironment:
-    _check_for_envpool(request)
-    from accel.envs.envpool_backend import EnvPoolEnv
-
-    return EnvPoolEnv(
-        id, request.num_envs, env_args=request.args, seed=request.seed, squash_actions=request.squash_actions
-    )
-
-
-def _check_for_envpool(request: _Request) -> None:
-    if request.wrappers or request.render:
-        what = "wrappers apply to" if request.wrappers else "pictures are drawn by"
-        raise EnvError(f"{what} single environments, and EnvPool has none: use backend gymnasium")
-
-
-def _make_pettingzoo(id: str, request: _Request) -> VectorEnvironment:
-    from accel.envs.pettingzoo_backend import PettingZooEnv
-
-    return PettingZooEnv(
-        id,
-        request.num_envs,
-        env_args=request.args,
-        wrappers=request.wrappers,
-        seed=request.seed,
-        squash_actions=request.squash_actions,
-        render=request.render,
-    )
-
-
-def _make(registration: Registration, request: _Request) -> VectorEnvironment:
+def _make(registration: Registration, request: EnvRequest) -> VectorEnvironment:
     is_atari = registration.vector_entry_point == _ATARI_VECTOR
     few = request.num_envs < _VECTOR_PAYS_FROM and not is_atari and _loop_is_the_same(registration)
     is_drawn = request.render and not is_atari
@@ -161,18 +123,21 @@ def _make(registration: Registration, request: _Request) -> VectorEnvironment:
     if is_atari:
         from accel.envs.atari import make_atari
 
-        return make_atari(
-            registration, request.num_envs, request.args, seed=request.seed, squash_actions=request.squash_actions
-        )
+        return make_atari(registration, request)
     make_vec = cast(Callable[..., object], gymnasium.make_vec)
-    env = _created(lambda: make_vec(registration, request.num_envs, "vector_entry_point", **request.args), request.args)
+    env = created(
+        "cannot be made",
+        lambda: make_vec(registration, request.num_envs, "vector_entry_point", **request.args),
+        request.args,
+    )
     return VectorisedEnv(cast(NativeEnv, env), seed=request.seed, squash_actions=request.squash_actions)
 
 
-def _make_loop(registration: Registration, request: _Request) -> EnvLoop:
-    functions = [(name, import_function(name, "wrapper")) for name in request.wrappers]
+def _make_loop(registration: Registration, request: EnvRequest) -> EnvLoop:
+    for wrapper in request.wrappers:
+        import_function(wrapper, "wrapper")  # named before an environment is made
     args, limit = dict(request.args), None
-    if not functions and not registration.additional_wrappers:
+    if not request.wrappers and not registration.additional_wrappers:
         # The loop itself counts steps and never steps before a reset: no wrapper is needed for either.
         limit = _time_limit(args.pop("max_episode_steps", registration.max_episode_steps))
         args["max_episode_steps"] = -1
@@ -182,16 +147,16 @@ def _make_loop(registration: Registration, request: _Request) -> EnvLoop:
         args["render_mode"] = "rgb_array"
     make = cast(Callable[..., object], gymnasium.make)
     if isinstance(registration.entry_point, str):
-        _created(lambda: load_env_creator(cast(str, registration.entry_point)), {})
+        created("cannot be made", lambda: load_env_creator(cast(str, registration.entry_point)), {})
     log_mujoco_warnings()
 
     masks: list[bool] = []  # whether info has them, once the first environment was asked
 
     def make_single() -> SingleEnv:
-        made = _created(lambda: make(registration, disable_env_checker=True, **args), request.args)
+        made = created("cannot be made", lambda: make(registration, disable_env_checker=True, **args), request.args)
         env = cast(SingleEnv, made)
-        for name, function in functions:
-            env = _wrapped(env, name, function)
+        for wrapper in request.wrappers:
+            env = _wrapped(env, wrapper)
         if not masks:
             masks.append(announces_masks(env, env_seeds(request.seed, 1)[0]))
         return MaskFromInfo(env) if masks[0] else env
@@ -214,23 +179,11 @@ def _time_limit(value: object) -> int | None:
     return value
 
 
-def _wrapped(env: SingleEnv, name: str, function: Callable[..., object]) -> SingleEnv:
-    try:
-        wrapped = function(env)
-    except Exception as error:
-        raise creation_error(f"wrapper {name!r}", error, "wrapping the environment") from error
-    if not isinstance(wrapped, gymnasium.Env):
-        raise EnvError(f"wrapper {name!r} returned {type(wrapped).__name__}, not a gymnasium.Env")
-    return wrapped
-
-
-def _created(make: Callable[[], object], args: Mapping[str, object]) -> object:
-    """Call ``make``; turn whatever an environment's constructor raises into a named error."""
-    try:
-        return make()
-    except Exception as error:
-        given = f"making it with arguments {dict(args)}" if args else "making it"
-        raise creation_error("cannot be made", error, given) from error
+def _wrapped(env: SingleEnv, wrapper: str) -> SingleEnv:
+    made = wrapped(env, wrapper)
+    if not isinstance(made, gymnasium.Env):
+        raise EnvError(f"wrapper {wrapper!r} returned {type(made).__name__}, not a gymnasium.Env")
+    return made
 
 
 def _loop_is_the_same(registration: Registration) -> bool:
@@ -238,7 +191,11 @@ def _loop_is_the_same(registration: Registration) -> bool:
     entry_point = registration.vector_entry_point
     if entry_point is None or registration.entry_point is None:
         return False
-    creator = _created(lambda: load_env_creator(entry_point), {}) if isinstance(entry_point, str) else entry_point
+    creator = (
+        created("cannot be made", lambda: load_env_creator(entry_point), {})
+        if isinstance(entry_point, str)
+        else entry_point
+    )
     # Its own metadata only: SyncVectorEnv writes its mode into the dictionary that every vector environment inherits.
     metadata: Mapping[str, object] = vars(creator).get("metadata") or {}
     return metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
@@ -251,7 +208,11 @@ def _vector_accepts(registration: Registration, args: Mapping[str, object]) -> b
         return False
     if registration.entry_point is None or entry_point == _ATARI_VECTOR:
         return True
-    creator = _created(lambda: load_env_creator(entry_point), {}) if isinstance(entry_point, str) else entry_point
+    creator = (
+        created("cannot be made", lambda: load_env_creator(entry_point), {})
+        if isinstance(entry_point, str)
+        else entry_point
+    )
     parameters = inspect.signature(cast(Callable[..., object], creator)).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return True

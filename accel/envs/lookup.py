@@ -1,4 +1,6 @@
-"""From an environment id to gymnasium's registration, with one clear message for everything that can be missing."""
+"""From an environment id to gymnasium's registration, with one clear message for everything that can be missing, and
+for whatever environments and wrappers raise while they are made.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
+from typing import Protocol
 
 import gymnasium
+import numpy as np
+import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import find_highest_version, parse_env_id, registry
 
@@ -121,6 +126,50 @@ def import_function(reference: str, wanted_by: str) -> Callable[..., object]:
         raise EnvError(f"{wanted_by} {reference!r}: module {module!r} has no function {name!r}")
     found: Callable[..., object] = value
     return found
+
+
+def created(what: str, make: Callable[[], object], args: Mapping[str, object]) -> object:
+    """What ``make`` makes of ``args``; whatever a constructor raises is a named error.
+
+    Raises:
+        EnvError, MissingExtraError: see ``creation_error``.
+    """
+    try:
+        return make()
+    except Exception as error:
+        given = f"making it with arguments {dict(args)}" if args else "making it"
+        raise creation_error(what, error, given) from error
+
+
+def wrapped(env: object, wrapper: str) -> object:
+    """What the wrapper ``package.module:function`` makes of an environment. Raises EnvError, MissingExtraError."""
+    function = import_function(wrapper, "wrapper")
+    try:
+        return function(env)
+    except Exception as error:
+        raise creation_error(f"wrapper {wrapper!r}", error, "wrapping the environment") from error
+
+
+class _Drawn(Protocol):
+    def render(self) -> object: ...
+
+
+def picture(env: _Drawn) -> npt.NDArray[np.uint8]:
+    """What an environment's own ``render`` gives, as ``VectorEnvironment.render`` has it.
+
+    Raises:
+        EnvError: it cannot draw itself, or draws something else. MissingExtraError: see ``creation_error``.
+    """
+    try:
+        drawn = np.asarray(env.render())
+    except Exception as error:
+        raise creation_error("no picture", error, "drawing the environment") from error
+    if drawn.ndim != 3 or drawn.shape[-1] != 3:
+        raise EnvError(
+            f"the environment's render() gives {drawn.dtype} {drawn.shape}, no RGB picture [height, width, 3]: add a "
+            "wrapper"
+        )
+    return drawn.astype(np.uint8, copy=False)
 
 
 def creation_error(what: str, error: BaseException, doing: str) -> EnvError | MissingExtraError:

@@ -15,7 +15,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 from accel.envs.actions import action_converter, action_spec
 from accel.envs.base import Actions, EnvFailure, Observations, Seed, StepResult, VectorEnvironment
-from accel.envs.lookup import creation_error
+from accel.envs.lookup import picture
 from accel.envs.observations import ObservationLayout, observation_layout, settle_masks
 from accel.envs.seeding import env_seeds
 from accel.envs.spaces import EnvSpec, FrameFill
@@ -67,7 +67,7 @@ class EnvLoop(VectorEnvironment):
             self.close()
             raise
         self.make_env = make_env
-        self._seed: Seed | None = seed
+        self._seed = seed
         self._first_seed = (seed,) if isinstance(seed, int) else tuple(seed)
         self._unproven: set[int] = set()
         self._failed = 0
@@ -97,8 +97,7 @@ class EnvLoop(VectorEnvironment):
 
     def reset(self, seed: Seed | None = None) -> Observations:
         """New episodes everywhere; see VectorEnvironment."""
-        seed = self._seed if seed is None else seed
-        self._seed = None
+        seed = self._take_seed(seed)
         seeds: Sequence[int | None] = [None] * self.num_envs if seed is None else env_seeds(seed, self.num_envs)
         for i in range(self.num_envs):
             try:
@@ -115,7 +114,7 @@ class EnvLoop(VectorEnvironment):
             self.layout.write(observation, self._rows[i])
             self._is_over[i] = False
             self._deadlines[i] = self._tick + self._max_episode_steps
-        self._settle_masks()
+        settle_masks(self.spec, self._observations, np.logical_not(self._is_over))
         return self._observations
 
     def step(self, actions: Actions) -> StepResult:
@@ -157,7 +156,7 @@ class EnvLoop(VectorEnvironment):
                 self._replace_later(i, error)
             i += 1
         if masked:
-            self._settle_masks()
+            settle_masks(self.spec, self._observations, np.logical_not(is_over))
         return self._observations, rewards, terminated, truncated
 
     def _checked_once(self, i: int) -> Callable[[object], StepOfOne]:
@@ -211,22 +210,9 @@ class EnvLoop(VectorEnvironment):
         with suppress(Exception):  # it is broken: closing it may be, too
             self.envs[i].close()
 
-    def _settle_masks(self) -> None:
-        if self.spec.action.masked:
-            settle_masks(self.spec, self._observations, np.logical_not(self._is_over))
-
     def render(self) -> npt.NDArray[np.uint8]:
         """What environment 0's own ``render`` gives; see VectorEnvironment."""
-        try:
-            picture = np.asarray(self.envs[0].render())
-        except Exception as error:
-            raise creation_error("no picture", error, "drawing the environment") from error
-        if picture.ndim != 3 or picture.shape[-1] != 3:
-            raise EnvError(
-                f"the environment's render() gives {picture.dtype} {picture.shape}, no RGB picture [height, width, 3]: "
-                "add a wrapper"
-            )
-        return picture.astype(np.uint8, copy=False)
+        return picture(self.envs[0])
 
     def close(self) -> None:
         """Close every environment, whichever raises; more calls do nothing. Those that broke were closed then."""

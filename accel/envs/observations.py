@@ -132,12 +132,14 @@ def settle_masks(spec: EnvSpec, observations: Observations, acts: Flags) -> None
     """Allow everything where a mask allows nothing and no action is taken, as at an episode's end.
 
     Args:
-        spec: with masked actions.
+        spec: without masked actions, nothing is done.
         observations: [B, *record], written in place.
         acts: [B] whether the next action of this environment counts.
     Raises:
         EnvError: a mask allows nothing where an action is wanted.
     """
+    if not spec.action.masked:
+        return
     mask = next(part for part in spec.parts if part.name == ACTION_MASK).of_record(observations)
     starts = np.cumsum((0, *spec.action.sizes[:-1]))
     empty = np.logical_not(np.logical_or.reduceat(mask != 0, starts, axis=1))

@@ -6,8 +6,9 @@ zeros without rewards, as SuperSuit's ``black_death`` has it, and its actions go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -15,8 +16,8 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from accel.envs.actions import action_converter, action_spec
-from accel.envs.base import Actions, Observations, Seed, StepResult, VectorEnvironment
-from accel.envs.lookup import creation_error, import_function, import_module
+from accel.envs.base import Actions, EnvRequest, Observations, Seed, StepResult, VectorEnvironment
+from accel.envs.lookup import created, import_module, picture, wrapped
 from accel.envs.masks import masked_space, with_mask
 from accel.envs.observations import observation_layout, settle_masks
 from accel.envs.seeding import env_seeds
@@ -44,14 +45,9 @@ class PettingZooEnv(VectorEnvironment):
     """Row k · agents + j is agent j of environment k.
 
     Args:
-        id: an id of PettingZoo's registry, such as ``butterfly/pistonball_v6`` (from version 1.27 on), a module with
-            ``parallel_env``, such as ``mpe2.simple_spread_v3``, or ``module:function``.
-        num_envs: environments; there are as many rows as agents in all of them.
-        env_args: of the function that makes one.
-        wrappers: ``package.module:function`` each, called with a parallel environment.
-        seed: of the first reset.
-        squash_actions: whether Box actions arrive squashed to the bounds.
-        render: make environments that ``render`` can draw.
+        request: its id is one of PettingZoo's registry, such as ``butterfly/pistonball_v6`` (from version 1.27 on), a
+            module with ``parallel_env``, such as ``mpe2.simple_spread_v3``, or ``module:function``. There are as many
+            rows as agents in all of its environments; wrappers get a parallel environment.
     Raises:
         MissingExtraError: pettingzoo is not installed.
         EnvError: it cannot be made, is no parallel environment, or its agents differ in their spaces.
@@ -59,35 +55,24 @@ class PettingZooEnv(VectorEnvironment):
 
     implementation = "pettingzoo"
 
-    def __init__(
-        self,
-        id: str,
-        num_envs: int,
-        *,
-        env_args: Mapping[str, object],
-        wrappers: Sequence[str],
-        seed: Seed,
-        squash_actions: bool = False,
-        render: bool = False,
-    ) -> None:
-        arguments = {**env_args, **({"render_mode": "rgb_array"} if render else {})}
+    def __init__(self, request: EnvRequest) -> None:
         self._envs: list[_ParallelEnv] = []
         try:
-            for _ in range(num_envs):
-                self._envs.append(_make(id, arguments, wrappers))
+            for _ in range(request.num_envs):
+                self._envs.append(_make(request))
             self._agents = tuple(self._envs[0].possible_agents)
-            self._agree(env_seeds(seed, 1)[0], squash_actions)
+            self._agree(env_seeds(request.seed, 1)[0], request.squash_actions)
         except BaseException:
             self.close()
             raise
-        self.num_envs = rows = num_envs * len(self._agents)
-        self._seed: Seed | None = seed
+        self.num_envs = rows = request.num_envs * len(self._agents)
+        self._seed = request.seed
         self._observations = self.layout.empty(rows)
         self._rewards = np.zeros(rows, np.float32)
         self._terminated = np.zeros(rows, np.bool_)
         self._truncated = np.zeros(rows, np.bool_)
         self._acts = np.zeros(rows, np.bool_)
-        self._is_over = [False] * num_envs
+        self._is_over = [False] * request.num_envs
 
     def _agree(self, seed: int, squash_actions: bool) -> None:
         """The layout that all agents share, and whether their masks come in info."""
@@ -113,8 +98,7 @@ class PettingZooEnv(VectorEnvironment):
 
     def reset(self, seed: Seed | None = None) -> Observations:
         """New episodes everywhere; see VectorEnvironment."""
-        seed = self._seed if seed is None else seed
-        self._seed = None
+        seed = self._take_seed(seed)
         seeds: Sequence[int | None] = [None] * len(self._envs) if seed is None else env_seeds(seed, len(self._envs))
         for k, one in enumerate(seeds):
             self._begin(k, one)
@@ -137,10 +121,7 @@ class PettingZooEnv(VectorEnvironment):
 
     def render(self) -> npt.NDArray[np.uint8]:
         """What environment 0's own ``render`` gives; see VectorEnvironment."""
-        try:
-            return np.asarray(self._envs[0].render()).astype(np.uint8, copy=False)
-        except Exception as error:
-            raise creation_error("no picture", error, "drawing the environment") from error
+        return picture(self._envs[0])
 
     def close(self) -> None:
         """Close every environment; more calls do nothing."""
@@ -192,40 +173,24 @@ def _is_done(agent: str, ends: Mapping[str, bool], cuts: Mapping[str, bool]) -> 
     return bool(ends.get(agent, False) or cuts.get(agent, False))
 
 
-def _make(id: str, arguments: Mapping[str, object], wrappers: Sequence[str]) -> _ParallelEnv:
+def _make(request: EnvRequest) -> _ParallelEnv:
+    id, args = request.id, {**request.args, **({"render_mode": "rgb_array"} if request.render else {})}
     module, _, function = id.partition(":")
     package = import_module("pettingzoo", f"environment {id!r} with backend pettingzoo")
+    make: object
     if "/" in id and hasattr(package, "make"):  # PettingZoo's own registry, from 1.27 on
-        return _made(lambda: package.make("parallel", id, **arguments), arguments, wrappers, id)
-    found = getattr(import_module(module, f"environment {id!r}"), function or "parallel_env", None)
-    if not callable(found):
+        make = partial(package.make, "parallel", id)
+    else:
+        make = getattr(import_module(module, f"environment {id!r}"), function or "parallel_env", None)
+    if not callable(make):
         raise EnvError(
             f"environment {id!r}: module {module!r} has no function {function or 'parallel_env'!r}: give an id of "
             "PettingZoo's such as butterfly/pistonball_v6, a module such as mpe2.simple_spread_v3, or module:function; "
             "turn-based (AEC) environments have no form in which agents act at once"
         )
-    return _made(lambda: found(**arguments), arguments, wrappers, id)
-
-
-def _made(
-    make: Callable[[], object], arguments: Mapping[str, object], wrappers: Sequence[str], id: str
-) -> _ParallelEnv:
-    try:
-        env = make()
-    except Exception as error:
-        what = f"environment {id!r} cannot be made"
-        raise creation_error(what, error, f"making it with arguments {dict(arguments)}") from error
-    for name in wrappers:
-        env = _wrapped(env, name)
+    env = created(f"environment {id!r} cannot be made", lambda: make(**args), args)
+    for name in request.wrappers:
+        env = wrapped(env, name)
     if not (hasattr(env, "possible_agents") and hasattr(env, "step")) or hasattr(env, "agent_iter"):
         raise EnvError(f"environment {id!r} is a {type(env).__name__}, no pettingzoo.ParallelEnv")
     return cast(_ParallelEnv, env)
-
-
-def _wrapped(env: object, name: str) -> object:
-    try:
-        return import_function(name, "wrapper")(env)
-    except EnvError:
-        raise
-    except Exception as error:
-        raise creation_error(f"wrapper {name!r}", error, "wrapping the environment") from error

@@ -50,7 +50,7 @@ class VectorisedEnv(VectorEnvironment):
         self.num_envs = env.num_envs
         self.implementation = implementation
         self._env = env
-        self._seed: Seed | None = seed
+        self._seed = seed
         self._mode = autoreset_mode(env)
         action = action_spec(env.single_action_space, squash=squash_actions)
         self.layout: ObservationLayout = observation_layout(env.single_observation_space, action)
@@ -73,12 +73,10 @@ class VectorisedEnv(VectorEnvironment):
 
     def reset(self, seed: Seed | None = None) -> Observations:
         """New episodes everywhere; see VectorEnvironment."""
-        seed = self._seed if seed is None else seed
-        self._seed = None
-        observations = self._reset_native(seed)
+        observations = self._reset_native(self._take_seed(seed))
         self._check(observations)
         rows = self._convert(observations)
-        self._settle_masks(rows, np.ones(self.num_envs, np.bool_))
+        settle_masks(self.spec, rows, np.ones(self.num_envs, np.bool_))
         return rows
 
     def step(self, actions: Actions) -> StepResult:
@@ -95,7 +93,7 @@ class VectorisedEnv(VectorEnvironment):
             self._check(observations)
             self._is_checked = True
         rows = self._convert(observations)
-        self._settle_masks(rows, np.logical_not(ends | cuts) if self._final is None else np.ones_like(ends))
+        settle_masks(self.spec, rows, np.logical_not(ends | cuts) if self._final is None else np.ones_like(ends))
         return rows, np.asarray(rewards, np.float32), ends, cuts
 
     def close(self) -> None:
@@ -112,10 +110,6 @@ class VectorisedEnv(VectorEnvironment):
     def _check(self, observations: object) -> None:
         for i in range(self.num_envs):
             self.layout.check(select(self.layout.space, observations, i))
-
-    def _settle_masks(self, rows: Observations, acts: Flags) -> None:
-        if self.spec.action.masked:
-            settle_masks(self.spec, rows, acts)
 
     def _convert(self, observations: object) -> Observations:
         view = self.layout.view_batch(observations)
@@ -136,7 +130,7 @@ class VectorisedEnv(VectorEnvironment):
         source = observations if self._mode == AutoresetMode.DISABLED else infos["final_obs"]
         for i in np.flatnonzero(finished):
             self.layout.write(select(self.layout.space, source, int(i)), final[i])
-        self._settle_masks(final, np.zeros(self.num_envs, np.bool_))
+        settle_masks(self.spec, final, np.zeros(self.num_envs, np.bool_))
         if self._mode == AutoresetMode.DISABLED:
             observations, _ = self._env.reset(options={"reset_mask": finished})
         return observations
