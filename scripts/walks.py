@@ -25,7 +25,7 @@ VARIABLE = "ACCEL_WALKS"
 ENV_STEP, OPTIMIZER_STEP, LOAD = "env.step", "optimizer.step", "load"
 START_UP = 0.3
 """Share of a run's cycles that are left out."""
-OPTIONS = ("--env", "CartPole-v1", "--total-env-steps", "80000", "--actors", "1", "--seed", "1")
+OPTIONS = ("--launcher", "mpirun", "--env", "CartPole-v1", "--total-env-steps", "80000", "--actors", "1", "--seed", "1")
 
 # What each process of the job runs before anything else. It stands alone: it is written to a folder on PYTHONPATH.
 HOOK = """

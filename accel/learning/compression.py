@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from accel.learning.handshake import LearnerPlace
 from accel.learning.learner import Learner
 from accel.monitor.decisions import DecisionLog
 from accel.publishing.distillation import make_divergence
 from accel.publishing.publisher import Publisher
 from accel.system.machine import usable_cores
-from accel.transport.base import LearnerTransport
 from accel.tuning.autotune import make_steering
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
@@ -22,21 +22,12 @@ class Compression:
     Args:
         learner: whose policy is compressed.
         cpu_features: what every actor's CPU offers.
-        transport: the learner's end.
-        run: path of the run directory, for the log of decisions.
-        allowed_cores: how many cores this process might use before it was pinned; None: it was not.
+        place: of the learner. run: path of the run directory, for the log of decisions.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        cpu_features: frozenset[str],
-        transport: LearnerTransport,
-        run: Path,
-        allowed_cores: int | None,
-    ) -> None:
+    def __init__(self, learner: Learner, cpu_features: frozenset[str], place: LearnerPlace, run: Path) -> None:
         config, algorithm = learner.config, learner.algorithm
-        self._config, self._transport, self._run, self._allowed_cores = config, transport, run, allowed_cores
+        self._config, self._place, self._run = config, place, run
         self._choice = choice = parse_choice(config.compression.compressor)
         divergence = make_divergence(algorithm)
         self.publisher = Publisher(
@@ -46,8 +37,8 @@ class Compression:
 
     def steer(self, env_steps: int = 0) -> Steering:
         """What chooses levels from these environment steps on. Raises ConfigError: one does not suit the network."""
-        parts = (self._choice, self._config, self.publisher, self._transport, self.sampler, self._run)
-        return make_steering(*parts, env_steps, cores=usable_cores(self._allowed_cores))
+        parts = (self._choice, self._config, self.publisher, self._place.transport, self.sampler, self._run)
+        return make_steering(*parts, env_steps, cores=usable_cores(self._place.allowed_cores))
 
     def resume_log(self, steering: Steering, env_steps: int) -> None:
         """Cut the log of decisions at a resumed run's checkpoint."""

@@ -66,9 +66,7 @@ class Session(Callback):
         self._evaluation: LiveEvaluation = NoEvaluation()
         actors = Actors(place.transport, group.processes)
         self.learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect)
-        self._compression = Compression(
-            self.learner, group.cpu_features, place.transport, run.path, place.allowed_cores
-        )
+        self._compression = Compression(self.learner, group.cpu_features, place, run.path)
         self.publisher, self.sampler = self._compression.publisher, self._compression.sampler
         self.loop = Loop(
             self.learner,
