@@ -30,7 +30,7 @@ class ActorProcesses(LocalLearner):
     fault_tolerant = True
 
     def __init__(self, actors: int, command: Callable[[int], Sequence[str]], options: TransportOptions) -> None:
-        super().__init__(Hub(actors, options, threaded=False))
+        super().__init__(Hub(actors, options))
         self._actors = [(ActorSupervisor(command(number)), LocalPort(self.hub, number)) for number in range(actors)]
         self._has_told, self._look_s = False, 0.0
 
@@ -110,8 +110,7 @@ class ActorProcesses(LocalLearner):
             self._leave(number)
 
     def _leave(self, number: int) -> None:
-        self.hub.alive.discard(number)
-        self.hub.board.forget(number)
+        self.hub.leave(number)
         self._actors[number][0].close()
 
     def _heard(self, timeout_s: float) -> set[int]:

@@ -1,14 +1,13 @@
 """The transport within one process: deterministic queues, the baseline that needs no MPI.
 
-In one thread (the default) nothing can ever be waited for, so what would wait raises TransportError. With ``threaded``
-actors live in threads of their own and wait like remote ones.
+``LocalTransport`` has learner and actor take turns in one thread, where nothing can ever be waited for, so that what
+would wait raises TransportError. A ``LocalPort`` stands for an actor in a process of its own.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from accel.errors import TransportError
@@ -21,12 +20,12 @@ from accel.transport.wire import decode_message, encode_message
 
 
 class LocalTransport:
-    """A learner and its actors in one process: ``learner`` and ``actor(index)`` are the two ends."""
+    """A learner and its actors in one thread: ``learner`` and ``actor(index)`` are the two ends."""
 
-    def __init__(self, actors: int = 1, *, options: TransportOptions | None = None, threaded: bool = False) -> None:
+    def __init__(self, actors: int = 1, *, options: TransportOptions | None = None) -> None:
         if actors < 1:
             raise TransportError(f"a transport needs at least one actor, not {actors}")
-        hub = Hub(actors, options or TransportOptions(), threaded)
+        hub = Hub(actors, options or TransportOptions())
         self._actors = tuple(LocalActor(hub, index) for index in range(actors))
         self.learner = LocalLearner(hub)
 
@@ -37,16 +36,12 @@ class LocalTransport:
 
 @dataclass
 class Hub:
-    """What both ends share, all of it under ``changed``."""
+    """What both ends share."""
 
     actors: int
     options: TransportOptions
-    threaded: bool
-    changed: threading.Condition = field(default_factory=threading.Condition)
     queue: deque[Arrival] = field(default_factory=deque)
-    under_way: list[int] = field(default_factory=list)
     inbox: list[tuple[int, Json]] = field(default_factory=list)
-    alive: set[int] = field(default_factory=set)
     pool: UnrollPool | None = None
     welcomes: list[bytes] = field(default_factory=list)
     stopping: bool = False
@@ -57,26 +52,10 @@ class Hub:
         self.under_way = [0] * self.actors
         self.alive = set(range(self.actors))
 
-    def wait(self, ready: Callable[[], bool], timeout_s: float | None, what: str) -> bool:
-        """Waits, with ``changed`` held, until ``ready``. In one thread raises at once instead."""
-        if ready():
-            return True
-        if not self.threaded:
-            raise TransportError(f"{what} would wait forever: learner and actor share one thread")
-        return self.changed.wait_for(ready, timeout_s)
-
     def push(self, actor: int, buffer: Bytes) -> None:
-        """An unroll for the learner; with ``changed`` held."""
+        """An unroll for the learner."""
         self.queue.append(Arrival(actor, buffer))
         self.under_way[actor] += 1
-        self.changed.notify_all()
-
-    def post(self, actor: int, kind: str, message: Json) -> None:
-        """A message for the learner."""
-        body = decode_message(encode_message(kind, message))[1]
-        with self.changed:
-            self.inbox.append((actor, body))
-            self.changed.notify_all()
 
     def configure(self, unroll_bytes: int) -> None:
         """Fixes the size of an unroll; both ends must agree."""
@@ -87,8 +66,40 @@ class Hub:
                 f"an unroll has {unroll_bytes} bytes at one end and {self.pool.unroll_bytes} at the other"
             )
 
+    def leave(self, actor: int) -> None:
+        """An actor is gone. What it pushed stays with the learner."""
+        self.alive.discard(actor)
+        self.board.forget(actor)
 
-class LocalPort:
+
+class _ActorEnd:
+    """What an actor of this thread and the port of one in another process have in common: messages."""
+
+    def __init__(self, hub: Hub, actor: int) -> None:
+        self.actor = actor
+        self.hub = hub
+        self._welcomed = 0
+
+    def poll_welcome(self) -> Json | None:
+        """The learner's next message; None when there is none."""
+        if len(self.hub.welcomes) == self._welcomed:
+            return None
+        self._welcomed += 1
+        return decode_message(self.hub.welcomes[self._welcomed - 1])[1]
+
+    def hello(self, message: Json) -> None:
+        """Answers the welcome."""
+        self._post("hello", message)
+
+    def report(self, message: Json) -> None:
+        """Sends a late message."""
+        self._post("report", message)
+
+    def _post(self, kind: str, message: Json) -> None:
+        self.hub.inbox.append((self.actor, decode_message(encode_message(kind, message))[1]))
+
+
+class LocalPort(_ActorEnd):
     """For an actor in a process of its own that this one supervises: what its supervisor tells the learner.
 
     ``acquire`` and ``push`` are about buffers of the child, which are copied.
@@ -98,9 +109,8 @@ class LocalPort:
     is_asking = False
 
     def __init__(self, hub: Hub, actor: int) -> None:
-        self.actor = actor
-        self.hub = hub
-        self._welcomed = self._buffers = 0
+        super().__init__(hub, actor)
+        self._buffers = 0
         self._free: list[Bytes] = []
 
     @property
@@ -112,21 +122,6 @@ class LocalPort:
     def has_news(self) -> bool:
         """Whether ``poll_welcome`` or ``pull`` would answer."""
         return len(self.hub.welcomes) > self._welcomed or self.hub.board.has_offer(self.actor)
-
-    def poll_welcome(self) -> Json | None:
-        """The learner's next message; None when there is none."""
-        if len(self.hub.welcomes) == self._welcomed:
-            return None
-        self._welcomed += 1
-        return decode_message(self.hub.welcomes[self._welcomed - 1])[1]
-
-    def hello(self, message: Json) -> None:
-        """Answers the welcome."""
-        self.hub.post(self.actor, "hello", message)
-
-    def report(self, message: Json) -> None:
-        """Sends a late message."""
-        self.hub.post(self.actor, "report", message)
 
     def configure(self, unroll_bytes: int, ring: Sequence[Bytes]) -> None:
         """The child's buffers."""
@@ -141,11 +136,10 @@ class LocalPort:
     def push(self, buffer: Bytes) -> None:
         """Hands the learner a copy."""
         self._free.append(buffer)
-        with self.hub.changed:
-            if self.hub.pool is not None and not self.hub.stopping:
-                copy = self.hub.pool.take()
-                copy[:] = buffer
-                self.hub.push(self.actor, copy)
+        if self.hub.pool is not None and not self.hub.stopping:
+            copy = self.hub.pool.take()
+            copy[:] = buffer
+            self.hub.push(self.actor, copy)
 
     def pull(self) -> PolicyUpdate | None:
         """The newest policy if one came since the last pull."""
@@ -167,58 +161,41 @@ class LocalPort:
         return False
 
 
-class LocalActor:
-    """``ActorTransport`` within one process."""
+class LocalActor(_ActorEnd):
+    """``ActorTransport`` in the learner's thread."""
 
     def __init__(self, hub: Hub, actor: int) -> None:
-        self.actor = actor
+        super().__init__(hub, actor)
         self.stopping = False
         self.activity = Activity()
-        self.hub = hub
         self._unroll_bytes: int | None = None
         self._buffers = hub.options.in_flight + 1
         self._lent: dict[int, Bytes] = {}
-        self._welcomed = 0
 
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message; see ``ActorTransport.welcome``."""
-        hub = self.hub
-        with hub.changed:
-            arrived = hub.wait(lambda: len(hub.welcomes) > self._welcomed or hub.stopping, timeout_s, "welcome()")
-            self._raise_if_over()
-            if not arrived:
-                raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
-            self._welcomed += 1
-            return decode_message(hub.welcomes[self._welcomed - 1])[1]
-
-    def hello(self, message: Json) -> None:
-        """Answers the welcome."""
-        self.hub.post(self.actor, "hello", message)
-
-    def report(self, message: Json) -> None:
-        """Sends a late message."""
-        self.hub.post(self.actor, "report", message)
+        self._raise_if_over()
+        if (message := self.poll_welcome()) is None:
+            raise _waits_forever("welcome()")
+        return message
 
     def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
         """Fixes the size of an unroll."""
         check_unroll_bytes(unroll_bytes, self._unroll_bytes)
-        with self.hub.changed:
-            self.hub.configure(unroll_bytes)
+        self.hub.configure(unroll_bytes)
         self._unroll_bytes = unroll_bytes
         self._buffers = (in_flight or self.hub.options.in_flight) + 1
 
     def acquire(self) -> Bytes:
         """A free buffer."""
-        hub, buffers = self.hub, self._buffers
-        with hub.changed:
-            if self._unroll_bytes is None or hub.pool is None:
-                raise TransportError("configure() the transport before acquire()")
-            self._raise_if_over()
-            if len(self._lent) >= buffers:
-                raise TransportError("every buffer is acquired already; push one before acquiring another")
-            hub.wait(lambda: hub.stopping or hub.under_way[self.actor] + len(self._lent) < buffers, None, "acquire()")
-            self._raise_if_over()
-            buffer = hub.pool.take()
+        if self._unroll_bytes is None or self.hub.pool is None:
+            raise TransportError("configure() the transport before acquire()")
+        self._raise_if_over()
+        if len(self._lent) >= self._buffers:
+            raise TransportError("every buffer is acquired already; push one before acquiring another")
+        if self.hub.under_way[self.actor] + len(self._lent) >= self._buffers:
+            raise _waits_forever("acquire()")
+        buffer = self.hub.pool.take()
         self._lent[id(buffer)] = buffer
         return buffer
 
@@ -226,41 +203,28 @@ class LocalActor:
         """Hands an acquired buffer to the learner."""
         if self._lent.pop(id(buffer), None) is None:
             raise TransportError("push() takes a buffer from acquire(), once")
-        with self.hub.changed:
-            if not self.hub.stopping:
-                self.hub.push(self.actor, buffer)
+        if not self.hub.stopping:
+            self.hub.push(self.actor, buffer)
 
     def pull(self) -> PolicyUpdate | None:
         """The newest policy if one came since the last pull."""
-        hub = self.hub
-        self.stopping = hub.stopping
-        if hub.board.is_idle:
-            return None
-        with hub.changed:
-            return hub.board.offer(self.actor)
+        self.stopping = self.hub.stopping
+        return None if self.hub.board.is_idle else self.hub.board.offer(self.actor)
 
     def wait_policy(self, timeout_s: float) -> PolicyUpdate:
-        """Waits for a policy."""
-        hub = self.hub
-        with hub.changed:
-            hub.wait(lambda: hub.stopping or hub.board.has_offer(self.actor), timeout_s, "wait_policy()")
-            self._raise_if_over()
-            update = hub.board.offer(self.actor)
-        if update is None:
-            raise TransportError(f"no policy from the learner within {timeout_s:g} s")
+        """The newest policy, which is there already."""
+        self._raise_if_over()
+        if (update := self.pull()) is None:
+            raise _waits_forever("wait_policy()")
         return update
 
     def pump(self) -> None:
         """Nothing to do: hand-over needs no help."""
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Says goodbye. What was pushed stays with the learner."""
-        hub = self.hub
-        with hub.changed:
-            hub.alive.discard(self.actor)
-            hub.board.forget(self.actor)
-            self.stopping = True
-            hub.changed.notify_all()
+        """Says goodbye."""
+        self.hub.leave(self.actor)
+        self.stopping = True
 
     def _raise_if_over(self) -> None:
         self.stopping = self.hub.stopping
@@ -270,8 +234,12 @@ class LocalActor:
             raise Stopped("the learner asked this actor to stop")
 
 
+def _waits_forever(what: str) -> TransportError:
+    return TransportError(f"{what} would wait forever: learner and actor share one thread")
+
+
 class LocalLearner:
-    """``LearnerTransport`` within one process."""
+    """``LearnerTransport`` within one process. In one thread nothing is waited for."""
 
     fault_tolerant = False
 
@@ -294,78 +262,58 @@ class LocalLearner:
 
     def welcome(self, message: Json) -> None:
         """Sends every actor a message; see ``LearnerTransport.welcome``."""
-        with self.hub.changed:
-            self.hub.welcomes.append(encode_message("welcome", message))
-            self.hub.changed.notify_all()
+        self.hub.welcomes.append(encode_message("welcome", message))
 
     def messages(self) -> list[tuple[int, Json]]:
         """Hellos and reports since the last call."""
-        with self.hub.changed:
-            inbox, self.hub.inbox = self.hub.inbox, []
+        inbox, self.hub.inbox = self.hub.inbox, []
         return inbox
 
     def configure(self, unroll_bytes: int) -> None:
         """Fixes the size of an unroll."""
         check_unroll_bytes(unroll_bytes, self._unroll_bytes)
-        with self.hub.changed:
-            self.hub.configure(unroll_bytes)
+        self.hub.configure(unroll_bytes)
         self._unroll_bytes = unroll_bytes
 
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
-        """The next unroll. In one thread it is there already or not at all."""
+        """The next unroll: it is there already or not at all."""
         hub = self.hub
         if self._unroll_bytes is None or hub.pool is None:
             raise TransportError("configure() the transport before receive()")
         hub.pool.check_may_hold()
-        if not hub.queue and (not hub.threaded or timeout_s <= 0.0):
+        if not hub.queue:
             return None
-        with hub.changed:
-            if not hub.changed.wait_for(lambda: bool(hub.queue), timeout_s):
-                return None
-            arrival = hub.queue.popleft()
-            hub.under_way[arrival.actor] -= 1
-            hub.changed.notify_all()
-            return hub.pool.hold(arrival)
+        arrival = hub.queue.popleft()
+        hub.under_way[arrival.actor] -= 1
+        return hub.pool.hold(arrival)
 
     def release(self, arrival: Arrival) -> None:
         """Gives an arrival's buffer back."""
-        with self.hub.changed:
-            if self.hub.pool is None:
-                raise TransportError("release() takes an arrival from receive(), once")
-            self.hub.pool.release(arrival)
+        if self.hub.pool is None:
+            raise TransportError("release() takes an arrival from receive(), once")
+        self.hub.pool.release(arrival)
 
     def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
         """Offers every actor the payload of its scheme."""
-        with self.hub.changed:
-            self.hub.board.publish(version, policies)
-            self.hub.changed.notify_all()
+        self.hub.board.publish(version, policies)
 
     def assign(self, actor: int, scheme: str) -> None:
         """From now on ``actor`` gets ``scheme``."""
-        with self.hub.changed:
-            self.hub.board.assign(actor, scheme)
-            self.hub.changed.notify_all()
+        self.hub.board.assign(actor, scheme)
 
     def pump(self) -> None:
         """Nothing to do: hand-over needs no help."""
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
-        """Stops the actors; in threads, waits for their goodbyes. In one thread there is nothing to wait for."""
-        hub = self.hub
-        with hub.changed:
-            hub.stopping = True
-            hub.queue.clear()
-            hub.changed.notify_all()
-            if hub.threaded:
-                hub.changed.wait_for(lambda: not hub.alive, timeout_s)
-            else:
-                hub.alive.clear()
+        """Stops the actors, whose goodbyes nobody waits for."""
+        self.hub.stopping = True
+        self.hub.queue.clear()
+        self.hub.alive.clear()
         return self.alive()
 
     def abort(self, message: str, timeout_s: float = 5.0) -> frozenset[int]:
         """Stops the actors with an error."""
-        with self.hub.changed:
-            self.hub.abort_text = message
+        self.hub.abort_text = message
         return self.stop(timeout_s)
 
     def close(self) -> None:

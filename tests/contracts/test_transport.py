@@ -1,4 +1,4 @@
-"""Every transport keeps the same promises: one suite of scenes, in threads of one process and on real MPI ranks."""
+"""Every transport keeps the same promises: one suite of scenes, in processes of one machine and on real MPI ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.contracts.ranks import TCP, Job
-from tests.contracts.transport_scenarios import SCENES, play_local, play_processes
+from tests.contracts.transport_scenarios import SCENES, play_processes
 
 ACTORS = (1, 2, 3)
 
@@ -27,14 +27,7 @@ def _played_by_ranks(actors: int, over_tcp: bool = False) -> tuple[dict[str, str
 
 
 @pytest.mark.parametrize("actors", ACTORS)
-@pytest.mark.parametrize("scene", [name for name, scene in SCENES.items() if not scene.remote_only])
-def test_local_transport(scene: str, actors: int) -> None:
-    failure = play_local(SCENES[scene](), actors)
-    assert failure is None, failure
-
-
-@pytest.mark.parametrize("actors", ACTORS)
-@pytest.mark.parametrize("scene", [n for n, scene in SCENES.items() if not scene.remote_only and not scene.of_ranks])
+@pytest.mark.parametrize("scene", [name for name, scene in SCENES.items() if not scene.of_ranks])
 def test_processes_of_this_machine(scene: str, actors: int) -> None:
     failure = play_processes(scene, actors)
     assert failure is None, failure

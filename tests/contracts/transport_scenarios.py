@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import zlib
@@ -31,7 +30,6 @@ from accel.transport import (
     ActorTransport,
     Arrival,
     LearnerTransport,
-    LocalTransport,
     Role,
     Stopped,
     Topology,
@@ -52,9 +50,8 @@ class Scene:
 
     unroll_bytes = 65536
     options = TransportOptions()
-    remote_only = False
     of_ranks = False
-    """Whether it is about what the process that supervises an actor sees, and its child does not."""
+    """Whether it is about what a rank sees, and the child that acts for it does not."""
 
     def __init__(self) -> None:
         self.endings: Messages = []
@@ -607,7 +604,7 @@ class Misuse(Scene):
 class Formats(Scene):
     """Ends of different versions find out at the welcome, and both are told both versions."""
 
-    remote_only = True
+    of_ranks = True
 
     def learner(self, transport: LearnerTransport) -> None:
         for _, message in self.shake_hands(transport):
@@ -622,7 +619,7 @@ class Formats(Scene):
 class UnrollSizes(Scene):
     """An unroll of another size than the learner's is refused with both sizes, and the job still ends in order."""
 
-    remote_only = True
+    of_ranks = True
 
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
@@ -700,18 +697,6 @@ def play_actor(scene: Scene, transport: ActorTransport) -> None:
     except Exception:  # noqa: BLE001 - whatever it was, the verdict says so
         transport.report({"ending": True, "failure": f"actor {transport.actor}: {traceback.format_exc()}"})
     transport.close(LIMIT_S)
-
-
-def play_local(scene: Scene, actors: int) -> str | None:
-    """A scene with actors in threads of this process."""
-    transport = LocalTransport(actors, options=scene.options, threaded=True)
-    threads = [threading.Thread(target=play_actor, args=(scene, transport.actor(index))) for index in range(actors)]
-    for thread in threads:
-        thread.start()
-    failure = play_learner(scene, transport.learner)
-    for thread in threads:
-        thread.join(LIMIT_S)
-    return failure
 
 
 class SceneProcesses(ActorProcesses):
