@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accel.monitor.errors import RecorderError
-from accel.monitor.line_file import LineFile
+from accel.monitor.line_file import LineFile, read_lines
 
 DECISIONS_FILE = "decisions.jsonl"
 
@@ -93,12 +93,11 @@ class DecisionLog:
         """
         try:
             size, keep = self._path.stat().st_size, 0
-            with self._path.open("rb") as lines:
-                for line in lines:
-                    decision = _parse(line)
-                    if not line.endswith(b"\n") or (decision is not None and decision.env_steps > env_steps):
-                        break
-                    keep += len(line)
+            for line in read_lines(self._path):
+                decision = _parse(line)
+                if not line.endswith(b"\n") or (decision is not None and decision.env_steps > env_steps):
+                    break
+                keep += len(line)
             if keep < size:
                 os.truncate(self._path, keep)
         except FileNotFoundError:
@@ -131,10 +130,9 @@ def read_decisions(directory: Path) -> tuple[list[Decision], int]:
     if not path.exists():
         return [], 0
     try:
-        lines = path.read_bytes().split(b"\n")
+        parsed = [_parse(line) for line in read_lines(path) if line.strip()]
     except OSError as error:
         raise RecorderError(f"cannot read {path}: {error.strerror}") from error
-    parsed = [_parse(line) for line in lines if line.strip()]
     decisions = [decision for decision in parsed if decision is not None]
     return decisions, len(parsed) - len(decisions)
 

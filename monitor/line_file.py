@@ -1,5 +1,5 @@
-"""A file of JSON lines that a run appends to. It never ends the run: where lines do not fit, a warning says so
-once, and another once they fit again.
+"""A file of JSON lines that a run appends to, and that is read within bounds. It never ends the run: where lines do
+not fit, a warning says so once, and another once they fit again.
 
 A line is written whole or not at all, so that readers find whole lines after a full disk too.
 """
@@ -9,9 +9,26 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+MAX_LINE_BYTES = 1 << 20
+"""Far beyond any line of ours."""
+
 logger = logging.getLogger(__name__)
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file that somebody else may have made, one in memory at a time.
+
+    Of a line beyond ``MAX_LINE_BYTES`` the beginning is the last that is read: it is damaged, and so is what follows.
+    Raises OSError.
+    """
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE_BYTES):
+            yield line
+            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                return
 
 
 class LineFile:

@@ -19,7 +19,7 @@ import numpy as np
 
 from accel.monitor.errors import RecorderError
 from accel.monitor.event_file import EventFile
-from accel.monitor.line_file import LineFile
+from accel.monitor.line_file import LineFile, read_lines
 
 Metric = float | int | bool | str | None | np.generic
 Record = dict[str, float | int | bool | str | None]
@@ -184,11 +184,10 @@ def read_metrics(path: Path) -> Iterator[Record]:
     Raises: RecorderError: the file is missing or a whole line is not a record.
     """
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.endswith(b"\n"):
-                    record = _parse(path, number, line)
-                    yield {k: _NON_FINITE.get(v, v) if isinstance(v, str) else v for k, v in record.items()}
+        for number, line in enumerate(read_lines(path), 1):
+            if line.endswith(b"\n"):
+                record = _parse(path, number, line)
+                yield {k: _NON_FINITE.get(v, v) if isinstance(v, str) else v for k, v in record.items()}
     except OSError as error:
         raise RecorderError(f"cannot read {path}: {error.strerror}") from error
 
@@ -201,17 +200,16 @@ def _truncate(path: Path, descriptor: int, resume_env_steps: int | None) -> None
     size, keep, damaged = os.fstat(descriptor).st_size, 0, 0
     if not size:
         return
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.endswith(b"\n"):
+            break
+        if resume_env_steps is not None:
+            record = _parse(path, number, line) if number == 1 else parse_metrics_line(line)
+            damaged += record is None
+            steps = None if record is None else record[STEP_KEY]
+            if isinstance(steps, int) and steps > resume_env_steps:
                 break
-            if resume_env_steps is not None:
-                record = _parse(path, number, line) if number == 1 else parse_metrics_line(line)
-                damaged += record is None
-                steps = None if record is None else record[STEP_KEY]
-                if isinstance(steps, int) and steps > resume_env_steps:
-                    break
-            keep += len(line)
+        keep += len(line)
     if damaged:
         logger.warning("%s has %d damaged lines, which are skipped", path, damaged)
     if keep < size:

@@ -121,7 +121,7 @@ class Checkpoints:
             self._learner.restore(state)
             if self._actor is not None and "actor_generator" in state.counters:
                 self._actor.set_generator_state(state.counters["actor_generator"])  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise CheckpointError(f"the checkpoint in {self._run.path} lacks what training needs: {error!r}") from error
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise

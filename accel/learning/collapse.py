@@ -27,6 +27,7 @@ from typing import cast
 
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec
+from accel.monitor.line_file import read_lines
 from accel.monitor.recorder import STEP_KEY, parse_metrics_line
 
 NEAR_ZERO = 0.01
@@ -62,9 +63,8 @@ class CollapseDetector:
         Args:
             path: a ``metrics.jsonl``; damaged lines are skipped.
         """
-        with path.open("rb") as lines:
-            for record in filter(None, map(parse_metrics_line, lines)):
-                self.observe(int(cast("float", record[STEP_KEY])), record)
+        for record in filter(None, map(parse_metrics_line, read_lines(path))):
+            self.observe(int(cast("float", record[STEP_KEY])), record)
 
     def observe(self, env_steps: int, record: Mapping[str, object]) -> str | None:
         """Take in a record; a sentence with what to try, where it shows a collapse for the first time.

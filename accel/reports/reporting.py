@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from accel.reports.document import WrittenReport
 
 KEPT_RUNS = "runs.json.gz"
+_MOST_KEPT_BYTES = 1 << 28
 
 logger = logging.getLogger("accel")
 
@@ -161,7 +162,11 @@ def kept_runs(directory: Path) -> dict[Path, Mapping[str, object]]:
     if not file.is_file():
         return {}
     try:
-        runs = json.loads(gzip.decompress(file.read_bytes()))["runs"]
+        with gzip.open(file) as content:
+            text = content.read(_MOST_KEPT_BYTES + 1)
+        if len(text) > _MOST_KEPT_BYTES:
+            raise ValueError(f"more than {_MOST_KEPT_BYTES:,} bytes")
+        runs = json.loads(text)["runs"]
         if not isinstance(runs, dict) or not all(isinstance(v, dict) and Path(n).name == n for n, v in runs.items()):
             raise TypeError("runs is not a table of runs by name")
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.errors import ReportError
+from accel.monitor.line_file import read_lines
 from accel.monitor.recorder import STEP_KEY, TIME_KEY, RunClock, is_blank, parse_metrics_line
 
 Floats = NDArray[np.float64]
@@ -67,19 +68,18 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
     records = damaged = 0
     clock = RunClock(starts_s)
     try:
-        with path.open("rb") as lines:
-            for line in lines:
-                if is_blank(line):
-                    continue
-                value = parse_metrics_line(line)
-                if value is None:
-                    damaged += 1
-                    continue
-                record = dict(_numbers(value))
-                records += 1
-                if math.isfinite(record.get(ELAPSED, math.nan)):
-                    record[ELAPSED] = clock.seconds(record[ELAPSED], record.get(TIME_KEY))
-                thinner.add(record)
+        for line in read_lines(path):
+            if is_blank(line):
+                continue
+            value = parse_metrics_line(line)
+            if value is None:
+                damaged += 1
+                continue
+            record = dict(_numbers(value))
+            records += 1
+            if math.isfinite(record.get(ELAPSED, math.nan)):
+                record[ELAPSED] = clock.seconds(record[ELAPSED], record.get(TIME_KEY))
+            thinner.add(record)
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
     return Series(_with_clock(thinner.columns()), records, damaged)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as deserialise
@@ -195,6 +196,9 @@ def load_generators(packed: Mapping[str, Tree], **generators: np.random.Generato
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     try:
+        size, free = path.stat().st_size, psutil.virtual_memory().available
+        if 2 * size > free:  # the file's pages, and the tensors
+            raise CheckpointError(f"{path} has {size:,} bytes: too much for the {free:,} bytes of memory that are free")
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {}), {name: file.get_tensor(name).clone() for name in file.keys()}
     except FileNotFoundError:

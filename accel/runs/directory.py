@@ -24,8 +24,9 @@ import tomlkit
 from accel.config import did_you_mean
 from accel.config.files import FORMAT_VERSION, VERSION_KEY, read_options
 from accel.errors import CheckpointError, RunDirectoryError
+from accel.monitor.line_file import read_lines
 from accel.system.atomic import remove_partial_files, write_atomically
-from accel.system.untrusted import parse_json
+from accel.system.untrusted import MAX_JSON_BYTES, parse_json, read_file
 
 if TYPE_CHECKING:
     from accel.runs.checkpoint import CheckpointState
@@ -206,16 +207,18 @@ class RunDirectory:
         path = self.path / STARTS
         entry = {"unix_time_s": round(time.time(), 3), "host": socket.gethostname(), "pid": os.getpid()}
         try:
-            before = path.read_bytes() if path.exists() else b""
+            before = read_file(path, MAX_JSON_BYTES) if path.exists() else b""
             self._write(path, before + json.dumps(entry).encode() + b"\n")
         except OSError as error:
             raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise RunDirectoryError(f"{path} is damaged: {error}; move it away to go on") from error
         return before.count(b"\n")
 
     def read_starts(self) -> list[Start]:
         """The processes that worked on this run, oldest first; none where that was not recorded."""
         try:
-            return [_parse_start(line) for line in (self.path / STARTS).read_bytes().splitlines()]
+            return [_parse_start(line) for line in read_lines(self.path / STARTS)]
         except OSError:
             return []
 

@@ -28,9 +28,11 @@ from safetensors.numpy import save as serialise
 from accel.errors import CheckpointError
 from accel.experience.stores.base import Arrays, KeptStore, Ring
 from accel.system.atomic import remove_partial_files, write_atomically
+from accel.system.untrusted import read_file
 
 INDEX = "index.json"
 PIECE_BYTES = 2**25
+_MOST_INDEX_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class ReplayFiles:
         if not (self.directory / INDEX).exists():
             return False
         try:
-            index = json.loads((self.directory / INDEX).read_bytes())
+            index = json.loads(read_file(self.directory / INDEX, _MOST_INDEX_BYTES))
             text = index["document"]
             if _checksum(text.encode()) != index["sha256"]:
                 raise CheckpointError(f"{self.directory / INDEX} is damaged: its checksum does not match its content")
@@ -103,11 +105,13 @@ class ReplayFiles:
             if document["fingerprint"] != self.fingerprint:
                 raise CheckpointError(f"{self.directory} is of a replay of another size, environment or algorithm")
             pieces = [_Piece(**piece) for piece in document["pieces"]]
+            most = 4 * max(store.nbytes, PIECE_BYTES)
             rings = {
-                name: self._read_ring(name, length, end, pieces) for name, (length, end) in document["rings"].items()
+                name: self._read_ring(name, int(length), int(end), pieces, most)
+                for name, (length, end) in document["rings"].items()
             }
-            store.restore(rings, document["values"], self._read(*document["state"]))
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+            store.restore(rings, document["values"], self._read(*document["state"], most))
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise CheckpointError(f"{self.directory} is damaged: {error!r}") from error
         self._pieces, self._saves = pieces, int(document["saves"])
         return True
@@ -126,18 +130,22 @@ class ReplayFiles:
             write_atomically(self.directory / file, content)
             yield _Piece(name, first, last, file, _checksum(content))
 
-    def _read_ring(self, name: str, length: int, end: int, pieces: list[_Piece]) -> Ring:
+    def _read_ring(self, name: str, length: int, end: int, pieces: list[_Piece], most: int) -> Ring:
         arrays: dict[str, np.ndarray] = {}
         for piece in (piece for piece in pieces if piece.ring == name):
+            if not 0 <= piece.start < piece.end <= end:
+                raise ValueError(f"a piece of rows {piece.start} to {piece.end}, where there are {end}")
             places = np.arange(piece.start, piece.end)
             rows = np.flatnonzero(places >= end - length)
-            for key, array in self._read(piece.file, piece.sha256).items():
+            for key, array in self._read(piece.file, piece.sha256, most).items():
+                if array.shape[:1] != places.shape or length * (array.nbytes // len(places)) > most:
+                    raise ValueError(f"{piece.file} has {array.shape} for {len(places)} of {length} rows")
                 kept = arrays.setdefault(key, np.zeros((length, *array.shape[1:]), array.dtype))
                 kept[places[rows] % length] = array[rows]
         return Ring(cast(Arrays, arrays), length, end)
 
-    def _read(self, file: str, sha256: str) -> Arrays:
-        content = (self.directory / Path(file).name).read_bytes()
+    def _read(self, file: str, sha256: str, most: int) -> Arrays:
+        content = read_file(self.directory / Path(file).name, most)
         if _checksum(content) != sha256:
             raise CheckpointError(f"{self.directory / file} is damaged: its checksum does not match its content")
         return cast(Arrays, deserialise(content))

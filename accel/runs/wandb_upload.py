@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from accel.monitor.event_file import event_tag
+from accel.monitor.line_file import read_lines
 
 Metrics = Mapping[str, float | int | str | None]
 
@@ -60,7 +61,7 @@ class WandbUpload:
 
     def __init__(self, project: str, directory: Path, options: Mapping[str, object]) -> None:
         self._waiting: queue.Queue[tuple[str, Metrics]] = queue.Queue(MAX_WAITING)
-        identity = hashlib.blake2b((directory / "starts.jsonl").read_bytes().splitlines()[0], digest_size=8)
+        identity = hashlib.blake2b(next(read_lines(directory / "starts.jsonl")).rstrip(b"\n"), digest_size=8)
         self._thread = threading.Thread(
             target=self._serve, args=(project, directory, identity.hexdigest(), dict(options)), daemon=True
         )

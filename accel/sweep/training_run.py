@@ -21,6 +21,7 @@ import tomlkit
 from accel.config import TrainConfig
 from accel.config.files import load_toml
 from accel.errors import AccelError, CheckpointError, RunDirectoryError, SweepError
+from accel.monitor.line_file import read_lines
 from accel.monitor.recorder import TIME_KEY, RunClock, read_metrics
 from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
@@ -135,7 +136,7 @@ class TrainingRun:
         """Unix times, in seconds, at which processes started or resumed the run."""
         path = self.path / STARTS
         try:
-            lines = path.read_text().splitlines() if path.exists() else []
+            lines = read_lines(path) if path.exists() else ()
             return [float(json.loads(line)["unix_time_s"]) for line in lines]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise SweepError(
