@@ -158,7 +158,7 @@ def test_an_interpreter_that_will_not_do_is_refused_by_name(project: Path) -> No
     [
         ([], "train --preset quickstart --name quickstart-"),
         (["--seed", "3"], "--seed 3"),
-        (["--name", "mine"], "train --preset quickstart --results-dir {project}/results --name mine"),
+        (["--name", "mine"], "train --preset quickstart --results-dir {project}/results --launcher mpirun --name mine"),
         (["--resume", "results/mine"], "train --resume results/mine"),
     ],
 )

@@ -110,7 +110,8 @@ class ReplayFiles:
                 name: self._read_ring(name, int(length), int(end), pieces, most)
                 for name, (length, end) in document["rings"].items()
             }
-            store.restore(rings, document["values"], self._read(*document["state"], most))
+            file, sha256 = document["state"]
+            store.restore(rings, document["values"], self._read(file, sha256, most))
         except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise CheckpointError(f"{self.directory} is damaged: {error!r}") from error
         self._pieces, self._saves = pieces, int(document["saves"])
