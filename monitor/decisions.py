@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 from accel.monitor.errors import RecorderError
 from accel.monitor.line_file import LineFile, read_lines
@@ -44,6 +45,16 @@ class Decision:
     after: str
     reason: str
     figures: Mapping[str, Figure] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``. Raises KeyError, TypeError, ValueError or OverflowError."""
+        actor = None if value["actor"] is None else int(value["actor"])
+        kind, before, after, reason = (str(value[name]) for name in ("kind", "from", "to", "reason"))
+        unix_time_s, env_steps = float(value["unix_time_s"]), int(value["env_steps"])
+        if not math.isfinite(unix_time_s):
+            raise ValueError(f"unix_time_s = {unix_time_s}")
+        return cls(unix_time_s, env_steps, actor, kind, before, after, reason, dict(value["figures"]))
 
     def to_json(self) -> dict[str, object]:
         """The line's object; numbers that JSON lacks become text."""
@@ -149,14 +160,7 @@ def acting(assignment: str) -> str:
 
 def _parse(line: bytes) -> Decision | None:
     try:
-        value = json.loads(line)
-        actor = None if value["actor"] is None else int(value["actor"])
-        kind, before, after, reason = (str(value[name]) for name in ("kind", "from", "to", "reason"))
-        figures = dict(value["figures"])
-        unix_time_s, env_steps = float(value["unix_time_s"]), int(value["env_steps"])
-        if not math.isfinite(unix_time_s):
-            return None
-        return Decision(unix_time_s, env_steps, actor, kind, before, after, reason, figures)
+        return Decision.from_json(json.loads(line))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from accel.display.status import Status, TrainingStatus, status_line
 from accel.display.text import CURVE_POINTS, printable
@@ -21,8 +21,11 @@ _LAST_LINE_INTERVAL_S = 30.0
 _LIVE_INTERVAL_S = 0.5
 
 
-class Progress(Protocol):
-    """Displays one stage of work after another. An output that cannot be written is given up; the work continues."""
+class Progress:
+    """Displays one stage of work after another; this one displays nothing.
+
+    An output that cannot be written is given up; the work continues.
+    """
 
     def begin(self, stage: str) -> None:
         """A stage begins, such as ``compressing as int8``; the one before is over."""
@@ -35,22 +38,6 @@ class Progress(Protocol):
 
     def close(self) -> None:
         """Display the last status and leave the terminal in order; closing twice is fine."""
-
-
-class SilentProgress:
-    """Displays nothing."""
-
-    def begin(self, stage: str) -> None:
-        """Nothing."""
-
-    def advance(self, status: Status) -> None:
-        """Nothing."""
-
-    def note(self, message: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 def open_progress(
@@ -84,7 +71,7 @@ class ProgressLogHandler(logging.Handler):
         self._progress.note(self.format(record))
 
 
-class LineProgress:
+class LineProgress(Progress):
     """A line for each stage, one after 1, 2, 4, 8, 16 more seconds and every 30 s from then on, and one at the end."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -133,7 +120,7 @@ class LineProgress:
                 self._broken = True
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A panel that is redrawn in place. Training's last panel stays; a playing stage's line is erased at its end.
 
     rich is imported with the first drawing.

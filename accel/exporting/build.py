@@ -25,7 +25,7 @@ from accel.acting.policy import Array
 from accel.compressors.errors import CompressorError
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
-from accel.display.progress import Progress, SilentProgress
+from accel.display.progress import Progress
 from accel.display.text import duration
 from accel.errors import BundleError, ConfigError, ExportError
 from accel.exporting import run_policy
@@ -133,7 +133,7 @@ def export(
     loaded = load_run(run) if isinstance(run, Path) else run
     text = str(parse_scheme(loaded.scheme if scheme is None else scheme))
     with terminations_interrupt(), appearing(out) as directory:
-        shown = SilentProgress() if progress is None else progress
+        shown = Progress() if progress is None else progress
         builder = _Builder(loaded, target, text, directory, seed, greedy, cpu, shown)
         contract, report = builder.run(gate, episodes)
     return Bundle(out, contract, report)

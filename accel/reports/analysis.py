@@ -26,7 +26,7 @@ from accel.reports.comparison import (
     too_few_seeds,
     values_of,
 )
-from accel.reports.curves import LEAST_SEEDS, Curve, aggregate, seconds, steps
+from accel.reports.curves import LEAST_SEEDS, Curve, aggregate
 from accel.reports.runs import Group, Run, group_runs, relabelled
 from accel.reports.targets import Target, common_target, margin_of, threshold_of
 
@@ -143,6 +143,11 @@ class Analysis:
         return tuple(result.group for result in self.results)
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, group by group."""
+        return tuple(run for group in self.groups for run in group.runs)
+
+    @property
     def environment(self) -> str:
         """The environment's id, or all of them."""
         return ", ".join(dict.fromkeys(str(group.config.get("env", "unknown")) for group in self.groups))
@@ -167,9 +172,8 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
         groups = relabelled(groups, choices.labels)
     if baseline is not None:
         _check_comparable(groups, choices.force)
-    curves = [_curves(group, choices) for group in groups]
     threshold = threshold_of(groups, choices.threshold)
-    results = tuple(_measure(group, pair, threshold.value, choices) for group, pair in zip(groups, curves, strict=True))
+    results = tuple(_measure(group, threshold.value, choices) for group in groups)
     margin = margin_of(groups[0], choices.margin, choices.margin_return)
     notes = [note for group in groups for note in caveats(group)]
     comparisons: tuple[Comparison, ...] = ()
@@ -206,19 +210,7 @@ def _check_comparable(groups: Sequence[Group], force: bool) -> None:
         )
 
 
-def _curves(group: Group, choices: Choices) -> tuple[Curve | None, Curve | None]:
-    time, step = (
-        aggregate(group, axis, lambda run: run.returns, confidence=choices.confidence) for axis in (seconds, steps)
-    )
-    return time, step
-
-
-def _measure(
-    group: Group,
-    curves: tuple[Curve | None, Curve | None],
-    threshold: float,
-    choices: Choices,
-) -> GroupResult:
+def _measure(group: Group, threshold: float, choices: Choices) -> GroupResult:
     returns = _finals(group)
     final: Interval | None = None
     if len(returns) >= LEAST_SEEDS:
@@ -228,7 +220,10 @@ def _measure(
     by_quantity = {name: values_of(group, name, threshold) for name in QUANTITIES}
     reached = sum(run.crossing(threshold) is not None for run in group.runs)
     times = _us_per_step(group, "actor"), _us_per_step(group, "learner")
-    return GroupResult(group, final, by_quantity, reached, *curves, *times, group.time_shares)
+    time, steps = (
+        aggregate(group, axis, "returns", confidence=choices.confidence) for axis in ("elapsed_s", "env_steps")
+    )
+    return GroupResult(group, final, by_quantity, reached, time, steps, *times, group.time_shares)
 
 
 def _compare(baseline: Group, group: Group, threshold: Target, margin: Target, choices: Choices) -> Comparison:

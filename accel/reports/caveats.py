@@ -33,11 +33,16 @@ def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
                 ours, theirs = (_by_run(side, key) for side in (baseline, group))
                 found.append(f"{which} {kind}: {key} is {theirs}, the baseline's is {ours}")
     if unknown := [run.name for run in (*baseline.runs, *group.runs) if not run.machine]:
-        found.append(f"unknown machine: {_listed(unknown)} without a readable machine.json")
-    else:
-        found += _elsewhere(baseline, group)
-    found += [f"{run.name} has not finished (no summary.json)" for run in group.runs if run.summary is None]
-    return tuple(found)
+        return (*found, f"unknown machine: {_listed(unknown)} without a readable machine.json", *_unfinished(group))
+    for what, how, of in (("machine", "on", _machine), ("version", "with", _versions)):
+        here, there = ({of(run) for run in side.runs} for side in (baseline, group))
+        if here != there:
+            found.append(f"another {what}: {_listed(there)}; the baseline ran {how} {_listed(here)}")
+    return (*found, *_unfinished(group))
+
+
+def _unfinished(group: Group) -> list[str]:
+    return [f"{run.name} has not finished (no summary.json)" for run in group.runs if run.summary is None]
 
 
 def differences(baseline: Group, groups: Sequence[Group]) -> tuple[str, ...]:
@@ -134,17 +139,6 @@ def _alarms(group: Group) -> str:
         if shares:
             parts.append(f"{cause} ({', '.join(f'{text} in {max(s, 0.01):.0%}' for text, s in shares.items())})")
     return f"{group.label}: mismatch exceeded its alarm levels by {' and '.join(parts)} of records" if parts else ""
-
-
-def _elsewhere(baseline: Group, group: Group) -> list[str]:
-    found = []
-    ours_on, theirs_on = ({_machine(run) for run in side.runs} for side in (baseline, group))
-    if ours_on != theirs_on:
-        found.append(f"another machine: {_listed(theirs_on)}; the baseline ran on {_listed(ours_on)}")
-    ours_with, theirs_with = ({_versions(run) for run in side.runs} for side in (baseline, group))
-    if ours_with != theirs_with:
-        found.append(f"another version: {_listed(theirs_with)}; the baseline ran with {_listed(ours_with)}")
-    return found
 
 
 def _machine(run: Run) -> str:

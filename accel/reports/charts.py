@@ -15,7 +15,7 @@ from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from accel.monitor.plain_text import percent
 from accel.reports.analysis import Analysis
 from accel.reports.comparison import MIN_SEEDS, QUANTITIES
-from accel.reports.curves import Curve, aggregate, column, steps
+from accel.reports.curves import Curve, aggregate
 from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Reference
 from accel.reports.runs import Group, Run
 from accel.reports.series import Floats
@@ -40,37 +40,33 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Course:
-    """A figure of metrics over environment steps.
-
-    Attributes:
-        metrics: by name, its axis.
-    """
+class MetricFigure:
+    """A figure of metrics over environment steps; ``metrics`` by name, with their axes."""
 
     title: str
     metrics: Mapping[str, Axis]
     caption: str
 
 
-COURSES = MappingProxyType(
+METRIC_FIGURES = MappingProxyType(
     {
-        "evaluation": Course(
+        "evaluation": MetricFigure(
             "Greedy evaluation",
             {"evaluation_return": Axis("mean return")},
             "Mean return of greedy episodes that the newest policy played beside training, by the steps behind it.",
         ),
-        "episode_length": Course(
+        "episode_length": MetricFigure(
             "Episode length",
             {"length_mean": Axis("steps")},
             "Mean length of the same training episodes that the return is of, in steps of the environment.",
         ),
-        "losses": Course(
+        "losses": MetricFigure(
             "Losses",
             {f"{name}_loss": Axis(name) for name in ("policy", "actor", "value", "critic")},
             "Terms of the loss in the last update before each record. The policy's falls and rises whether or not "
             "the policy improves; the critic's grows with the returns that it has to predict.",
         ),
-        "entropy": Course(
+        "entropy": MetricFigure(
             "Entropy and explained variance",
             {
                 "entropy": Axis("entropy, nats"),
@@ -89,7 +85,7 @@ def figures(analysis: Analysis) -> tuple[Figure, ...]:
     found = (
         learning_curve(analysis, "seconds"),
         learning_curve(analysis, "steps"),
-        *(course(analysis, name) for name in COURSES),
+        *(metric_figure(analysis, name) for name in METRIC_FIGURES),
         speedups(analysis),
         mismatch(analysis),
         time_per_step(analysis, "actor"),
@@ -103,7 +99,7 @@ def figures(analysis: Analysis) -> tuple[Figure, ...]:
 def learning_curve(analysis: Analysis, axis: str) -> Figure | None:
     """Return against ``seconds`` of training or environment ``steps``; None when no episode has finished."""
     curves = [r.against_time if axis == "seconds" else r.against_steps for r in analysis.results]
-    singly = sum(len(group.runs) for group in analysis.groups) <= MAX_SINGLE
+    singly = len(analysis.runs) <= MAX_SINGLE
     lines = [
         _line(curve, i, f"{group.label} ({len(group.runs)} {'seed' if len(group.runs) == 1 else 'seeds'})", singly)
         for i, (group, curve) in enumerate(zip(analysis.groups, curves, strict=True))
@@ -183,12 +179,12 @@ def time_per_step(analysis: Analysis, side: str) -> Figure | None:
     )
 
 
-def course(analysis: Analysis, name: str) -> Figure | None:
-    """One of ``COURSES`` over environment steps, a panel for each of its metrics; None where none was recorded."""
-    wanted, panels, ends = COURSES[name], [], []
+def metric_figure(analysis: Analysis, name: str) -> Figure | None:
+    """One of ``METRIC_FIGURES``, a panel for each of its metrics; None where none was recorded."""
+    wanted, panels, ends = METRIC_FIGURES[name], [], []
     for metric, axis in wanted.metrics.items():
-        over = column("evaluation_env_steps") if metric.startswith("evaluation_") else steps
-        curves = [aggregate(group, over, column(metric)) for group in analysis.groups]
+        over = "evaluation_env_steps" if metric.startswith("evaluation_") else "env_steps"
+        curves = [aggregate(group, over, metric) for group in analysis.groups]
         known = [(i, analysis.groups[i].label, curve) for i, curve in enumerate(curves) if curve is not None]
         ends += [f"{label}, {metric}: ends at {curve.centre[-1]:.3g}" for _, label, curve in known]
         if known:
@@ -203,7 +199,7 @@ def policy_lag(analysis: Analysis) -> Figure | None:
     lines, texts = [], []
     banded = len(analysis.groups) <= MAX_BANDS
     for i, group in enumerate(analysis.groups):
-        low, middle, high = (aggregate(group, steps, column(f"lag_{kind}")) for kind in ("min", "mean", "max"))
+        low, middle, high = (aggregate(group, "env_steps", f"lag_{kind}") for kind in ("min", "mean", "max"))
         if low is None or middle is None or high is None:
             continue
         bottom, top = (np.interp(middle.x, curve.x, curve.centre) if banded else None for curve in (low, high))
@@ -228,7 +224,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
     texts, factors = [], []
     for i, group in enumerate(analysis.groups):
         for name, factor, quantity in _factors(group, several):
-            if (curve := aggregate(group, steps, column(name))) is None:
+            if (curve := aggregate(group, "env_steps", name)) is None:
                 continue
             factors += [] if factor in factors else [factor]
             label, colour = (group.label, i) if several else (factor, factors.index(factor))
@@ -251,7 +247,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
 
 def decisions(analysis: Analysis) -> Figure | None:
     """Which scheme each actor had when, a panel for each run; None when nothing was decided."""
-    chosen = [run for group in analysis.groups for run in group.runs if run.decisions][:MAX_TIME_LINES]
+    chosen = [run for run in analysis.runs if run.decisions][:MAX_TIME_LINES]
     if not chosen:
         return None
     texts = (acting(text) for run in chosen for d in run.decisions for text in (d.before, d.after) if text)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from accel.monitor.statistics import student_t_quantile
-from accel.reports.runs import Group, Run
+from accel.reports.runs import Group
 from accel.reports.series import Floats
 
 GRID_POINTS = 200
 LEAST_SEEDS = 3
 """With fewer a mean has no interval: Student's t for two values is nine standard deviations wide on either side."""
-Axis = Callable[[Run], Floats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,28 +34,13 @@ class Curve:
     seeds: tuple[tuple[Floats, Floats], ...]
 
 
-def seconds(run: Run) -> Floats:
-    """[n] the run's training clock."""
-    return run.elapsed_s
-
-
-def steps(run: Run) -> Floats:
-    """[n] the run's environment steps."""
-    return run.env_steps
-
-
-def column(name: str) -> Axis:
-    """The metric of that name."""
-    return lambda run: run.series.column(name)
-
-
-def aggregate(group: Group, axis: Axis, metric: Axis, *, confidence: float = 0.95) -> Curve | None:
-    """One group's curve; None when no run has the metric.
+def aggregate(group: Group, axis: str, metric: str, *, confidence: float = 0.95) -> Curve | None:
+    """One group's curve of a metric along another, such as ``env_steps``; None when no run has the metric.
 
     Starts where half of the seeds have a value, and is of those that have one at each point. A seed that has ended
     keeps its last value until the last one ends.
     """
-    points = [known for run in group.runs if len((known := _known(axis(run), metric(run)))[0])]
+    points = [known for run in group.runs if len((known := _known(run.column(axis), run.column(metric)))[0])]
     if not points:
         return None
     starts = sorted(float(x[0]) for x, _ in points)

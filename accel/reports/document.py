@@ -108,7 +108,6 @@ def to_json(analysis: Analysis) -> dict[str, object]:
         "choices": asdict(analysis.choices),
         "baseline": None if analysis.baseline is None else analysis.baseline.label,
         "caveats": list(analysis.caveats),
-        "bottlenecks": list(wording.bottlenecks(analysis)),
         "quantities": {
             name: {"title": q.title, "unit": q.unit, "meaning": q.meaning} for name, q in QUANTITIES.items()
         },

@@ -55,7 +55,7 @@ def render(
         verdicts=[(outcome, OUTCOMES[outcome], *rest) for outcome, *rest in wording.verdicts(analysis)],
         tiles=_tiles(analysis),
         outcomes=wording.outcomes_beside(analysis),
-        differing=_known(tables.differing_table(analysis, everywhere=both) for both in (True, False)),
+        differing=_known([tables.differing_table(analysis)]),
         caveats=analysis.caveats,
         figures=figures,
         svgs=svgs,

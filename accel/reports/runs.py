@@ -79,6 +79,10 @@ class Run:
             return values
         return np.where(episodes >= window, values, math.nan)
 
+    def column(self, name: str) -> Floats:
+        """[n] of a metric; ``returns`` are as the property has them."""
+        return self.returns if name == "returns" else self.series.column(name)
+
     @property
     def training_s(self) -> float:
         """Seconds of training so far."""

@@ -53,13 +53,7 @@ def run_from_json(value: Mapping[str, object], path: str) -> Run:
             str(name): np.array([math.nan if v is None else float(v) for v in values])
             for name, values in value["columns"].items()  # type: ignore[attr-defined]
         }
-        decisions = [
-            Decision(
-                float(d["unix_time_s"]), int(d["env_steps"]), d["actor"], d["kind"], d["from"], d["to"], d["reason"],
-                d["figures"],
-            )
-            for d in value["decisions"]  # type: ignore[attr-defined]
-        ]  # fmt: skip
+        decisions = [Decision.from_json(decision) for decision in value["decisions"]]  # type: ignore[attr-defined]
         return Run(
             name=str(value["name"]),
             path=path,

@@ -105,20 +105,15 @@ def _limit(shares: TimeShares) -> str:
     return f"{shares.limit} ({waiting}; environment {shares.environment:.0%}, policy {shares.policy:.0%})"
 
 
-def differing_table(analysis: Analysis, *, everywhere: bool = True) -> Table | None:
-    """The options in which configurations differ; None where there is none, or one configuration.
-
-    Args:
-        everywhere: those that every configuration reads; else those that only some read.
-    """
+def differing_table(analysis: Analysis) -> Table | None:
+    """The options in which configurations differ; None where there is none, or one configuration."""
     groups, labels = analysis.groups, [group.label for group in analysis.groups]
-    differing = sorted({key for group in groups for key in group.options})
-    keys = [key for key in differing if all(key in group.config for group in groups) == everywhere]
+    keys = sorted({key for group in groups for key in group.options})
     if len(groups) < 2 or not keys:
         return None
     texts = {(key, group.label): " or ".join(map(plain, group.values(key))) for key in keys for group in groups}
-    caption = "The options in which the configurations differ"
-    caption += "." if everywhere else ", of those that only some read; – where one is not read."
+    unread = any(key not in group.config for key in keys for group in groups)
+    caption = f"The options in which the configurations differ{'; – where one is not read' if unread else ''}."
     if len(labels) > MAX_ACROSS:
         return Table(caption, ("configuration", *keys), tuple((n, *(texts[k, n] for k in keys)) for n in labels))
     return Table(caption, ("option", *labels), tuple((key, *(texts[key, n] for n in labels)) for key in keys))
@@ -159,23 +154,13 @@ def speedup_table(analysis: Analysis) -> Table | None:
 def runs_table(analysis: Analysis) -> Table:
     """One row a run."""
     rows = []
-    for group in analysis.groups:
-        for run in group.runs:
-            crossing = run.crossing(analysis.threshold) if math.isfinite(analysis.threshold) else None
-            ending = "not finished" if run.summary is None else str(run.summary.get("reason", "finished"))
-            rows.append(
-                (
-                    run.name,
-                    group.label,
-                    str(run.seed),
-                    number(run.final_return),
-                    number(run.steps),
-                    number(run.training_s),
-                    "–" if crossing is None else number(crossing[0]),
-                    number(run.environment_us_per_step),
-                    ending,
-                )
-            )
+    labels = [group.label for group in analysis.groups for _ in group.runs]
+    for label, run in zip(labels, analysis.runs, strict=True):
+        crossing = run.crossing(analysis.threshold) if math.isfinite(analysis.threshold) else None
+        counts = (run.final_return, run.steps, run.training_s, math.nan if crossing is None else crossing[0])
+        ending = "not finished" if run.summary is None else str(run.summary.get("reason", "finished"))
+        numbers = map(number, (*counts, run.environment_us_per_step))
+        rows.append((run.name, label, str(run.seed), *numbers, ending))
     counted = ("final return", "env steps", "training, s", "to threshold, s", "environment, µs/step")
     caption = (
         "Every run. Compression does not change the environment's work: where its time differs, other work ran on the "
@@ -193,8 +178,8 @@ def runs_table(analysis: Analysis) -> Table:
 
 def mismatch_table(analysis: Analysis) -> Table | None:
     """One row for each configuration, factor and scheme, medians over the records; None when nothing was measured."""
-    all_columns = {name for group in analysis.groups for run in group.runs for name in run.series.columns}
-    measured = [quantity for quantity in _MISMATCH if any(f"{factor}_{quantity}" in all_columns for factor in _FACTORS)]
+    recorded = {name for run in analysis.runs for name in run.series.columns}
+    measured = [quantity for quantity in _MISMATCH if any(f"{factor}_{quantity}" in recorded for factor in _FACTORS)]
     rows = []
     for group in analysis.groups:
         columns = {name for run in group.runs for name in run.series.columns}
@@ -237,7 +222,7 @@ def _typical(group: Group, name: str) -> str:
 
 def options_table(analysis: Analysis) -> Table:
     """Options by configuration: those that differ first, then the rest."""
-    configs = [run.config for group in analysis.groups for run in group.runs]
+    configs = [run.config for run in analysis.runs]
     keys = sorted({key for config in configs for key in config} - NOT_CONFIGURATION)
     keys.sort(key=lambda key: len({repr(config.get(key)) for config in configs}) == 1)
     rows = tuple((key, *(" or ".join(map(plain, group.values(key))) for group in analysis.groups)) for key in keys)
@@ -246,7 +231,7 @@ def options_table(analysis: Analysis) -> Table:
 
 def decisions_table(analysis: Analysis) -> Table | None:
     """The last decisions with their reasons; None where there was none."""
-    made = [(run, decision) for group in analysis.groups for run in group.runs for decision in run.decisions]
+    made = [(run, decision) for run in analysis.runs for decision in run.decisions]
     if not made:
         return None
     rows = tuple(
@@ -269,24 +254,17 @@ def decisions_table(analysis: Analysis) -> Table | None:
 def machines_table(analysis: Analysis) -> Table:
     """One row for each distinct machine, set of versions and commit."""
     seen: dict[tuple[str, ...], list[str]] = {}
-    for group in analysis.groups:
-        for run in group.runs:
-            seen.setdefault(_machine_row(run), []).append(run.name)
+    for run in analysis.runs:
+        seen.setdefault(_machine_row(run), []).append(run.name)
     rows = tuple((f"{len(names)} runs" if len(names) > 1 else names[0], *row) for row, names in seen.items())
     return Table("Machines.", ("runs", "processor", "cores", "memory", "GPUs", "versions", "commit"), rows)
 
 
 def commands(analysis: Analysis) -> tuple[str, ...]:
     """The command of every run, where it is known."""
-    found = []
-    for group in analysis.groups:
-        for run in group.runs:
-            command = run.machine.get("command")
-            if isinstance(command, list | tuple) and command:
-                found.append(shlex.join(map(str, command)))
-            elif isinstance(command, str) and command:
-                found.append(command)
-    return tuple(dict.fromkeys(found))
+    found = [run.machine.get("command") for run in analysis.runs]
+    texts = [shlex.join(map(str, words)) if isinstance(words, list | tuple) else words for words in found]
+    return tuple(dict.fromkeys(text for text in texts if text and isinstance(text, str)))
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -343,16 +321,14 @@ def publications_table(analysis: Analysis) -> Table | None:
 
     Counts are summed over seeds, and over the processes of a resumed run, which count from zero again.
     """
-    columns = {name for group in analysis.groups for run in group.runs for name in run.series.columns}
-    recorded = {name.partition("/")[0] for name in columns if "/" in name}
+    recorded = {name.partition("/")[0] for run in analysis.runs for name in run.series.columns if "/" in name}
     shown = [title for title, (metric, _) in _CHECKS.items() if metric in recorded]
+    metrics = {_CHECKS[title][0] for title in shown}
     rows = []
     for group in analysis.groups:
-        names = {name for run in group.runs for name in run.series.columns}
-        metrics = {_CHECKS[title][0] for title in shown}
-        for scheme in sorted({scheme for name in names for q, _, scheme in [name.partition("/")] if q in metrics}):
-            cells = [_check(group, *_CHECKS[title], scheme) for title in shown]
-            rows.append((group.label, scheme, *cells))
+        names = [name.partition("/") for run in group.runs for name in run.series.columns]
+        for scheme in sorted({scheme for metric, _, scheme in names if metric in metrics}):
+            rows.append((group.label, scheme, *(_check(group, *_CHECKS[title], scheme) for title in shown)))
     if not rows:
         return None
     notes = tuple((title.partition(",")[0], _CHECK_MEANINGS[title]) for title in shown if title in _CHECK_MEANINGS)

@@ -48,15 +48,6 @@ def verdicts(analysis: Analysis) -> tuple[tuple[str, str, str, tuple[str, ...]],
     )
 
 
-def bottlenecks(analysis: Analysis) -> tuple[str, ...]:
-    """What limits each configuration's speed, a sentence each; empty where no run's times are known."""
-    return tuple(
-        f"{result.group.label}: {_limit(result.time_shares)}."
-        for result in analysis.results
-        if result.time_shares is not None
-    )
-
-
 def method(analysis: Analysis) -> tuple[str, ...]:
     """How the numbers were obtained, beyond what stands beneath the tables."""
     found = [

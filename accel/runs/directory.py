@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Literal, Self
 
 import tomlkit
 
@@ -35,6 +35,13 @@ _LOCK = ".lock"
 _POLL_S = 0.05
 CONFIG = "config.toml"
 STARTS = "starts.jsonl"
+Which = Literal["newest", "best"]
+_NO_CHECKPOINT: Mapping[Which, str] = MappingProxyType(
+    {
+        "newest": "holds no checkpoint yet: start the run anew under another --name",
+        "best": "kept no best policy: train with --evaluate-every N, or leave out --which best",
+    }
+)
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -150,7 +157,7 @@ class RunDirectory:
 
     @property
     def best(self) -> Path:
-        """Directory of the checkpoint with the best evaluation while the run trained; ``load_best`` reads it."""
+        """Directory of the checkpoint with the best evaluation while the run trained."""
         return self.path / "best"
 
     @property
@@ -268,24 +275,16 @@ class RunDirectory:
                 f"cannot write a checkpoint to {self.checkpoints}: {error.strerror}; {kept}"
             ) from error
 
-    def load_checkpoint(self) -> CheckpointState:
-        """The newest checkpoint. Raises CheckpointError when there is none or it is damaged."""
+    def load_checkpoint(self, which: Which = "newest") -> CheckpointState:
+        """The newest checkpoint, or the weights with the best evaluation.
+
+        Raises: CheckpointError: there is none, or it is damaged.
+        """
         from accel.runs.checkpoint import CheckpointStore
 
-        store = CheckpointStore(self.checkpoints)
+        store = CheckpointStore(self.best if which == "best" else self.checkpoints)
         if store.latest() is None:
-            raise CheckpointError(f"{self.path} holds no checkpoint yet: start the run anew under another --name")
-        return store.load_latest()
-
-    def load_best(self) -> CheckpointState:
-        """The weights with the best evaluation. Raises CheckpointError where there was none, or they are damaged."""
-        from accel.runs.checkpoint import CheckpointStore
-
-        store = CheckpointStore(self.best)
-        if store.latest() is None:
-            raise CheckpointError(
-                f"{self.path} kept no best policy: train with --evaluate-every N, or leave out --which best"
-            )
+            raise CheckpointError(f"{self.path} {_NO_CHECKPOINT[which]}")
         return store.load_latest()
 
     def abandon(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import ArtifactError
 from accel.compressors.scheme import parse_scheme
-from accel.display.progress import Progress, SilentProgress
+from accel.display.progress import Progress
 from accel.errors import ConfigError
 from accel.json_object import Json
 from accel.monitor.statistics import Interval, mean_interval
@@ -131,7 +131,7 @@ def evaluate(
         raise ConfigError("give a scheme or an artifact, not both: an artifact has its scheme")
     text = str(parse_scheme(scheme or FULL_PRECISION))
     loaded = load_run(run) if isinstance(run, Path) else run
-    progress = SilentProgress() if progress is None else progress
+    progress = Progress() if progress is None else progress
     policy = _policy(loaded, text, artifact, seed, progress)
     if video is not None:
         from accel.runs.video import record_episode
@@ -211,15 +211,7 @@ def paired_difference(episodes: Episodes, baseline: Episodes, *, confidence: flo
 
 def interval_json(interval: Interval | None) -> Json | None:
     """An interval as a plain JSON object."""
-    if interval is None:
-        return None
-    return {
-        "estimate": interval.estimate,
-        "low": interval.low,
-        "high": interval.high,
-        "confidence": interval.confidence,
-        "count": interval.count,
-    }
+    return None if interval is None else asdict(interval)
 
 
 _PLAIN = ("run", "env", "scheme", "policy_bytes", "env_steps", "seed", "envs", "greedy", "video")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import torch
 
@@ -20,13 +20,12 @@ from accel.errors import CheckpointError
 from accel.networks import PolicyNetwork, parse_network
 from accel.networks.policy import ActingModule
 from accel.publishing.distillation import PolicyDivergence, make_divergence
-from accel.runs.directory import RunDirectory
+from accel.runs.directory import RunDirectory, Which
 from accel.runs.summary import Summary
 from accel.runs.trained_policy import TrainedPolicy
 from accel.tuning.choice import FULL_PRECISION, parse_choice
 
 PREFIX = "network."
-Which = Literal["newest", "best"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def load_run(path: Path, *, which: Which = "newest") -> TrainedRun:
     """
     run = RunDirectory.open(path, read_only=True)
     config = TrainConfig.from_json(run.read_config())
-    state = run.load_best() if which == "best" else run.load_checkpoint()
+    state = run.load_checkpoint(which)
     try:
         spec = EnvSpec.from_json(cast("dict[str, object]", state.counters["spec"]))
         version = state.counters["version"]

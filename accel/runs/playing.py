@@ -18,7 +18,7 @@ from accel.acting.policy import InPlaceSession
 from accel.acting.rules import ActionRule, Seat
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.runtime import PolicySession
-from accel.display.progress import Progress, SilentProgress
+from accel.display.progress import Progress
 from accel.display.status import PlayingStatus
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
@@ -113,7 +113,7 @@ def play(
     if activity is not None:
         environment.activity = activity
     player = make_player(policy, run, environment.num_envs)
-    progress = SilentProgress() if progress is None else progress
+    progress = Progress() if progress is None else progress
     games: set[object] = set()
     finite = True
     env_steps, start = 0, time.perf_counter()
@@ -287,7 +287,7 @@ def collect_inputs(
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
     player = make_player(run.compress("fp32") if policy is None else policy, run, envs)
     sampled = _sampled_inputs(environment, player, run.rule, seed, steps, run.config.environment.env)
-    progress = SilentProgress() if progress is None else progress
+    progress = Progress() if progress is None else progress
     kept: dict[str, list[Array]] = {}
     try:
         for step, inputs in enumerate(sampled):

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from accel.errors import CheckpointError
-from accel.monitor.bottleneck import Limit, TimeShares, shares_of
+from accel.monitor.bottleneck import shares_of
 from accel.system.untrusted import MAX_JSON_BYTES, read_file
 
 
@@ -230,24 +230,14 @@ class Summary:
             lines.insert(0, "source .venv/bin/activate")
         return lines
 
-    @property
-    def bottleneck(self) -> Limit | None:
-        """What limited the speed; None where either side's time is unknown."""
-        shares = self._shares
-        return None if shares is None else shares.limit
-
     def limit(self) -> str:
         """What limited the speed, and what would help, in one sentence; empty where it was the policy, or neither."""
-        shares, found = self._shares, self.bottleneck
-        if shares is None or found not in _HELP:
+        shares = shares_of(self.actor_s, self.learner_s, turns=self.actors == 0)
+        if shares is None or shares.limit not in _HELP:
             return ""
-        if found == "learner":
-            return _HELP[found].format(share=shares.actor_wait, faster=self._faster_learner())
-        return _HELP[found].format(share=shares.environment)
-
-    @property
-    def _shares(self) -> TimeShares | None:
-        return shares_of(self.actor_s, self.learner_s, turns=self.actors == 0)
+        if shares.limit == "learner":
+            return _HELP["learner"].format(share=shares.actor_wait, faster=self._faster_learner())
+        return _HELP["environment"].format(share=shares.environment)
 
     def _faster_learner(self) -> str:
         """What would speed the learner up, of what it does not have yet."""

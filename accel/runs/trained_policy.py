@@ -34,7 +34,7 @@ from accel.runs.player import Array, Player, TorchSession
 Inputs = Mapping[str, Array]
 _DISTILL = "distill"
 # distillation steps, enough for a small student of a small policy; takes seconds
-_LESSONS, _LESSON_BATCH, _LESSON_ROWS = 2000, 256, 4096
+_DISTILL_STEPS, _DISTILL_BATCH, _DISTILL_ROWS = 2000, 256, 4096
 
 
 @dataclass(frozen=True)
@@ -132,29 +132,29 @@ class TrainedPolicy(ABC):
         Raises:
             CompressorError: the scheme is unknown or cannot compress this network; CalibrationError without inputs.
         """
-        teaches = _DISTILL in scheme and calibration is not None
+        distils = _DISTILL in scheme and calibration is not None
         plan = self.compressor(scheme, cpu=cpu).bind(
             self.policy,
             self.example_inputs,
-            None if teaches else calibration,  # the trained student is calibrated instead
+            None if distils else calibration,  # the trained student is calibrated instead
             output_names=self.policy.output_names,
             metadata=self.metadata,
         )
-        if teaches and calibration is not None:
-            self._teach(plan, calibration)
+        if distils and calibration is not None:
+            self._distill(plan, calibration)
             plan.calibrate(calibration)
         return plan.refresh(self.policy, version=self.version)
 
     def calibration_rows(self, scheme: str) -> int:
         """Number of real inputs that ``compress`` needs for a scheme; a student needs more than ranges do."""
         rows = self.config.compression.calibration_size
-        return max(rows, _LESSON_ROWS) if _DISTILL in scheme else rows
+        return max(rows, _DISTILL_ROWS) if _DISTILL in scheme else rows
 
-    def _teach(self, plan: Plan, inputs: Inputs) -> None:
+    def _distill(self, plan: Plan, inputs: Inputs) -> None:
         rng = np.random.default_rng(self.config.run.seed)
         rows = len(next(iter(inputs.values())))
-        for _ in range(_LESSONS):
-            chosen = rng.integers(rows, size=_LESSON_BATCH)
+        for _ in range(_DISTILL_STEPS):
+            chosen = rng.integers(rows, size=_DISTILL_BATCH)
             plan.distill_step(self.policy, {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()})
 
     def make_env(self, num_envs: int, seed: Seed, *, render: bool = False) -> VectorEnvironment:

@@ -1,13 +1,17 @@
-"""Writes run directories like the trainer's, with known figures."""
+"""Runs with known figures: directories like the trainer's, and records as a report reads them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from accel.monitor.decisions import Decision
+from accel.reports.runs import Run
+from accel.reports.series import Series
 from accel.system.atomic import write_atomically
 
 MACHINE: dict[str, object] = {
@@ -31,6 +35,26 @@ CONFIG: dict[str, object] = {
     "total_env_steps": 1_000_000,
     "stop_window": 100,
 }
+
+
+def run_record(
+    columns: Mapping[str, npt.ArrayLike] | None = None,
+    *,
+    name: str = "",
+    machine: Mapping[str, object] | None = None,
+    summary: Mapping[str, object] | None = None,
+    decisions: Sequence[Decision] = (),
+    notes: Sequence[str] = (),
+    damaged: int = 0,
+    **config: object,
+) -> Run:
+    """A run of int8 in environment E as a report reads it; named after its scheme and seed unless it has a name."""
+    values = {"env": "E", "compressor": "int8", "seed": 0} | config
+    read = {key: np.asarray(column, np.float64) for key, column in (columns or {}).items()}
+    series = Series(read, len(next(iter(read.values()), ())), damaged)
+    name = name or f"{values['compressor']}-{values['seed']}"
+    found = {"cpu": "A"} if machine is None else machine
+    return Run(name, f"/runs/{name}", values, found, summary, series, decisions, tuple(notes))
 
 
 def write_run(

@@ -103,7 +103,7 @@ def test_it_changes_nothing_that_is_learned_and_is_the_same_twice(evaluated: Pat
     assert [[r[k] for k in keys] for r in evaluations(evaluated)] == [
         [r[k] for k in keys] for r in evaluations(tmp_path / "again")
     ]
-    kept, theirs = ours.load_best(), again.load_best()
+    kept, theirs = ours.load_checkpoint("best"), again.load_checkpoint("best")
     assert kept.counters == theirs.counters
     assert all(torch.equal(value, theirs.tensors[name]) for name, value in kept.tensors.items())
     assert not without.best.exists() and not evaluations(tmp_path / "without")
@@ -153,7 +153,7 @@ def test_a_run_that_goes_on_from_before_its_best_policy_keeps_one_best(evaluated
     """As after a kill: the newest checkpoint is older than the best evaluation."""
     path = shutil.copytree(evaluated, tmp_path / "run")
     run = RunDirectory.open(path, read_only=True)
-    best, state = run.load_best(), run.load_checkpoint()
+    best, state = run.load_checkpoint("best"), run.load_checkpoint()
     shutil.rmtree(run.best)
     poor = {"best_mean": -1.0, "best_env_steps": 10**6}
     counters = {**best.counters, "env_steps": 10**6, "evaluation": poor}
@@ -166,7 +166,7 @@ def test_a_run_that_goes_on_from_before_its_best_policy_keeps_one_best(evaluated
     )
     evaluation.finish(25, 25, (path / "policy" / "final.accel").read_bytes(), lambda: weights, 300.0)
     evaluation.close()
-    assert run.load_best().env_steps == 25 and len(CheckpointStore(run.best).paths()) == 1
+    assert run.load_checkpoint("best").env_steps == 25 and len(CheckpointStore(run.best).paths()) == 1
 
 
 def test_a_failing_evaluation_is_told_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.display.progress import LineProgress, LiveProgress, SilentProgress, open_progress
+from accel.display.progress import LineProgress, LiveProgress, Progress, open_progress
 from accel.display.status import PlayingStatus, Status
 from accel.envs.loop import EnvLoop
 from accel.errors import EnvError
@@ -50,13 +50,18 @@ def test_lines_come_after_1_2_4_seconds_and_every_30_from_there_on() -> None:
     progress.begin("recording v.gif")
     clock.now_s += 1
     progress.advance(PlayingStatus(0, 1, 30))
-    assert stream.getvalue().splitlines()[-2:] == ["recording v.gif", "recording v.gif | 1 s | 30 steps"]
+    progress.advance(PlayingStatus(0, 1, 40))
+    for _ in range(2):
+        progress.close()
+    assert stream.getvalue().splitlines()[-3:] == [
+        "recording v.gif", "recording v.gif | 1 s | 30 steps", "recording v.gif | 1 s | 40 steps",
+    ]  # fmt: skip
 
 
 def test_playing_tells_every_step_and_every_end(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
 
-    class Told(SilentProgress):
+    class Told(Progress):
         def begin(self, stage: str) -> None:
             raise AssertionError("playing begins no stage")
 

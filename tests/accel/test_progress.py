@@ -209,24 +209,6 @@ def test_a_pipe_gets_plain_lines_at_growing_intervals(tmp_path: Path) -> None:
     assert lines[-1] == "trained"
 
 
-def test_the_intervals_stop_growing() -> None:
-    now_s = 0.0
-    stream = io.StringIO()
-    progress = LineProgress(stream, clock=lambda: now_s)
-    progress.begin("env")
-    written = []
-    for _ in range(200):
-        before = len(stream.getvalue())
-        progress.advance(replace(STATUS))
-        if len(stream.getvalue()) > before:
-            written.append(now_s)
-        now_s += 1.0
-    assert written == [1, 3, 7, 15, 31, 61, 91, 121, 151, 181]
-    progress.close()
-    progress.close()
-    assert len(stream.getvalue().splitlines()) == 1 + len(written) + 1
-
-
 def test_plain_lines_say_everything() -> None:
     assert status_line("CartPole-v1", STATUS, 99.0) == (
         "CartPole-v1 | 12 s | 1.23M/5.00M steps | 312k steps/s | return 231.4 (1,204 episodes) | lag 0/1.2/5 | "

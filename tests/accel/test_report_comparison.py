@@ -11,7 +11,7 @@ import pytest
 from accel.reports.analysis import Choices, analyse
 from accel.reports.comparison import compare_returns, speedup, speedup_bound
 from accel.reports.runs import Group, Run
-from accel.reports.series import Series
+from tests.accel.recorded_run import run_record
 
 
 def run(
@@ -22,14 +22,13 @@ def run(
     **config: object,
 ) -> Run:
     columns = {
-        "elapsed_s": np.array(seconds),
+        "elapsed_s": seconds,
         "env_steps": 1000 * np.array(seconds),
-        "return_mean": np.array(returns, np.float64),
+        "return_mean": returns,
         "episodes": np.full(len(seconds), 100.0),
     }
     summary = {"reason": "done", "wall_s": seconds[-1] + 2.0}
-    values = {"env": "E", "compressor": "int8", "stop_window": 10, "seed": seed} | config
-    return Run(f"s{seed}", "/r", values, {"cpu": "A"}, summary, Series(columns, len(seconds)))
+    return run_record(columns, summary=summary, **{"stop_window": 10, "seed": seed} | config)
 
 
 def test_fewer_than_five_seeds_have_an_estimate_and_no_interval() -> None:
@@ -158,8 +157,3 @@ def test_runs_with_several_targets_are_the_same_by_test_only() -> None:
     assert "by construction" not in comparison.verdict.text and "margin" in comparison.verdict.text
     assert "90% of the way" in analysis.threshold_source
     assert not {"training_s", "wall_s"} & set(comparison.speedups)
-
-
-def test_the_default_threshold_is_most_of_the_way_up() -> None:
-    analysis = analyse([run(returns=(-100.0, 0.0, 0.0))], Choices())
-    assert analysis.threshold == pytest.approx(-10.0)

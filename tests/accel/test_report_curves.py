@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 
 from accel.reports.curves import GRID_POINTS, Curve, aggregate
-from accel.reports.runs import Group, Run
-from accel.reports.series import Series
+from accel.reports.runs import Group
+from tests.accel.recorded_run import run_record
 
 
 def curve(*seeds: tuple[Sequence[float], Sequence[float]]) -> Curve | None:
-    runs = []
-    for seed, (seconds, returns) in enumerate(seeds):
-        columns = {"elapsed_s": np.array(seconds), "return_mean": np.array(returns)}
-        runs.append(Run(f"{seed}", "/r", {"seed": seed}, {}, None, Series(columns, len(seconds))))
-    group = Group("g", tuple(runs))
-    return aggregate(group, lambda run: run.elapsed_s, lambda run: run.returns)
+    runs = [
+        run_record({"elapsed_s": seconds, "return_mean": returns}, seed=seed)
+        for seed, (seconds, returns) in enumerate(seeds)
+    ]
+    return aggregate(Group("g", tuple(runs)), "elapsed_s", "returns")
 
 
 def test_a_curve_starts_where_half_of_the_seeds_have_a_value() -> None:

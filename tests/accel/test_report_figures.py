@@ -22,11 +22,11 @@ from accel.reports.analysis import Analysis, Choices, analyse
 from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Reference
 from accel.reports.plotting import PNG_DPI, SUFFIXES, draw, inline, ratio_ticks, render, save, save_all
 from accel.reports.runs import Run
-from accel.reports.series import Series
 from accel.sweep.importance import Importance
 from accel.sweep.objectives import AFTER_TRAINING
 from accel.sweep.pareto import Candidate
 from accel.sweep.plots import importance_figure, pareto_figure, population_figure
+from tests.accel.recorded_run import run_record
 
 RETURN, BYTES = AFTER_TRAINING["return"], AFTER_TRAINING["bytes"]
 FIGURE = Figure(
@@ -46,9 +46,7 @@ def run(scheme: str = "int8", seed: int = 0, records: int = 20, **columns: objec
     over = np.arange(1.0, records + 1)
     values = {"elapsed_s": over, "env_steps": 1000 * over, "return_mean": 10 * over}
     values |= {name: np.broadcast_to(np.asarray(column, np.float64), records) for name, column in columns.items()}
-    summary = {"reason": "done", "wall_s": records + 3.0}
-    config = {"env": "E", "compressor": scheme, "seed": seed}
-    return Run(f"{scheme}-{seed}", "/r", config, {"cpu": "A"}, summary, Series(values, records))
+    return run_record(values, summary={"reason": "done", "wall_s": records + 3.0}, compressor=scheme, seed=seed)
 
 
 def test_the_csv_has_everything_that_is_drawn() -> None:
@@ -157,12 +155,12 @@ def test_what_is_learned_stands_beside_the_returns() -> None:
     played = np.r_[np.full(19, np.nan), 55.0]
     found = analyse([run(policy_loss=1.0, value_loss=2.0, evaluation_return=played, evaluation_env_steps=12_000.0)],
                     Choices())  # fmt: skip
-    losses, evaluation = charts.course(found, "losses"), charts.course(found, "evaluation")
+    losses, evaluation = charts.metric_figure(found, "losses"), charts.metric_figure(found, "evaluation")
     assert losses is not None and [panel.y.title for panel in losses.panels] == ["policy", "value"]
     assert evaluation is not None and evaluation.alt.endswith("ends at 55.")
     (line,) = evaluation.panels[0].marks
     assert isinstance(line, Line) and list(np.asarray(line.x)) == [12_000.0]
-    assert charts.course(found, "entropy") is None
+    assert charts.metric_figure(found, "entropy") is None
 
 
 def test_a_single_record_is_drawn_as_a_dot() -> None:
@@ -201,8 +199,7 @@ ZERO, TWO = ([0, 10, 30, 50, 100], [0, 0, 1, 0, 0]), ([0, 10, 40, 50, 100], [0, 
 )
 def test_lines_of_decisions_by_actor(actors: int | None, decisions: Sequence[Decision], lines: object) -> None:
     """Environment steps and levels (fp32 is 0, int8 is 1) of each line; a decision for all actors is one of each."""
-    series = Series({"env_steps": np.array([100.0])}, 1)
-    made = Run("a", "/a", {} if actors is None else {"actors": actors}, {}, None, series, decisions)
+    made = run_record({"env_steps": [100.0]}, decisions=decisions, actors=actors)
     assert [(list(x), list(y)) for x, y in charts.steps_by_actor(made, ["fp32", "int8"])] == lines
 
 

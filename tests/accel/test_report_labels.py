@@ -8,7 +8,7 @@ from accel.errors import ReportError
 from accel.monitor.decisions import acting
 from accel.reports.plotting import wrapped
 from accel.reports.runs import LONGEST_LABEL, Run, group_runs, labels, relabelled
-from accel.reports.series import Series
+from tests.accel.recorded_run import run_record
 
 BASE: dict[str, object] = {"compressor": "fp32", "actor_runtime": "onnxruntime", "actors": 1, "batch_unrolls": 1}
 
@@ -52,7 +52,7 @@ def test_long_values_keep_their_ends_and_equal_labels_are_numbered() -> None:
 
 
 def make_run(name: str, **options: object) -> Run:
-    return Run(name, f"/r/{name}", {**BASE, **options}, {}, None, Series({}, 0))
+    return run_record(name=name, **BASE | options)
 
 
 LONG: dict[str, object] = {f"an_option_{i}": i for i in range(9)}

@@ -27,6 +27,7 @@ from accel.reports.tables import (
     speedup_table,
 )
 from accel.reports.wording import number, outcomes_beside
+from tests.accel.recorded_run import run_record
 
 EVIL = '</style></title><script>alert("x")</script><img src=x onerror=alert(1)> $\\frac{ & | ` \U0001f600'
 EVIL += "\x1b[31m\x9b2J\u202e"
@@ -68,7 +69,7 @@ def make_run(name: str, scheme: str, seed: int, speed: float, note: str = "fine"
     config[f"option {note}"] = note
     machine = {"cpu": "CPU", "usable_cores": 2, "gpus": [], "commit": "abc", "command": ["accel", "train", note]}
     decisions = [Decision(1.0, 5000 * (i + 1), i % 2, "better", "fp32", scheme, note, {}) for i in range(3)]
-    return Run(name, f"/runs/{name}", config, machine, summary, Series(columns, 30), decisions, (note,))
+    return run_record(columns, name=name, machine=machine, summary=summary, decisions=decisions, notes=[note], **config)
 
 
 @pytest.fixture(scope="module")

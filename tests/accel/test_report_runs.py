@@ -14,6 +14,7 @@ from accel.reports.analysis import Choices, analyse
 from accel.reports.caveats import caveats, obstacles
 from accel.reports.runs import Run, group_runs
 from accel.reports.series import Series
+from tests.accel.recorded_run import run_record
 
 BASE: dict[str, object] = {"env": "E", "compressor": "int8", "actor_runtime": "onnxruntime", "total_env_steps": 100}
 
@@ -27,9 +28,11 @@ def run(
     machine: Mapping[str, object] | None = None,
     **config: object,
 ) -> Run:
-    series = Series({"elapsed_s": np.array([1.0]), "env_steps": np.array([100.0])}, 1, damaged)
     machine = {"cpu": cpu, "usable_cores": 2} if machine is None else machine
-    return Run(name, f"/{name}", BASE | {"name": name} | config, machine, {"reason": "x"} if ended else None, series)
+    values = BASE | {"seed": None} | config
+    summary = {"reason": "x"} if ended else None
+    columns = {"elapsed_s": [1.0], "env_steps": [100.0]}
+    return run_record(columns, name=name, machine=machine, summary=summary, damaged=damaged, **values)
 
 
 def test_seeds_are_grouped_and_labelled_by_what_differs() -> None:
@@ -157,7 +160,7 @@ def test_readers_are_told() -> None:
 
 
 def test_a_run_without_records_or_a_single_configuration_is_refused() -> None:
-    empty = Run("a", "/a", BASE, {}, None, Series({}, 0, 2))
+    empty = run_record(name="a", damaged=2)
     with pytest.raises(ReportError, match=r"/a has no metrics yet \(2 damaged"):
         analyse([empty], Choices())
     first = run("a", seed=0)
@@ -175,10 +178,10 @@ def test_phase_times_come_from_records_where_there_is_no_summary() -> None:
         "actor_env_share": np.array([0.5, 1.0]),
         "actor_wait_share": np.array([0.5, 0.0]),
     }
-    unfinished = Run("a", "/a", BASE, {}, None, Series(columns, 2))
+    unfinished = run_record(columns)
     assert unfinished.seconds_by_phase("actor") == {"env": 1.0 + 4.0, "wait": 1.0}
     assert unfinished.actor_us_per_step == pytest.approx(5.0 / 300 * 1e6)
     # A resumed run's summary counts the whole run but times its last part only.
     summary = {"actor_s": {"env": 2.0, "wait": 9.0}, "env_steps_per_s": 50.0, "training_s": 2.0, "env_steps": 300}
-    resumed = Run("a", "/a", BASE, {}, summary, Series(columns, 2))
+    resumed = run_record(columns, summary=summary)
     assert resumed.actor_us_per_step == pytest.approx(2.0 / 100 * 1e6)

@@ -17,8 +17,8 @@ from accel.reports.analysis import Choices, analyse
 from accel.reports.document import write_report
 from accel.reports.runs import Run
 from accel.reports.samples import run_from_json, run_to_json
-from accel.reports.series import Series
 from accel.reports.tables import mismatch_table, publications_table, runs_table
+from tests.accel.recorded_run import run_record
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,8 +30,8 @@ class TwoMeans:
 
 
 def make_run(seed: int, columns: dict[str, Floats], scheme: str = "int8") -> Run:
-    series = Series({"elapsed_s": np.arange(1.0, 5.0), "env_steps": np.arange(1.0, 5.0), **columns}, 4)
-    return Run(f"{scheme}-{seed}", "/r", {"env": "E", "compressor": scheme, "seed": seed}, {"cpu": "A"}, None, series)
+    times = {"elapsed_s": np.arange(1.0, 5.0), "env_steps": np.arange(1.0, 5.0)}
+    return run_record(times | columns, compressor=scheme, seed=seed)
 
 
 def test_agreement_of_greedy_actions_is_told_as_it_is_measured() -> None:

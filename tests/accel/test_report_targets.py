@@ -11,16 +11,14 @@ import pytest
 from accel.errors import ReportError
 from accel.reports.analysis import Choices, analyse
 from accel.reports.runs import Group, Run
-from accel.reports.series import Series
 from accel.reports.targets import gain_of, margin_of, threshold_of
+from tests.accel.recorded_run import run_record
 
 
 def run(returns: Sequence[float], seed: int = 0, **config: object) -> Run:
     steps = np.arange(1.0, len(returns) + 1)
-    columns = {"elapsed_s": steps, "env_steps": 1000 * steps, "return_mean": np.array(returns, np.float64)}
-    values = {"env": "E", "compressor": "fp32", "seed": seed} | config
-    series = Series(columns, len(returns))
-    return Run(f"{values['compressor']}-{seed}", "/r", values, {"cpu": "A"}, {"reason": "done"}, series)
+    columns = {"elapsed_s": steps, "env_steps": 1000 * steps, "return_mean": returns}
+    return run_record(columns, summary={"reason": "done"}, **{"compressor": "fp32", "seed": seed} | config)
 
 
 LEARNING = Group("fp32", tuple(run([math.nan, 10.0, *[50.0] * 15, 90.0, 105.0, 115.0], seed) for seed in range(3)))

@@ -6,27 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from accel.reports.analysis import Analysis, Choices, analyse
 from accel.reports.runs import Run
-from accel.reports.series import Series
 from accel.reports.tables import speedup_table
 from accel.reports.wording import headline, verdicts
+from tests.accel.recorded_run import run_record
 
 Seeds = Sequence[tuple[float, float]]
 
 
 def run(scheme: str, seed: int, seconds: float, steps: float, final: float = 100.0) -> Run:
     """Reaches 100, its target, at its end, or never."""
-    columns = {
-        "elapsed_s": np.array([0.1, 1.0]) * seconds,
-        "env_steps": np.array([0.1, 1.0]) * steps,
-        "return_mean": np.array([0.0, final]),
-    }
-    config = {"env": "E", "compressor": scheme, "seed": seed, "stop_at_return": 100.0}
-    return Run(f"{scheme}-{seed}", "/r", config, {"cpu": "A"}, {"reason": "done"}, Series(columns, 2))
+    columns = {"elapsed_s": [0.1 * seconds, seconds], "env_steps": [0.1 * steps, steps], "return_mean": [0.0, final]}
+    return run_record(columns, summary={"reason": "done"}, compressor=scheme, seed=seed, stop_at_return=100.0)
 
 
 def compared(groups: Mapping[str, Seeds], final: float = 100.0) -> Analysis:
