@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from accel.errors import CheckpointError
-from accel.monitor.bottleneck import shares_of
+from accel.monitor.bottleneck import Limit, shares_of
 from accel.system.untrusted import MAX_JSON_BYTES, read_file
 
 
@@ -229,6 +229,12 @@ class Summary:
         if ".venv" in Path(sys.executable).parts and shutil.which("accel") is None:
             lines.insert(0, "source .venv/bin/activate")
         return lines
+
+    @property
+    def bottleneck(self) -> Limit | None:
+        """What limited the speed; None where either side's time is unknown."""
+        shares = shares_of(self.actor_s, self.learner_s, turns=self.actors == 0)
+        return None if shares is None else shares.limit
 
     def limit(self) -> str:
         """What limited the speed, and what would help, in one sentence; empty where it was the policy, or neither."""
