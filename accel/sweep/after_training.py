@@ -33,8 +33,8 @@ from accel.sweep.outputs import markdown_table
 from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import ERROR
 from accel.sweep.scheme_space import SchemeSpace
-from accel.sweep.search import CandidateOptions
-from accel.sweep.study import CAVEAT, MEASURED, SAME_AS, SKIPPED, UNBUILT, Measurement, StudyOptions, has_ended
+from accel.sweep.search import CandidateOptions, StudyPlan
+from accel.sweep.study import CAVEAT, MEASURED, SAME_AS, SKIPPED, UNBUILT, Measurement, has_ended
 from accel.system.atomic import write_atomically
 
 _SCHEME, _RETURNS, _REFERENCES = "scheme", "returns", "references"
@@ -53,15 +53,15 @@ class AfterTraining(Experiment):
     metrics = AFTER_TRAINING
     kind = "after training"
 
-    def __init__(self, run: TrainedPolicy, options: CandidateOptions, study: StudyOptions) -> None:
+    def __init__(self, run: TrainedPolicy, options: CandidateOptions, plan: StudyPlan) -> None:
         """Raises ConfigError: an empty space, or ``agreement`` of continuous actions."""
-        self._wanted = {q.name for q in study.objectives} | {c.metric for c in study.constraints}
+        self._wanted = plan.metrics
         if "agreement" in self._wanted and run.spec.action.kind == "gaussian":
             raise ConfigError("agreement counts equal actions, which continuous ones never are: use kl")
         torch.set_num_threads(1)
         self._run = run
         self._options = options.model_copy(update={"batch": options.batch or run.config.acting.envs_per_actor})
-        self._study = study
+        self._plan = plan
         self._schemes = SchemeSpace(policy_layers(run.policy, run.example_inputs, run.policy.output_names), options)
         self._bench: CandidateMeasurements | None = None
         self.title = f"{run.config.environment.env}, {run.architecture}, {run.path.name}"
@@ -72,7 +72,7 @@ class AfterTraining(Experiment):
     def bench(self) -> CandidateMeasurements:
         """Created on first use, as that plays episodes."""
         if self._bench is None:
-            self._bench = CandidateMeasurements(self._run, self._options, self._study.seed)
+            self._bench = CandidateMeasurements(self._run, self._options, self._plan.search.seed)
         return self._bench
 
     def subject(self) -> Json:
@@ -83,7 +83,7 @@ class AfterTraining(Experiment):
             **self._run.identity,
             "layers": [layer.name for layer in self._schemes.layers],
             **options,
-            "episode_seed": self._study.seed,
+            "episode_seed": self._plan.search.seed,
             "acted": "sampled" if self._options.sample else "greedy",
         }
 
@@ -113,7 +113,7 @@ class AfterTraining(Experiment):
             write_atomically(directory / "sensitivity.md", sensitivity_markdown(rows, size, self.title).encode())
             write_atomically(table, json.dumps({"fp32_bytes": size, "rows": rows}, indent=2).encode() + b"\n")
         if not study.get_trials(deepcopy=False):
-            for parameters in islice(self._schemes.uniform(), self._study.trials):
+            for parameters in islice(self._schemes.uniform(), self._plan.trials):
                 study.enqueue_trial(dict(parameters), skip_if_exists=True)
 
     def evaluate(self, trial: Trial) -> Measurement:

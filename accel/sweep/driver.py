@@ -24,7 +24,7 @@ from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING, Values
 from accel.sweep.outputs import Findings, write_outputs
 from accel.sweep.pareto import Candidate, front, nearest_miss
 from accel.sweep.recovery import ERROR
-from accel.sweep.search import CandidateOptions, SearchOptions
+from accel.sweep.search import CandidateOptions, SearchOptions, StudyPlan
 from accel.sweep.storage import connected, storage_file
 from accel.sweep.study import (
     MEASURED,
@@ -32,7 +32,6 @@ from accel.sweep.study import (
     REPORTS,
     SAME_AS,
     SKIPPED,
-    StudyOptions,
     counts,
     open_study,
     remaining_seconds,
@@ -69,12 +68,12 @@ class SweepResult:
     tally: str
 
 
-def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, command: Sequence[str]) -> SweepResult:
+def run_sweep(experiment: Experiment, plan: StudyPlan, directory: Path, command: Sequence[str]) -> SweepResult:
     """Create or join a study, work on it until it is complete, and write its outputs.
 
     Args:
         experiment: the kind of trials.
-        options: how the study searches.
+        plan: how the study searches.
         directory: for outputs; created after all other input is checked.
         command: the command line, for the record.
     Raises:
@@ -83,25 +82,25 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
         KeyboardInterrupt: this worker was interrupted; its trial is queued again.
     """
     directory = directory.absolute()
-    with writable(directory), terminations_interrupt(), connected(options.url) as storage:
+    with writable(directory), terminations_interrupt(), connected(plan.url) as storage:
         with one_at_a_time(directory):
-            about = {"study": options.name, **json.loads(json.dumps(experiment.subject()))}
-            check_directory(directory, about, storage_file(options.url))
-            study = open_study(options, storage, experiment.subject())
+            about = {"study": plan.name, **json.loads(json.dumps(experiment.subject()))}
+            check_directory(directory, about, storage_file(plan.url))
+            study = open_study(plan, storage, experiment.subject())
             write_about(directory, about)
             experiment.prepare(study, directory)
         done, _ = counts(study)
         if done:
-            logger.info("study %r has %d of %d trials; continuing", options.name, done, options.trials)
+            logger.info("study %r has %d of %d trials; continuing", plan.name, done, plan.trials)
         work(
             study,
-            options,
+            plan,
             experiment.space,
             experiment.evaluate,
-            partial(_report, experiment, options),
+            partial(_report, experiment, plan),
         )
         with one_at_a_time(directory):
-            return _conclude(experiment, options, study, directory, command)
+            return _conclude(experiment, plan, study, directory, command)
 
 
 def sweep_run(
@@ -127,10 +126,10 @@ def sweep_run(
     search, candidates = search or SearchOptions(), candidates or CandidateOptions()
     trained = load_run(run) if isinstance(run, Path) else run
     directory = search.directory(trained.path.stem if trained.path.is_file() else trained.path.name)
-    options = search.study_options(AFTER_TRAINING, directory, 100, ("return", "latency", "bytes"))
-    if options.pruner != "none":
+    plan = StudyPlan.of(search, AFTER_TRAINING, directory, 100, ("return", "latency", "bytes"))
+    if plan.search.pruner != "none":
         raise ConfigError("a pruner stops training runs early, and a sweep after training has none: leave --pruner out")
-    return run_sweep(AfterTraining(trained, candidates, options), options, directory, command)
+    return run_sweep(AfterTraining(trained, candidates, plan), plan, directory, command)
 
 
 def sweep_training(file: Path, search: SearchOptions | None = None, *, command: Sequence[str] = ()) -> SweepResult:
@@ -147,13 +146,13 @@ def sweep_training(file: Path, search: SearchOptions | None = None, *, command: 
     search = (search or SearchOptions()).over(SearchOptions.create(loaded.sweep, f"{file}: [sweep] "))
     directory = search.directory(file.stem)
     interval = max(loaded.base.run.total_env_steps // REPORTS, 1)
-    options = search.study_options(IN_TRAINING, directory, 20, ("return",), interval)
-    return run_sweep(InTraining(loaded, options, directory), options, directory, command)
+    plan = StudyPlan.of(search, IN_TRAINING, directory, 20, ("return",), interval)
+    return run_sweep(InTraining(loaded, plan, directory), plan, directory, command)
 
 
-def candidates_of(experiment: Experiment, options: StudyOptions, study: Study) -> list[Candidate]:
+def candidates_of(experiment: Experiment, plan: StudyPlan, study: Study) -> list[Candidate]:
     """The candidates of all complete trials, without repeated ones."""
-    wanted = {objective.name for objective in options.objectives}
+    wanted = {objective.name for objective in plan.objectives}
     rows: list[Candidate] = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         measured: Values = trial.user_attrs.get(MEASURED, {})
@@ -168,44 +167,44 @@ def candidates_of(experiment: Experiment, options: StudyOptions, study: Study) -
 
 
 def _conclude(
-    experiment: Experiment, options: StudyOptions, study: Study, directory: Path, command: Sequence[str]
+    experiment: Experiment, plan: StudyPlan, study: Study, directory: Path, command: Sequence[str]
 ) -> SweepResult:
-    objectives, constraints = options.objectives, options.constraints
-    contenders = front(candidates_of(experiment, options, study), objectives, constraints, _SLACK)
+    objectives, constraints = plan.objectives, plan.constraints
+    contenders = front(candidates_of(experiment, plan, study), objectives, constraints, _SLACK)
     again = {row.number: row for row in experiment.measure_again(contenders)}
-    rows = [again.get(row.number, row) for row in candidates_of(experiment, options, study)]
+    rows = [again.get(row.number, row) for row in candidates_of(experiment, plan, study)]
     found = front(again.values(), objectives, constraints)
     commands = (experiment.export_command(row.label, directory / "exported" / f"{row.number:04d}") for row in found)
     exports = tuple(command for command in commands if command is not None)
-    files = write_outputs(Findings(experiment, options, study, rows, found, tuple(command), exports), directory)
+    files = write_outputs(Findings(experiment, plan, study, rows, found, tuple(command), exports), directory)
     done, _ = counts(study)
     if not found:
-        raise SweepError(_nothing_feasible(options, rows, done, directory))
+        raise SweepError(_nothing_feasible(plan, rows, done, directory))
     return SweepResult(directory, tuple(found), done, files, exports, tally(study.trials))
 
 
-def _nothing_feasible(options: StudyOptions, rows: Sequence[Candidate], done: int, directory: Path) -> str:
-    nearest = nearest_miss(rows, options.constraints)
+def _nothing_feasible(plan: StudyPlan, rows: Sequence[Candidate], done: int, directory: Path) -> str:
+    nearest = nearest_miss(rows, plan.constraints)
     if nearest is None:
         reason = "no trial was measured completely: see the reasons in pareto.json, and allow milder choices"
         return f"after {done} trials there is no candidate: {reason}. All results are in {directory}"
     missed = [
         f"{c.metric} {nearest.values[c.metric]:.6g} where {c.bound(nearest.references):.6g} is the bound"
-        for c in options.constraints
+        for c in plan.constraints
         if c.violation(nearest.values[c.metric], nearest.references) > 0
     ]
     missed += [f"{name} missed by {share:.1%}" for name, share in nearest.unmet.items()]
     figures = ", ".join(missed)
-    wanted = " and ".join([*(constraint.text for constraint in options.constraints), *nearest.unmet])
+    wanted = " and ".join([*(constraint.text for constraint in plan.constraints), *nearest.unmet])
     return (
         f"none of {done} trials meets {wanted}. Nearest is trial {nearest.number} ({nearest.label}): {figures}. Relax "
         f"the constraint, widen the space or give more --trials; all results are in {directory}"
     )
 
 
-def _report(experiment: Experiment, options: StudyOptions, study: Study, trial: FrozenTrial) -> None:
+def _report(experiment: Experiment, plan: StudyPlan, study: Study, trial: FrozenTrial) -> None:
     done, _ = counts(study)
-    parts = [f"trial {trial.number} ({min(done, options.trials)}/{options.trials})", experiment.label(trial)]
+    parts = [f"trial {trial.number} ({min(done, plan.trials)}/{plan.trials})", experiment.label(trial)]
     measured: Values = trial.user_attrs.get(MEASURED, {})
     parts += [
         f"{name} {measured[name]:.4g} {metric.unit}".rstrip()
@@ -218,7 +217,7 @@ def _report(experiment: Experiment, options: StudyOptions, study: Study, trial: 
         parts.append(str(trial.user_attrs[SKIPPED]))
     elif trial.state == TrialState.PRUNED:
         parts.append("pruned")
-    seconds = remaining_seconds(study, options.trials)
-    if seconds and done < options.trials:
+    seconds = remaining_seconds(study, plan.trials)
+    if seconds and done < plan.trials:
         parts.append(f"about {duration(seconds)} left")
     logger.info(" | ".join(parts))

@@ -15,7 +15,8 @@ from accel.errors import AccelError, ConfigError, SweepError
 from accel.json_object import Json
 from accel.sweep.experiment import Experiment
 from accel.sweep.objectives import IN_TRAINING, Values
-from accel.sweep.study import Measurement, StudyOptions
+from accel.sweep.search import StudyPlan
+from accel.sweep.study import Measurement
 from accel.sweep.sweep_file import SweepFile, parameters_text
 from accel.sweep.training_run import RunProgress, TrainingRun, measured_values
 
@@ -31,23 +32,23 @@ class InTraining(Experiment):
     metrics = IN_TRAINING
     kind = "in training"
 
-    def __init__(self, file: SweepFile, options: StudyOptions, directory: Path) -> None:
+    def __init__(self, file: SweepFile, plan: StudyPlan, directory: Path) -> None:
         """Raises ConfigError: a pruner without intermediate values, a time without a threshold, bytes without ONNX."""
-        wanted = {q.name for q in options.objectives} | {c.metric for c in options.constraints}
+        wanted = plan.metrics
         if "training_s" in wanted and file.base.run.stop_at_return is None:
             raise ConfigError("training_s is the time until stop_at_return: set stop_at_return in [train]")
         if "bytes" in wanted and file.base.acting.actor_runtime == "torch" and "actor_runtime" not in file.space:
             raise ConfigError("[train] has actor_runtime = 'torch', which publishes no ONNX policy: leave bytes out")
         self._wanted = wanted
-        objective = options.objectives[0].name
-        if options.pruner != "none" and objective not in _FOLLOWED:
+        objective = plan.objectives[0].name
+        if plan.search.pruner != "none" and objective not in _FOLLOWED:
             raise ConfigError(
-                f"pruner = {options.pruner!r} compares intermediate values, and {objective} is only known at the end: "
-                f"use {' or '.join(_FOLLOWED)} as the objective and bound {objective} by a constraint, or set pruner "
-                "= 'none'"
+                f"pruner = {plan.search.pruner!r} compares intermediate values, and {objective} is only known at the "
+                f"end: use {' or '.join(_FOLLOWED)} as the objective and bound {objective} by a constraint, or set "
+                "pruner = 'none'"
             )
         self._file = file
-        self._options = options
+        self._plan = plan
         self._directory = directory / "runs"
         self.title = f"{file.base.environment.env}, {file.base.policy.network}"
         self.space = file.space
@@ -59,7 +60,7 @@ class InTraining(Experiment):
 
     def prepare(self, study: Study, directory: Path) -> None:
         """See ``Experiment.prepare``: fp32's run if a constraint is relative; the base configuration first."""
-        if any(constraint.relative for constraint in self._options.constraints):
+        if any(constraint.relative for constraint in self._plan.constraints):
             known = study.user_attrs.get(_REFERENCES)
             if known is None:
                 known = dict(self._train_baseline())
@@ -84,13 +85,13 @@ class InTraining(Experiment):
             if (passed := 4 * progress.env_steps // config.run.total_env_steps) > quarters:
                 quarters = passed
                 _log_progress(trial.number, progress, config.run.total_env_steps)
-            step = progress.env_steps // self._options.report_interval * self._options.report_interval
+            step = progress.env_steps // self._plan.report_interval * self._plan.report_interval
             value = self._intermediate(progress)
-            if len(self._options.objectives) > 1 or value is None or step == 0 or step in reported:
+            if len(self._plan.objectives) > 1 or value is None or step == 0 or step in reported:
                 return False
             reported.add(step)
             trial.report(value, step)
-            stopped = self._options.pruner != "none" and trial.should_prune()
+            stopped = self._plan.search.pruner != "none" and trial.should_prune()
             return stopped
 
         summary = run.train(follow)
@@ -127,19 +128,18 @@ class InTraining(Experiment):
             f"algorithm {base.algorithm.algorithm}, compressor {base.compression.compressor}; "
             f"searched: {', '.join(space)}."
         )
-        if base.run.stop_at_return is not None and any(q.name == "return" for q in self._options.objectives):
+        if base.run.stop_at_return is not None and any(q.name == "return" for q in self._plan.objectives):
             text += " Runs stop at a given return, so returns beyond it are not comparable: compare times."
         return text
 
     def _intermediate(self, progress: RunProgress) -> float | None:
-        if self._options.objectives[0].name == "env_steps_per_s":
+        if self._plan.objectives[0].name == "env_steps_per_s":
             return progress.env_steps / max(progress.training_s, 1e-9)
         return progress.return_mean
 
     def _unreached(self, threshold: float | None, measured: Values) -> dict[str, float]:
         """The violation of a run that did not reach the threshold, and thus has no time to it."""
-        timed = {q.name for q in self._options.objectives} | {c.metric for c in self._options.constraints}
-        if threshold is None or "training_s" not in timed:
+        if threshold is None or "training_s" not in self._wanted:
             return {}
         return {"stop_at_return": (threshold - measured["return"]) / max(abs(threshold), 1e-12)}
 
@@ -149,7 +149,7 @@ class InTraining(Experiment):
         run = TrainingRun(config, self._directory, _BASELINE)
         logger.info("training the base configuration in fp32 first, as the reference of constraints")
         measured = measured_values(run, run.train(lambda _: False))
-        timed = [c for c in self._options.constraints if c.relative and c.metric == "training_s"]
+        timed = [c for c in self._plan.constraints if c.relative and c.metric == "training_s"]
         threshold = config.run.stop_at_return
         if timed and threshold is not None and measured["return"] < threshold:
             raise SweepError(

@@ -22,8 +22,9 @@ from accel.sweep.importance import METHOD, Importance, importances
 from accel.sweep.pareto import Candidate, balanced
 from accel.sweep.plots import importance_figure, pareto_figure
 from accel.sweep.recovery import ERROR
+from accel.sweep.search import StudyPlan
 from accel.sweep.storage import without_passwords
-from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, SAME_AS, SKIP, SKIPPED, StudyOptions, counts, tally
+from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, SAME_AS, SKIP, SKIPPED, counts, tally
 from accel.system.atomic import write_atomically
 from accel.system.machine import describe_machine
 
@@ -41,14 +42,14 @@ class Findings:
     """The results of a sweep, ready to be written.
 
     Attributes:
-        experiment, options, study: what was searched, and how.
+        experiment, plan, study: what was searched, and how.
         rows: all candidates. front: the Pareto front.
         command: the command line.
         exports: commands that export the front, in its order; none in training.
     """
 
     experiment: Experiment
-    options: StudyOptions
+    plan: StudyPlan
     study: Study
     rows: Sequence[Candidate]
     front: Sequence[Candidate]
@@ -63,13 +64,13 @@ class Findings:
     @cached_property
     def balanced(self) -> Candidate | None:
         """The most balanced candidate of the front."""
-        return balanced(self.front, self.options.objectives)
+        return balanced(self.front, self.plan.objectives)
 
     @cached_property
     def importances(self) -> Mapping[str, Importance]:
         """Of all candidates that were measured at least in part, once each."""
         trials = [trial for trial in self.trials if trial.user_attrs.get(MEASURED) and SAME_AS not in trial.user_attrs]
-        return importances([(trial, trial.user_attrs[MEASURED]) for trial in trials], self.options.objectives)
+        return importances([(trial, trial.user_attrs[MEASURED]) for trial in trials], self.plan.objectives)
 
     @cached_property
     def returns(self) -> Mapping[int, Interval]:
@@ -93,18 +94,18 @@ def write_outputs(findings: Findings, directory: Path) -> tuple[Path, ...]:
     Returns:
         The configurations, in the front's order.
     """
-    experiment, options = findings.experiment, findings.options
+    experiment, plan = findings.experiment, findings.plan
     files = _write_configurations(findings, directory)
     places = {number: f"best/{file.name}" for number, file in files.items()}
     document = json.dumps(_document(findings, places), indent=2, default=str)
     write_atomically(directory / "pareto.json", document.encode() + b"\n")
     write_atomically(directory / "pareto.md", _markdown(findings, places).encode())
     title = f"{experiment.title} ({experiment.kind})"
-    bounds = {c.metric: c.bound(experiment.references) for c in options.constraints}
+    bounds = {c.metric: c.bound(experiment.references) for c in plan.constraints}
     front = pareto_figure(
         findings.rows,
         findings.front,
-        options.objectives,
+        plan.objectives,
         references=experiment.references,
         bounds=bounds,
         returns=findings.returns,
@@ -126,7 +127,7 @@ def _write_configurations(findings: Findings, directory: Path) -> dict[int, Path
         if values is None:
             continue
         best.mkdir(exist_ok=True)
-        figures = ", ".join(f"{q.name} {row.values[q.name]:.6g}" for q in findings.options.objectives)
+        figures = ", ".join(f"{q.name} {row.values[q.name]:.6g}" for q in findings.plan.objectives)
         comment = f"# Trial {row.number} of a sweep {experiment.kind} of {experiment.title}: {figures}.\n"
         files[row.number] = best / f"{place:02d}-trial-{row.number:04d}.toml"
         write_atomically(files[row.number], (comment + tomlkit.dumps(values)).encode())
@@ -134,19 +135,19 @@ def _write_configurations(findings: Findings, directory: Path) -> dict[int, Path
 
 
 def _document(findings: Findings, places: Mapping[int, str]) -> Json:
-    options, experiment = findings.options, findings.experiment
+    plan, experiment = findings.plan, findings.experiment
     return {
         "kind": experiment.kind,
         "title": experiment.title,
         "command": [without_passwords(word) for word in findings.command],
-        "study": {"name": options.name, "storage": without_passwords(options.url)},
+        "study": {"name": plan.name, "storage": without_passwords(plan.url)},
         "trials_done": counts(findings.study)[0],
-        "trials_wanted": options.trials,
-        "sampler": options.sampler,
-        "pruner": options.pruner,
-        "seed": options.seed,
-        "objectives": [dataclasses.asdict(objective) for objective in options.objectives],
-        "constraints": [constraint.text for constraint in options.constraints],
+        "trials_wanted": plan.trials,
+        "sampler": plan.search.sampler,
+        "pruner": plan.search.pruner,
+        "seed": plan.search.seed,
+        "objectives": [dataclasses.asdict(objective) for objective in plan.objectives],
+        "constraints": [constraint.text for constraint in plan.constraints],
         "fp32": dict(experiment.references),
         "front": [
             _candidate_json(row, findings.differences.get(row.number))
@@ -187,16 +188,16 @@ def _trial_json(trial: FrozenTrial, label: str) -> Json:
 
 
 def _markdown(findings: Findings, places: Mapping[int, str]) -> str:
-    options, experiment = findings.options, findings.experiment
-    constraints = ", ".join(constraint.text for constraint in options.constraints) or "none"
+    plan, experiment, search = findings.plan, findings.experiment, findings.plan.search
+    constraints = ", ".join(constraint.text for constraint in plan.constraints) or "none"
     lines = [
         f"# Pareto front of {experiment.title}",
         "",
         f"{tally(findings.trials)}.",
         "",
-        f"Sweep {experiment.kind}, sampler {options.sampler}, pruner {options.pruner}, seed {options.seed}. "
+        f"Sweep {experiment.kind}, sampler {search.sampler}, pruner {search.pruner}, seed {search.seed}. "
         "Objectives: "
-        + ", ".join(f"{q.name} ({q.direction})" for q in options.objectives)
+        + ", ".join(f"{q.name} ({q.direction})" for q in plan.objectives)
         + f". Constraints: {constraints}.",
         "",
         *_how_played(findings.study),
@@ -217,7 +218,7 @@ def _markdown(findings: Findings, places: Mapping[int, str]) -> str:
 
 def _front_table(findings: Findings, places: Mapping[int, str]) -> list[str]:
     """fp32 and the front: the objectives, then all other metrics that were measured."""
-    objectives, references = findings.options.objectives, findings.experiment.references
+    objectives, references = findings.plan.objectives, findings.experiment.references
     measured = {name for row in findings.rows for name in row.values}
     others = [q for q in findings.experiment.metrics.values() if q.name in measured and q not in objectives]
     metrics, differences = [*objectives, *others], findings.differences

@@ -52,30 +52,6 @@ logger = logging.getLogger("accel")
 
 
 @dataclass(frozen=True)
-class PopulationOptions:
-    """How a population trains.
-
-    Attributes:
-        members: trained side by side, at least 2.
-        generations: parts of every member's training.
-        seed: of the first parameters, selection and perturbation.
-        max_seconds: this command starts no run after this time; None for no limit.
-    """
-
-    members: int
-    generations: int = 10
-    seed: int = 0
-    max_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError."""
-        if self.members < 2:
-            raise ConfigError(f"population = {self.members}: there is nobody to copy from with fewer than 2")
-        if self.generations < 1:
-            raise ConfigError(f"generations = {self.generations}: a population needs at least one")
-
-
-@dataclass(frozen=True)
 class Member:
     """One member in one generation.
 
@@ -132,27 +108,34 @@ class Population:
     def __init__(
         self,
         file: SweepFile,
-        options: PopulationOptions,
+        search: SearchOptions,
         directory: Path,
+        *,
+        members: int,
+        generations: int,
         train: Callable[[Member], Outcome] | None = None,
     ) -> None:
         """Check everything; nothing is started or written.
 
         Args:
             file: base configuration and space.
-            options: how it trains.
+            search: the seed of the first parameters, selection and perturbation, and the time limit of this command.
             directory: of the journal and the runs; it exists when training starts.
+            members: trained side by side, at least 2.
+            generations: parts of every member's training.
             train: trains a member; None: as a training run.
         Raises:
-            ConfigError: a field that cannot change between two parts of a run, or generations shorter than a batch.
+            ConfigError: too few members or generations, a field that cannot change between two parts of a run, or
+                generations shorter than a batch.
         """
-        self._file, self._options, self._directory = file, options, directory
+        self._file, self._search, self._directory = file, search, directory
+        self._members, self._generations = members, generations
         self._train = train or self._train_run
         self._check()
 
     def subject(self) -> Json:
         """Plain JSON that identifies the population; a directory has one."""
-        counts = {name: getattr(self._options, name) for name in ("members", "generations", "seed")}
+        counts = {"members": self._members, "generations": self._generations, "seed": self._search.seed}
         return {"kind": "population", **counts, **self._file.subject()}
 
     def train(self) -> list[Generation]:
@@ -161,7 +144,7 @@ class Population:
         Raises:
             SweepError: every member of a generation failed, or an outcome is damaged.
         """
-        started, limit_s = time.monotonic(), self._options.max_seconds
+        started, limit_s = time.monotonic(), self._search.max_seconds
         (self._directory / RUNS).mkdir(exist_ok=True)
         generations: list[Generation] = []
         while not self._is_over(generations):
@@ -182,9 +165,13 @@ class Population:
             return False
         steps = self._stop_at(len(generations) - 1)
         stopped = any(o.error is None and o.env_steps < steps for _, o in generations[-1])
-        return stopped or len(generations) == self._options.generations
+        return stopped or len(generations) == self._generations
 
     def _check(self) -> None:
+        if self._members < 2:
+            raise ConfigError(f"population = {self._members}: there is nobody to copy from with fewer than 2")
+        if self._generations < 1:
+            raise ConfigError(f"generations = {self._generations}: a population needs at least one")
         base, space = self._file.base, self._file.space
         for name in space:
             part = next(part for part, model in base.parts.items() if name in type(model).model_fields)
@@ -195,7 +182,7 @@ class Population:
                 )
         if base.run.max_seconds is not None:
             raise ConfigError("[train] max_seconds would end members unevenly: give the sweep's own --max-seconds")
-        steps = base.run.total_env_steps // self._options.generations
+        steps = base.run.total_env_steps // self._generations
         batch = base.acting.unroll_length * base.acting.envs_per_actor * base.store.held_unrolls
         if steps < batch:
             raise ConfigError(
@@ -205,16 +192,16 @@ class Population:
 
     def _stop_at(self, generation: int) -> int:
         """Environment steps of a member at the end of a generation."""
-        return -(-self._file.base.run.total_env_steps * (generation + 1) // self._options.generations)
+        return -(-self._file.base.run.total_env_steps * (generation + 1) // self._generations)
 
     def _next(self, generations: Sequence[Generation]) -> list[Member]:
         """The members of the generation after these."""
         number = len(generations)
         if not generations:
-            drawn = draw(self._file.space, self._options.members, self._options.seed)
+            drawn = draw(self._file.space, self._members, self._search.seed)
             drawn[0] |= self._file.own_parameters()
             return [Member(0, i, None, parameters) for i, parameters in enumerate(drawn)]
-        generator = np.random.default_rng([self._options.seed, number])
+        generator = np.random.default_rng([self._search.seed, number])
         members, outcomes = zip(*generations[-1], strict=True)
         descents = evolve([o.rank for o in outcomes], [m.parameters for m in members], self._file.space, generator)
         return [Member(number, i, descent.parent, descent.parameters) for i, descent in enumerate(descents)]
@@ -238,7 +225,7 @@ class Population:
         runs, base = self._directory / RUNS, self._file.base
         origin = None if member.parent is None else runs / run_name(member.generation - 1, member.parent)
         own = {
-            "seed": base.run.seed + member.generation * self._options.members + member.number,
+            "seed": base.run.seed + member.generation * self._members + member.number,
             "stop_at_env_steps": self._stop_at(member.generation),
         }
         try:
@@ -339,13 +326,12 @@ def sweep_population(
         AccelError: one clear message; nothing is written before all input is checked.
     """
     loaded, search = load_sweep_file(file), search or SearchOptions()
-    for name, value in search:
-        if value is not None and name not in _READ:
+    for name in SearchOptions.model_fields:
+        if name in search.model_fields_set and name not in _READ:
             raise ConfigError(f"--{name}: a population has members and generations, not trials: leave it out")
     search = search.over(SearchOptions.create(loaded.sweep, f"{file}: [sweep] "))
     directory = search.directory(file.stem)
-    options = PopulationOptions(population, generations, search.seed or 0, search.max_seconds)
-    trained = Population(loaded, options, directory)
+    trained = Population(loaded, search, directory, members=population, generations=generations)
     with writable(directory), terminations_interrupt():
         with one_at_a_time(directory):
             about = json.loads(json.dumps(trained.subject()))
@@ -356,7 +342,8 @@ def sweep_population(
             raise SweepError("no generation is complete yet: run the same command to continue")
         with one_at_a_time(directory):
             title = f"{loaded.base.environment.env}, {loaded.base.policy.network}"
-            write_atomically(directory / "population.md", _markdown(found, title, options, command).encode())
+            text = _markdown(found, title, generations, search.seed, command)
+            write_atomically(directory / "population.md", text.encode())
             save_all(_figure(found, loaded, title), directory)
     best = directory / RUNS / run_name(len(found) - 1, best_member(found[-1]))
     return PopulationResult(directory, tuple(found), best)
@@ -370,7 +357,7 @@ def _line(member: Member, outcome: Outcome) -> str:
     return f"{number} | {parameters_text(member.parameters)} | {result}"
 
 
-def _markdown(generations: Sequence[Generation], title: str, options: PopulationOptions, command: Sequence[str]) -> str:
+def _markdown(generations: Sequence[Generation], title: str, wanted: int, seed: int, command: Sequence[str]) -> str:
     """The parameters behind the best policy, and what everybody earned."""
     line = []
     for generation, number in zip(generations, lineage(generations), strict=True):
@@ -378,7 +365,7 @@ def _markdown(generations: Sequence[Generation], title: str, options: Population
         steps, parameters = f"{outcome.env_steps:,}", f"`{parameters_text(member.parameters)}`"
         line.append([str(member.generation), str(number), steps, _earned(outcome), parameters])
     returns = []
-    for number in range(options.members):
+    for number in range(len(generations[0])):
         cells = [str(number)]
         for member, outcome in (generation[number] for generation in generations):
             copied = "" if member.parent in (None, number) else f"{member.parent} → "
@@ -387,7 +374,7 @@ def _markdown(generations: Sequence[Generation], title: str, options: Population
     lines = [
         f"# Population of {title}",
         "",
-        f"{options.members} members, {len(generations)} of {options.generations} generations, seed {options.seed}. "
+        f"{len(generations[0])} members, {len(generations)} of {wanted} generations, seed {seed}. "
         "A return is the mean of the last training episodes, those of the parent among them.",
         "",
         *(["```", shlex.join(command), "```", ""] if command else []),

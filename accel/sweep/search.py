@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
@@ -10,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from accel.config import did_you_mean
 from accel.errors import ConfigError
-from accel.sweep.objectives import Metric, choose_metrics, parse_constraint
+from accel.sweep.objectives import Constraint, Metric, choose_metrics, parse_constraint
+from accel.sweep.recovery import GRACE_S
 from accel.sweep.storage import default_url, storage_file
-from accel.sweep.study import PrunerName, SamplerName, StudyOptions
 
 _SWEEPS = Path("results") / "sweeps"
 
@@ -40,44 +41,99 @@ class _Options(BaseModel):
 
 
 class SearchOptions(_Options):
-    """How a sweep searches, from the command line or a file's [sweep] table; None means the default."""
+    """How a sweep searches, from the command line or a file's [sweep] table.
+
+    Attributes:
+        trials: of the study in total, for all workers together, without repeated ones and candidates that cannot be
+            built; None: the sweep's default.
+        objectives: names of metrics; several make a Pareto front; None: the sweep's default.
+        constraints: of feasible trials, such as ``return>=0.95*fp32``.
+        sampler, pruner: Optuna's.
+        seed: of the sampler; each worker derives its own.
+        storage: URL of an Optuna storage. study: name within it. out: output directory.
+        max_seconds: this worker starts no trial after this time; None for no limit.
+    """
 
     trials: Annotated[int, Field(ge=1)] | None = None
     objectives: tuple[str, ...] | None = None
-    constraints: tuple[str, ...] | None = None
-    sampler: SamplerName | None = None
-    pruner: PrunerName | None = None
-    seed: Annotated[int, Field(ge=0)] | None = None
+    constraints: tuple[str, ...] = ()
+    sampler: Literal["tpe", "nsga2", "nsga3", "random"] = "tpe"
+    pruner: Literal["none", "median", "hyperband", "halving"] = "none"
+    seed: Annotated[int, Field(ge=0)] = 0
     storage: str | None = None
     study: str | None = None
     out: Path | None = None
     max_seconds: Annotated[float, Field(gt=0)] | None = None
 
     def over(self, other: SearchOptions) -> SearchOptions:
-        """These options, with the other's as defaults."""
-        return self.model_copy(update={k: v for k, v in other if getattr(self, k) is None})
+        """The options given here, those given there, and defaults."""
+        given = {**other.model_dump(exclude_unset=True), **self.model_dump(exclude_unset=True)}
+        return SearchOptions.model_validate(given)
 
     def directory(self, name: str) -> Path:
         """The output directory, by default one of the given name."""
         return (self.out or _SWEEPS / name).absolute()
 
-    def study_options(
-        self, known: Mapping[str, Metric], directory: Path, trials: int, objectives: Sequence[str], interval: int = 1
-    ) -> StudyOptions:
-        """The study's options with defaults filled in. Raises ConfigError, SweepError."""
-        url = self.storage or default_url(directory)
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """What one study searches for, and where it is stored: search options with all defaults known and names looked up.
+
+    Attributes:
+        search: sampler, pruner, seed and time limit.
+        name: of the study within its storage. url: of the storage.
+        objectives, constraints: metrics, at least one objective.
+        trials: as ``SearchOptions`` has them.
+        report_interval: environment steps between intermediate values, of which a whole run has ``study.REPORTS``.
+        grace_s: seconds without a sign of life after which a worker on another host counts as dead.
+    """
+
+    search: SearchOptions
+    name: str
+    url: str
+    objectives: tuple[Metric, ...]
+    constraints: tuple[Constraint, ...]
+    trials: int
+    report_interval: int = 1
+    grace_s: float = GRACE_S
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError: a pruner with several objectives."""
+        if self.search.pruner != "none" and len(self.objectives) > 1:
+            names = ", ".join(objective.name for objective in self.objectives)
+            costs = ", ".join(f"{objective.name}<=…" for objective in self.objectives[1:])
+            raise ConfigError(
+                f"pruner = {self.search.pruner!r} compares trials by one number, and there are {len(self.objectives)} "
+                f"objectives ({names}): keep one objective and bound the others by constraints, such as objective "
+                f"{self.objectives[0].name} under {costs}, or the reverse; or set pruner = 'none'"
+            )
+
+    @property
+    def metrics(self) -> set[str]:
+        """Names of all metrics that objectives and constraints need."""
+        return {objective.name for objective in self.objectives} | {c.metric for c in self.constraints}
+
+    @classmethod
+    def of(
+        cls,
+        search: SearchOptions,
+        known: Mapping[str, Metric],
+        directory: Path,
+        trials: int,
+        objectives: Sequence[str],
+        report_interval: int = 1,
+    ) -> Self:
+        """The plan of these options, with the sweep's defaults. Raises ConfigError, SweepError."""
+        url = search.storage or default_url(directory)
         storage_file(url)
-        return StudyOptions(
-            name=self.study or directory.name,
+        return cls(
+            search,
+            name=search.study or directory.name,
             url=url,
-            objectives=choose_metrics(objectives if self.objectives is None else self.objectives, known),
-            constraints=tuple(parse_constraint(text, known) for text in self.constraints or ()),
-            trials=self.trials or trials,
-            sampler=self.sampler or "tpe",
-            pruner=self.pruner or "none",
-            seed=self.seed or 0,
-            max_seconds=self.max_seconds,
-            report_interval=interval,
+            objectives=choose_metrics(objectives if search.objectives is None else search.objectives, known),
+            constraints=tuple(parse_constraint(text, known) for text in search.constraints),
+            trials=search.trials or trials,
+            report_interval=report_interval,
         )
 
 

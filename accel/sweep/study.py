@@ -23,14 +23,12 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from pydantic import BaseModel
 
 from accel.compressors.errors import CompressorError
-from accel.errors import AccelError, ConfigError, SweepError
-from accel.sweep.objectives import Constraint, Metric, Values
-from accel.sweep.recovery import ERROR, GRACE_S, StaleTrials, heartbeats, other_hosts, queue_again
+from accel.errors import AccelError, SweepError
+from accel.sweep.objectives import Values
+from accel.sweep.recovery import ERROR, StaleTrials, heartbeats, other_hosts, queue_again
+from accel.sweep.search import StudyPlan
 from accel.sweep.storage import storage_errors, without_passwords
 from accel.transport.launcher import detect_launch
-
-SamplerName = Literal["tpe", "nsga2", "nsga3", "random"]
-PrunerName = Literal["none", "median", "hyperband", "halving"]
 
 REPORTS = 20
 """Intermediate values of a whole training run."""
@@ -72,50 +70,6 @@ class Measurement:
     skip: Skip | None = None
 
 
-@dataclass(frozen=True)
-class StudyOptions:
-    """How a study searches.
-
-    Attributes:
-        name: of the study within its storage.
-        url: of the storage.
-        objectives: at least one; several make a Pareto front.
-        constraints: of feasible trials.
-        trials: of the study in total, for all workers together, without repeated ones and candidates that cannot be
-            built.
-        sampler, pruner: Optuna's.
-        seed: of the sampler; each worker derives its own.
-        max_seconds: this worker starts no trial after this time; None for no limit.
-        report_interval: environment steps between intermediate values, of which a whole run has ``REPORTS``.
-        grace_s: seconds without a sign of life after which a worker on another host counts as dead.
-    """
-
-    name: str
-    url: str
-    objectives: tuple[Metric, ...]
-    constraints: tuple[Constraint, ...]
-    trials: int
-    sampler: SamplerName = "tpe"
-    pruner: PrunerName = "none"
-    seed: int = 0
-    max_seconds: float | None = None
-    report_interval: int = 1
-    grace_s: float = GRACE_S
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for options that contradict each other."""
-        if self.trials < 1:
-            raise ConfigError(f"trials = {self.trials}: a sweep needs at least one")
-        if self.pruner != "none" and len(self.objectives) > 1:
-            names = ", ".join(objective.name for objective in self.objectives)
-            costs = ", ".join(f"{objective.name}<=…" for objective in self.objectives[1:])
-            raise ConfigError(
-                f"pruner = {self.pruner!r} compares trials by one number, and there are {len(self.objectives)} "
-                f"objectives ({names}): keep one objective and bound the others by constraints, such as objective "
-                f"{self.objectives[0].name} under {costs}, or the reverse; or set pruner = 'none'"
-            )
-
-
 class _StudyAttributes(BaseModel):
     """What a study's user attributes may hold."""
 
@@ -147,11 +101,11 @@ class _TrialAttributes(BaseModel):
     error: str = ""
 
 
-def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str, object]) -> Study:
+def open_study(plan: StudyPlan, storage: BaseStorage, subject: Mapping[str, object]) -> Study:
     """Join the study, or create it.
 
     Args:
-        options: how it searches.
+        plan: how it searches.
         storage: that holds it.
         subject: plain JSON that identifies what is swept; a study has one subject.
     Raises:
@@ -159,14 +113,14 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     better = {"maximise": StudyDirection.MAXIMIZE, "minimise": StudyDirection.MINIMIZE}
-    directions = [better[objective.direction] for objective in options.objectives]
+    directions = [better[objective.direction] for objective in plan.objectives]
     try:
         study = optuna.create_study(
             storage=storage,
-            study_name=options.name,
+            study_name=plan.name,
             directions=directions,
             load_if_exists=True,
-            pruner=make_pruner(options.pruner, options.trials, options.report_interval),
+            pruner=make_pruner(plan),
         )
         found = _StudyAttributes.model_validate(study.user_attrs).sweep
         for trial in study.get_trials(deepcopy=False):
@@ -176,13 +130,13 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
     except Exception as error:  # Optuna checks no values
         reason = " ".join(str(error).split()) or type(error).__name__
         raise SweepError(
-            f"study {options.name!r} in {without_passwords(options.url)} is damaged ({reason}): restore the storage, "
+            f"study {plan.name!r} in {without_passwords(plan.url)} is damaged ({reason}): restore the storage, "
             "or give another"
         ) from error
-    study.sampler = make_sampler(options.sampler, options.trials, _worker_entropy(study, options.seed))
+    study.sampler = make_sampler(plan, _worker_entropy(study, plan.search.seed))
     described = {
-        "objectives": [objective.name for objective in options.objectives],
-        "constraints": [constraint.text for constraint in options.constraints],
+        "objectives": [objective.name for objective in plan.objectives],
+        "constraints": [constraint.text for constraint in plan.constraints],
         **subject,
     }
     wanted = json.loads(json.dumps(described))
@@ -191,7 +145,7 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
     elif found != wanted:
         differing = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
         raise SweepError(
-            f"study {options.name!r} in {without_passwords(options.url)} has another subject: "
+            f"study {plan.name!r} in {without_passwords(plan.url)} has another subject: "
             + "; ".join(f"{key} was {found.get(key)} and is {wanted.get(key)}" for key in differing)
             + ". Give another --study and another --out, or the study's own options"
         )
@@ -200,7 +154,7 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
 
 def work(
     study: Study,
-    options: StudyOptions,
+    plan: StudyPlan,
     space: Mapping[str, BaseDistribution],
     evaluate: Callable[[Trial], Measurement],
     report: Callable[[Study, FrozenTrial], None],
@@ -209,7 +163,7 @@ def work(
 
     Args:
         study: joined.
-        options: how it searches.
+        plan: how it searches.
         space: the parameters of a trial.
         evaluate: measures one trial; may raise ``optuna.TrialPruned``, or AccelError for a failed trial.
         report: called after each trial of this worker.
@@ -217,19 +171,20 @@ def work(
         SweepError: the first trials all failed; the message has the reason of the last one.
         KeyboardInterrupt: the current trial was queued again.
     """
-    started, stale = time.monotonic(), StaleTrials(options.grace_s)
-    chosen, random = study.sampler, optuna.samplers.RandomSampler(options.seed + len(study.trials))
+    started, stale = time.monotonic(), StaleTrials(plan.grace_s)
+    chosen, random = study.sampler, optuna.samplers.RandomSampler(plan.search.seed + len(study.trials))
     repeated = fruitless = 0
     stale.recover(study)
-    while (missing := _remaining(study, options.trials) > 0) or not stale.all_alive(study):
-        if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
+    while (missing := _remaining(study, plan.trials) > 0) or not stale.all_alive(study):
+        if plan.search.max_seconds is not None and time.monotonic() - started >= plan.search.max_seconds:
             logger.warning(
-                "stopping after %.0f s, as --max-seconds says; run the same command to continue", options.max_seconds
+                "stopping after %.0f s, as --max-seconds says; run the same command to continue",
+                plan.search.max_seconds,
             )
             break
-        if options.url.startswith("sqlite") and (others := other_hosts(study, options.grace_s)):
+        if plan.url.startswith("sqlite") and (others := other_hosts(study, plan.grace_s)):
             raise SweepError(
-                f"{without_passwords(options.url)} is in use on {', '.join(others)}, and SQLite does not lock across "
+                f"{without_passwords(plan.url)} is in use on {', '.join(others)}, and SQLite does not lock across "
                 "hosts: give a journal on a file system that all hosts share (the default, --storage journal:FILE), or "
                 "a server, such as --storage postgresql://USER@HOST/NAME. If nothing runs there any more, wait a minute"
             )
@@ -238,15 +193,15 @@ def work(
             stale.recover(study)
             continue
         # a sampler that has converged to a few candidates proposes no new ones
-        study.sampler = random if repeated >= _REPETITIONS_TO_DIVERSIFY and options.sampler != "random" else chosen
-        trial = _run_one(study, options, space, evaluate, drawn_at_random=study.sampler is random)
+        study.sampler = random if repeated >= _REPETITIONS_TO_DIVERSIFY and plan.search.sampler != "random" else chosen
+        trial = _run_one(study, plan, space, evaluate, drawn_at_random=study.sampler is random)
         if trial is None:
             continue
         repeated = repeated + 1 if SAME_AS in trial.user_attrs else 0
         fruitless = fruitless + 1 if repeated or trial.user_attrs.get(SKIP) == UNBUILT else 0
         if not repeated:
             report(study, trial)
-        if repeated == _REPETITIONS_TO_DIVERSIFY and options.sampler != "random":
+        if repeated == _REPETITIONS_TO_DIVERSIFY and plan.search.sampler != "random":
             logger.info("the last %d proposals repeated others: sampling at random until there is a new one", repeated)
         if fruitless >= _MAXIMAL_FRUITLESS:
             logger.warning(
@@ -260,7 +215,7 @@ def work(
 
 def _run_one(
     study: Study,
-    options: StudyOptions,
+    plan: StudyPlan,
     space: Mapping[str, BaseDistribution],
     evaluate: Callable[[Trial], Measurement],
     *,
@@ -271,8 +226,8 @@ def _run_one(
     try:
         if drawn_at_random:
             trial.set_user_attr(DRAWN_AT_RANDOM, True)
-        with heartbeats(trial, options.grace_s):
-            values = _measure(trial, options, evaluate)
+        with heartbeats(trial, plan.grace_s):
+            values = _measure(trial, plan, evaluate)
         return study.tell(trial, values)
     except optuna.TrialPruned:
         return study.tell(trial, state=TrialState.PRUNED)
@@ -290,12 +245,12 @@ def _run_one(
         raise
 
 
-def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Measurement]) -> tuple[float, ...]:
+def _measure(trial: Trial, plan: StudyPlan, evaluate: Callable[[Trial], Measurement]) -> tuple[float, ...]:
     """Evaluate a trial, and store its measurements."""
     outcome = evaluate(trial)
     measured = dict(outcome.measured)
     trial.set_user_attr(MEASURED, measured)
-    for constraint in options.constraints:
+    for constraint in plan.constraints:
         if constraint.metric in measured:
             violation = constraint.violation(measured[constraint.metric], outcome.references)
             trial.set_constraint(constraint.text, violation)
@@ -307,7 +262,7 @@ def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Me
         if outcome.skip is not None:
             trial.set_user_attr(SKIP, outcome.skip)
         raise optuna.TrialPruned(outcome.skipped)
-    return tuple(measured[objective.name] for objective in options.objectives)
+    return tuple(measured[objective.name] for objective in plan.objectives)
 
 
 def counts(study: Study) -> tuple[int, int]:
@@ -383,8 +338,9 @@ def tally(trials: Iterable[FrozenTrial]) -> str:
     return text + (f", after which {drawn} proposals were sampled at random" if drawn else "")
 
 
-def make_sampler(name: SamplerName, trials: int, entropy: Sequence[int]) -> BaseSampler:
-    """The sampler of a study of so many trials, seeded for one worker."""
+def make_sampler(plan: StudyPlan, entropy: Sequence[int]) -> BaseSampler:
+    """The sampler of a study, seeded for one worker."""
+    name, trials = plan.search.sampler, plan.trials
     seed = int(np.random.SeedSequence(list(entropy)).generate_state(1)[0])
     if name == "tpe":
         startup = max(5, min(20, trials // 5))
@@ -397,8 +353,9 @@ def make_sampler(name: SamplerName, trials: int, entropy: Sequence[int]) -> Base
     return optuna.samplers.RandomSampler(seed=seed)
 
 
-def make_pruner(name: PrunerName, trials: int, interval: int) -> optuna.pruners.BasePruner:
-    """The pruner; all trials report intermediate values every ``interval`` environment steps."""
+def make_pruner(plan: StudyPlan) -> optuna.pruners.BasePruner:
+    """The pruner; all trials report intermediate values every ``report_interval`` environment steps."""
+    name, trials, interval = plan.search.pruner, plan.trials, plan.report_interval
     if name == "median":
         return optuna.pruners.MedianPruner(n_startup_trials=max(4, min(8, trials // 4)), n_min_trials=3)
     if name == "hyperband":

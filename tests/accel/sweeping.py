@@ -17,9 +17,10 @@ from accel.envs import make_vector_env
 from accel.networks import build_from_config
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
-from accel.sweep.objectives import AFTER_TRAINING
+from accel.sweep.objectives import AFTER_TRAINING, Metric
+from accel.sweep.recovery import GRACE_S
+from accel.sweep.search import SearchOptions, StudyPlan
 from accel.sweep.storage import connected, default_url
-from accel.sweep.study import StudyOptions
 
 
 def make_run(root: Path, name: str = "run", checkpoint: bool = True) -> Path:
@@ -48,12 +49,16 @@ def make_run(root: Path, name: str = "run", checkpoint: bool = True) -> Path:
 RETURN_AND_BYTES = (AFTER_TRAINING["return"], AFTER_TRAINING["bytes"])
 
 
-def options_for(directory: Path, **changes: object) -> StudyOptions:
-    values: dict[str, object] = {
-        "name": "s", "url": default_url(directory), "objectives": RETURN_AND_BYTES, "constraints": (), "trials": 3,
-        **changes,
-    }  # fmt: skip
-    return StudyOptions(**values)  # type: ignore[arg-type]
+def plan_for(
+    directory: Path,
+    url: str | None = None,
+    objectives: tuple[Metric, ...] = RETURN_AND_BYTES,
+    trials: int = 3,
+    grace_s: float = GRACE_S,
+    **search: object,
+) -> StudyPlan:
+    found = SearchOptions.create(search)
+    return StudyPlan(found, "s", url or default_url(directory), objectives, (), trials, grace_s=grace_s)
 
 
 @contextmanager

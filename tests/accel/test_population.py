@@ -24,7 +24,7 @@ from accel.config.files import load_toml
 from accel.errors import ConfigError, SweepError
 from accel.sweep import SearchOptions, sweep_population
 from accel.sweep.evolution import draw, evolve, perturb
-from accel.sweep.population import JOURNAL, Member, Outcome, Population, PopulationOptions, lineage
+from accel.sweep.population import JOURNAL, Member, Outcome, Population, lineage
 from accel.sweep.sweep_file import load_sweep_file
 from accel.sweep.training_run import TrainingRun
 from tests.accel.sweeping import worker
@@ -72,10 +72,16 @@ def earn(member: Member) -> Outcome:
     return Outcome(10.0 * member.generation - distance, 200 * (member.generation + 1))
 
 
-def population(directory: Path, train: Callable[[Member], Outcome] = earn, **options: object) -> Population:
-    values = {"members": 6, "generations": 4, **options}
-    file = load_sweep_file(write(directory))
-    return Population(file, PopulationOptions(**values), directory, train)  # type: ignore[arg-type]
+def population(
+    directory: Path,
+    train: Callable[[Member], Outcome] = earn,
+    *,
+    members: int = 6,
+    generations: int = 4,
+    **options: object,
+) -> Population:
+    file, search = load_sweep_file(write(directory)), SearchOptions.create(options)
+    return Population(file, search, directory, members=members, generations=generations, train=train)
 
 
 @given(
@@ -260,7 +266,7 @@ def test_what_cannot_work_is_refused_at_once(
     values = {"population": 4, "search": SearchOptions(), **options}
     search = values.pop("search")
     assert isinstance(search, SearchOptions)
-    search = search.model_copy(update={"out": tmp_path / "out"})
+    search = SearchOptions(out=tmp_path / "out").over(search)
     with pytest.raises(ConfigError, match=message):
         sweep_population(write(tmp_path, more), search=search, **values)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()

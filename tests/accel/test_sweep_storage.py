@@ -28,7 +28,7 @@ from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import HEARTBEAT, WORKER, StaleTrials, queue_again, this_worker
 from accel.sweep.storage import connected, default_url, storage_file, without_passwords
 from accel.sweep.study import Measurement, open_study, work
-from tests.accel.sweeping import options_for, trials_of
+from tests.accel.sweeping import plan_for, trials_of
 from tests.accel.test_full_disks import fill
 
 
@@ -66,7 +66,7 @@ def test_passwords_are_masked(text: str, public: str) -> None:
 def test_no_output_of_a_sweep_holds_the_storage_s_password(tmp_path: Path) -> None:
     """The password of a URL that SQLite takes without looking at it."""
     url = f"sqlite:///{tmp_path / 'study.db'}?password=secret"
-    run_sweep(Plain(), options_for(tmp_path, url=url), tmp_path, ("accel", "sweep", "--storage", url))
+    run_sweep(Plain(), plan_for(tmp_path, url=url), tmp_path, ("accel", "sweep", "--storage", url))
     texts = [path.read_bytes() for path in tmp_path.iterdir() if path.is_file()]
     assert texts and not any(b"secret" in text for text in texts)
     assert json.loads((tmp_path / "pareto.json").read_text())["study"]["storage"].endswith("?password=***")
@@ -75,34 +75,34 @@ def test_no_output_of_a_sweep_holds_the_storage_s_password(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_a_study_is_about_one_subject(tmp_path: Path, kind: str) -> None:
     url = f"sqlite:///{tmp_path / 'study.db'}" if kind == "sqlite" else default_url(tmp_path)
-    options = options_for(tmp_path, url=url)
+    plan = plan_for(tmp_path, url=url)
     with connected(url) as storage:
-        open_study(options, storage, {"run": "a"})
-        assert open_study(options, storage, {"run": "a"}).study_name == "s"
+        open_study(plan, storage, {"run": "a"})
+        assert open_study(plan, storage, {"run": "a"}).study_name == "s"
         with pytest.raises(SweepError, match=r"run was a and is b. Give another --study and another --out"):
-            open_study(options, storage, {"run": "b"})
+            open_study(plan, storage, {"run": "b"})
 
 
 def test_workers_draw_different_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = options_for(tmp_path, sampler="random")
-    with connected(options.url) as storage:
-        draws = [open_study(options, storage, {}).ask().suggest_float("x", 0, 1) for _ in range(3)]
+    plan = plan_for(tmp_path, sampler="random")
+    with connected(plan.url) as storage:
+        draws = [open_study(plan, storage, {}).ask().suggest_float("x", 0, 1) for _ in range(3)]
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
-        draws.append(open_study(options, storage, {}).ask().suggest_float("x", 0, 1))
+        draws.append(open_study(plan, storage, {}).ask().suggest_float("x", 0, 1))
     assert len(set(draws)) == 4
     (tmp_path / "again").mkdir()
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
-    again = options_for(tmp_path / "again", sampler="random")
+    again = plan_for(tmp_path / "again", sampler="random")
     with connected(again.url) as storage:
         assert open_study(again, storage, {}).ask().suggest_float("x", 0, 1) == draws[0]
 
 
 def test_trials_of_dead_workers_are_queued_again_and_those_of_living_ones_are_left_alone(tmp_path: Path) -> None:
-    options = options_for(tmp_path)
+    plan = plan_for(tmp_path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    with connected(options.url) as storage:
-        study = open_study(options, storage, {})
+    with connected(plan.url) as storage:
+        study = open_study(plan, storage, {})
         workers = [this_worker(), {**this_worker(), "pid": gone.pid}, {**this_worker(), "started": 0},
                    {**this_worker(), "node": "elsewhere", "pid": gone.pid}]  # fmt: skip
         for number, worker in enumerate(workers):
@@ -131,24 +131,24 @@ from pathlib import Path
 from typing import ClassVar
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study, work
-from tests.accel.sweeping import options_for
+from tests.accel.sweeping import plan_for
 
 def evaluate(trial):
     trial.suggest_float("x", 0, 1)
     time.sleep(1000)
 
-options = options_for(Path(), url=sys.argv[1], grace_s=0.6)
-with connected(options.url) as storage:
-    work(open_study(options, storage, {}), options, {}, evaluate, print)
+plan = plan_for(Path(), url=sys.argv[1], grace_s=0.6)
+with connected(plan.url) as storage:
+    work(open_study(plan, storage, {}), plan, {}, evaluate, print)
 """
 
 
 def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(tmp_path: Path) -> None:
     url = default_url(tmp_path)
-    options = options_for(tmp_path, url=url, grace_s=1.5)
+    plan = plan_for(tmp_path, url=url, grace_s=1.5)
     with subprocess.Popen([sys.executable, "-c", _STUCK, url]) as killed, connected(url) as storage:
         try:
-            study = open_study(options, storage, {})
+            study = open_study(plan, storage, {})
             while not any(HEARTBEAT in trial.user_attrs for trial in study.get_trials()):
                 assert killed.poll() is None
                 time.sleep(0.05)
@@ -173,16 +173,16 @@ def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(tmp_path
             drawn.append(trial.suggest_float("x", 0, 1))
             return Measurement({"return": 1.0, "bytes": 1.0}, {})
 
-        work(study, options, {}, evaluate, lambda _study, _trial: None)
+        work(study, plan, {}, evaluate, lambda _study, _trial: None)
     states = [trial.state.name for trial in trials_of(url, "s")]
     assert sorted(states) == ["COMPLETE", "COMPLETE", "COMPLETE", "FAIL"] and states[0] == "FAIL"
     assert trial.params["x"] in drawn, "nothing is lost"
 
 
 def test_a_worker_whose_trial_was_taken_over_goes_on_with_others(url: str, tmp_path: Path) -> None:
-    options = options_for(tmp_path, url=url)
+    plan = plan_for(tmp_path, url=url)
     with connected(url) as storage:
-        study = open_study(options, storage, {})
+        study = open_study(plan, storage, {})
 
         def evaluate(trial: optuna.Trial) -> Measurement:
             trial.suggest_float("x", 0, 1)
@@ -191,15 +191,15 @@ def test_a_worker_whose_trial_was_taken_over_goes_on_with_others(url: str, tmp_p
                 queue_again(study, study.trials[0])
             return Measurement({"return": 1.0, "bytes": 1.0}, {})
 
-        work(study, options, {}, evaluate, lambda _study, _trial: None)
+        work(study, plan, {}, evaluate, lambda _study, _trial: None)
         assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
         assert study.trials[1].params == study.trials[0].params
 
 
 def test_a_trial_that_keeps_killing_its_worker_is_given_up(tmp_path: Path) -> None:
-    options = options_for(tmp_path)
-    with connected(options.url) as storage:
-        study = open_study(options, storage, {})
+    plan = plan_for(tmp_path)
+    with connected(plan.url) as storage:
+        study = open_study(plan, storage, {})
         study.enqueue_trial({"x": 0.5})
         for _ in range(4):
             trial = study.ask()
@@ -210,9 +210,9 @@ def test_a_trial_that_keeps_killing_its_worker_is_given_up(tmp_path: Path) -> No
 
 
 def test_orderly_interruptions_never_cost_a_trial(tmp_path: Path) -> None:
-    options = options_for(tmp_path, trials=2)
-    with connected(options.url) as storage:
-        study, drawn, left = open_study(options, storage, {}), list[float](), iter(range(6))
+    plan = plan_for(tmp_path, trials=2)
+    with connected(plan.url) as storage:
+        study, drawn, left = open_study(plan, storage, {}), list[float](), iter(range(6))
 
         def evaluate(trial: optuna.Trial) -> Measurement:
             drawn.append(trial.suggest_float("x", 0, 1))
@@ -222,14 +222,14 @@ def test_orderly_interruptions_never_cost_a_trial(tmp_path: Path) -> None:
 
         for _ in range(6):
             with pytest.raises(KeyboardInterrupt):
-                work(study, options, {}, evaluate, lambda _study, _trial: None)
-        work(study, options, {}, evaluate, lambda _study, _trial: None)
+                work(study, plan, {}, evaluate, lambda _study, _trial: None)
+        work(study, plan, {}, evaluate, lambda _study, _trial: None)
         assert [trial.state.name for trial in study.trials] == ["FAIL"] * 6 + ["COMPLETE"] * 2
     assert len(set(drawn[:7])) == 1 and len(set(drawn)) == 2
 
 
 def test_a_storage_lost_on_the_way_is_one_message(tmp_path: Path) -> None:
-    options = options_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
+    plan = plan_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
 
     def evaluate(trial: optuna.Trial) -> Measurement:
         with closing(sqlite3.connect(tmp_path / "study.db")) as database:
@@ -237,9 +237,9 @@ def test_a_storage_lost_on_the_way_is_one_message(tmp_path: Path) -> None:
         return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
 
     with pytest.raises(SweepError, match=r"storage sqlite.*study.db was lost: .*run the same command again"):
-        with connected(options.url) as storage:
-            work(open_study(options, storage, {}), options, {}, evaluate, lambda _study, _trial: None)
-    with pytest.raises(ZeroDivisionError), connected(options.url):
+        with connected(plan.url) as storage:
+            work(open_study(plan, storage, {}), plan, {}, evaluate, lambda _study, _trial: None)
+    with pytest.raises(ZeroDivisionError), connected(plan.url):
         raise ZeroDivisionError
 
 
@@ -252,13 +252,13 @@ def test_a_directory_that_is_lost_or_full_ends_with_one_message(
     """And the same command finishes the sweep when it is back."""
     out = disk / "out"
     out.mkdir()
-    options = options_for(out, **({"url": f"sqlite:///{out}/study.db"} if storage == "sqlite" else {}))
+    plan = plan_for(out, **({"url": f"sqlite:///{out}/study.db"} if storage == "sqlite" else {}))
     lose = {"removed": lambda: shutil.rmtree(out), "full": lambda: fill(disk)}[loss]
     with pytest.raises(SweepError, match=r"was lost: .*the same command|any more: .*the same command"):
-        run_sweep(Plain(during, lose), options, out, ())
+        run_sweep(Plain(during, lose), plan, out, ())
     (disk / "filler").unlink(missing_ok=True)
     if during == "the end":
-        assert run_sweep(Plain(), options, out, ()).trials == 3 and (out / "pareto.json").stat().st_size
+        assert run_sweep(Plain(), plan, out, ()).trials == 3 and (out / "pareto.json").stat().st_size
 
 
 class Plain(Experiment):
@@ -295,14 +295,14 @@ class Plain(Experiment):
 @pytest.mark.parametrize("storage", ["journal:/no/such/place/study.log", "postgresql://user:secret@127.0.0.1:1/none"])
 def test_a_bad_storage_leaves_no_output_directory(storage: str, tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="storage"):
-        run_sweep(None, options_for(tmp_path, url=storage), tmp_path / "new" / "out", ())  # type: ignore[arg-type]
+        run_sweep(None, plan_for(tmp_path, url=storage), tmp_path / "new" / "out", ())  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SweepError, match=r"cannot write to .*choose another --out"):
-        run_sweep(None, options_for(tmp_path), tmp_path / "file" / "out", ())  # type: ignore[arg-type]
+        run_sweep(None, plan_for(tmp_path), tmp_path / "file" / "out", ())  # type: ignore[arg-type]
 
 
 def test_a_read_only_directory_is_one_message() -> None:
@@ -315,7 +315,7 @@ def test_a_read_only_directory_is_one_message() -> None:
             os.seteuid(65534)  # root may write everywhere
         try:
             with pytest.raises(SweepError, match=r"cannot write to .*: Permission denied; choose another --out"):
-                run_sweep(None, options_for(locked), locked / "new" / "out", ())  # type: ignore[arg-type]
+                run_sweep(None, plan_for(locked), locked / "new" / "out", ())  # type: ignore[arg-type]
         finally:
             os.seteuid(user)
         assert not list(locked.iterdir())
@@ -326,7 +326,7 @@ def test_an_incomplete_last_record_of_a_journal_is_removed(
     when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = tmp_path / "study.log"
-    options = options_for(tmp_path, url=f"journal:{journal}", trials=4)
+    plan = plan_for(tmp_path, url=f"journal:{journal}", trials=4)
 
     def evaluate(trial: optuna.Trial) -> Measurement:
         return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
@@ -338,16 +338,16 @@ def test_an_incomplete_last_record_of_a_journal_is_removed(
         journal.write_bytes(complete + torn)
         return torn
 
-    with connected(options.url) as storage:
-        two = replace(options, trials=2)
+    with connected(plan.url) as storage:
+        two = replace(plan, trials=2)
         work(open_study(two, storage, {}), two, {}, evaluate, lambda _study, _trial: None)
-    before = trials_of(options.url, "s")
+    before = trials_of(plan.url, "s")
     torn = tear() if when == "before the start" else b""
-    with connected(options.url) as storage:
-        study = open_study(options, storage, {})
+    with connected(plan.url) as storage:
+        study = open_study(plan, storage, {})
         torn = torn or tear()
-        work(study, options, {}, evaluate, lambda _study, _trial: None)
-    trials = trials_of(options.url, "s")
+        work(study, plan, {}, evaluate, lambda _study, _trial: None)
+    trials = trials_of(plan.url, "s")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
     assert [trial.values for trial in trials[:2]] == [trial.values for trial in before]
     assert f"{journal}: removed an incomplete last record of {len(torn)} bytes" in caplog.text
@@ -360,14 +360,14 @@ from pathlib import Path
 from typing import ClassVar
 from accel.sweep.storage import connected
 from accel.sweep.study import Measurement, open_study, work
-from tests.accel.sweeping import options_for
+from tests.accel.sweeping import plan_for
 
 def evaluate(trial):
     return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
 
-options = options_for(Path(), url=sys.argv[1], trials=2)
-with connected(options.url) as storage:
-    work(open_study(options, storage, {}), options, {}, evaluate, lambda _study, _trial: None)
+plan = plan_for(Path(), url=sys.argv[1], trials=2)
+with connected(plan.url) as storage:
+    work(open_study(plan, storage, {}), plan, {}, evaluate, lambda _study, _trial: None)
 """
 
 
@@ -386,17 +386,17 @@ def test_a_journal_whose_last_line_is_cut_off_loses_that_line_only(tmp_path: Pat
 
 
 def test_two_hosts_on_one_sqlite_file_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    options = options_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
+    plan = plan_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
 
     def evaluate(trial: optuna.Trial) -> Measurement:
         return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
 
-    with connected(options.url) as storage:
-        study = open_study(options, storage, {})
+    with connected(plan.url) as storage:
+        study = open_study(plan, storage, {})
         trial = study.ask()
         trial.set_user_attr(WORKER, {**this_worker(), "node": "beta 1 2"})
         trial.set_user_attr(HEARTBEAT, time.time())
         with pytest.raises(SweepError, match=r"in use on beta, and SQLite does not lock across hosts: .*journal:FILE"):
-            work(study, options, {}, evaluate, lambda _study, _trial: None)
+            work(study, plan, {}, evaluate, lambda _study, _trial: None)
         trial.set_user_attr(HEARTBEAT, time.time() - 3600)
-        work(study, replace(options, grace_s=0.1), {}, evaluate, lambda _study, _trial: None)
+        work(study, replace(plan, grace_s=0.1), {}, evaluate, lambda _study, _trial: None)
