@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from accel.sweep.objectives import AFTER_TRAINING, Metric
 from accel.sweep.recovery import GRACE_S
 from accel.sweep.search import SearchOptions, StudyPlan
 from accel.sweep.storage import connected, default_url
+from accel.sweep.study import Measurement, open_study, work
 
 
 def make_run(root: Path, name: str = "run", checkpoint: bool = True) -> Path:
@@ -59,6 +60,23 @@ def plan_for(
 ) -> StudyPlan:
     found = SearchOptions.create(search)
     return StudyPlan(found, "s", url or default_url(directory), objectives, (), trials, grace_s=grace_s)
+
+
+@contextmanager
+def opened(plan: StudyPlan) -> Iterator[optuna.Study]:
+    """A study about nothing, in a storage that is closed at the end."""
+    with connected(plan.url) as storage:
+        yield open_study(plan, storage, {})
+
+
+def draw(trial: optuna.Trial) -> Measurement:
+    """A trial that takes no time: what it draws is what it returns."""
+    return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
+
+
+def work_on(study: optuna.Study, plan: StudyPlan, evaluate: Callable[[optuna.Trial], Measurement] = draw) -> None:
+    """Run the trials that are missing."""
+    work(study, plan, {}, evaluate, lambda _study, _trial: None)
 
 
 @contextmanager

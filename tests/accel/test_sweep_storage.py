@@ -27,8 +27,8 @@ from accel.sweep.objectives import AFTER_TRAINING
 from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import HEARTBEAT, WORKER, StaleTrials, queue_again, this_worker
 from accel.sweep.storage import connected, default_url, storage_file, without_passwords
-from accel.sweep.study import Measurement, open_study, work
-from tests.accel.sweeping import plan_for, trials_of
+from accel.sweep.study import Measurement, open_study
+from tests.accel.sweeping import draw, opened, plan_for, trials_of, work_on
 from tests.accel.test_full_disks import fill
 
 
@@ -101,8 +101,7 @@ def test_trials_of_dead_workers_are_queued_again_and_those_of_living_ones_are_le
     plan = plan_for(tmp_path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    with connected(plan.url) as storage:
-        study = open_study(plan, storage, {})
+    with opened(plan) as study:
         workers = [this_worker(), {**this_worker(), "pid": gone.pid}, {**this_worker(), "started": 0},
                    {**this_worker(), "node": "elsewhere", "pid": gone.pid}]  # fmt: skip
         for number, worker in enumerate(workers):
@@ -128,18 +127,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 _STUCK = """
 import sys, time
 from pathlib import Path
-from typing import ClassVar
-from accel.sweep.storage import connected
-from accel.sweep.study import open_study, work
-from tests.accel.sweeping import plan_for
-
-def evaluate(trial):
-    trial.suggest_float("x", 0, 1)
-    time.sleep(1000)
+from tests.accel.sweeping import draw, opened, plan_for, work_on
 
 plan = plan_for(Path(), url=sys.argv[1], grace_s=0.6)
-with connected(plan.url) as storage:
-    work(open_study(plan, storage, {}), plan, {}, evaluate, print)
+with opened(plan) as study:
+    work_on(study, plan, lambda trial: (draw(trial), time.sleep(1000)))
 """
 
 
@@ -171,9 +163,9 @@ def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(tmp_path
 
         def evaluate(trial: optuna.Trial) -> Measurement:
             drawn.append(trial.suggest_float("x", 0, 1))
-            return Measurement({"return": 1.0, "bytes": 1.0}, {})
+            return draw(trial)
 
-        work(study, plan, {}, evaluate, lambda _study, _trial: None)
+        work_on(study, plan, evaluate)
     states = [trial.state.name for trial in trials_of(url, "s")]
     assert sorted(states) == ["COMPLETE", "COMPLETE", "COMPLETE", "FAIL"] and states[0] == "FAIL"
     assert trial.params["x"] in drawn, "nothing is lost"
@@ -181,25 +173,23 @@ def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(tmp_path
 
 def test_a_worker_whose_trial_was_taken_over_goes_on_with_others(url: str, tmp_path: Path) -> None:
     plan = plan_for(tmp_path, url=url)
-    with connected(url) as storage:
-        study = open_study(plan, storage, {})
+    with opened(plan) as study:
 
         def evaluate(trial: optuna.Trial) -> Measurement:
             trial.suggest_float("x", 0, 1)
             if trial.number == 0:
                 study.tell(0, state=optuna.trial.TrialState.FAIL)
                 queue_again(study, study.trials[0])
-            return Measurement({"return": 1.0, "bytes": 1.0}, {})
+            return draw(trial)
 
-        work(study, plan, {}, evaluate, lambda _study, _trial: None)
+        work_on(study, plan, evaluate)
         assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
         assert study.trials[1].params == study.trials[0].params
 
 
 def test_a_trial_that_keeps_killing_its_worker_is_given_up(tmp_path: Path) -> None:
     plan = plan_for(tmp_path)
-    with connected(plan.url) as storage:
-        study = open_study(plan, storage, {})
+    with opened(plan) as study:
         study.enqueue_trial({"x": 0.5})
         for _ in range(4):
             trial = study.ask()
@@ -211,19 +201,19 @@ def test_a_trial_that_keeps_killing_its_worker_is_given_up(tmp_path: Path) -> No
 
 def test_orderly_interruptions_never_cost_a_trial(tmp_path: Path) -> None:
     plan = plan_for(tmp_path, trials=2)
-    with connected(plan.url) as storage:
-        study, drawn, left = open_study(plan, storage, {}), list[float](), iter(range(6))
+    with opened(plan) as study:
+        drawn, left = list[float](), iter(range(6))
 
         def evaluate(trial: optuna.Trial) -> Measurement:
             drawn.append(trial.suggest_float("x", 0, 1))
             if next(left, None) is not None:
                 raise KeyboardInterrupt
-            return Measurement({"return": 1.0, "bytes": 1.0}, {})
+            return draw(trial)
 
         for _ in range(6):
             with pytest.raises(KeyboardInterrupt):
-                work(study, plan, {}, evaluate, lambda _study, _trial: None)
-        work(study, plan, {}, evaluate, lambda _study, _trial: None)
+                work_on(study, plan, evaluate)
+        work_on(study, plan, evaluate)
         assert [trial.state.name for trial in study.trials] == ["FAIL"] * 6 + ["COMPLETE"] * 2
     assert len(set(drawn[:7])) == 1 and len(set(drawn)) == 2
 
@@ -237,8 +227,8 @@ def test_a_storage_lost_on_the_way_is_one_message(tmp_path: Path) -> None:
         return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
 
     with pytest.raises(SweepError, match=r"storage sqlite.*study.db was lost: .*run the same command again"):
-        with connected(plan.url) as storage:
-            work(open_study(plan, storage, {}), plan, {}, evaluate, lambda _study, _trial: None)
+        with opened(plan) as study:
+            work_on(study, plan, evaluate)
     with pytest.raises(ZeroDivisionError), connected(plan.url):
         raise ZeroDivisionError
 
@@ -328,9 +318,6 @@ def test_an_incomplete_last_record_of_a_journal_is_removed(
     journal = tmp_path / "study.log"
     plan = plan_for(tmp_path, url=f"journal:{journal}", trials=4)
 
-    def evaluate(trial: optuna.Trial) -> Measurement:
-        return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
-
     def tear() -> bytes:
         """As a worker that is killed while it writes."""
         complete = journal.read_bytes()
@@ -338,15 +325,14 @@ def test_an_incomplete_last_record_of_a_journal_is_removed(
         journal.write_bytes(complete + torn)
         return torn
 
-    with connected(plan.url) as storage:
-        two = replace(plan, trials=2)
-        work(open_study(two, storage, {}), two, {}, evaluate, lambda _study, _trial: None)
+    two = replace(plan, trials=2)
+    with opened(two) as study:
+        work_on(study, two)
     before = trials_of(plan.url, "s")
     torn = tear() if when == "before the start" else b""
-    with connected(plan.url) as storage:
-        study = open_study(plan, storage, {})
+    with opened(plan) as study:
         torn = torn or tear()
-        work(study, plan, {}, evaluate, lambda _study, _trial: None)
+        work_on(study, plan)
     trials = trials_of(plan.url, "s")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
     assert [trial.values for trial in trials[:2]] == [trial.values for trial in before]
@@ -357,17 +343,11 @@ def test_an_incomplete_last_record_of_a_journal_is_removed(
 _TWO_TRIALS = """
 import sys
 from pathlib import Path
-from typing import ClassVar
-from accel.sweep.storage import connected
-from accel.sweep.study import Measurement, open_study, work
-from tests.accel.sweeping import plan_for
-
-def evaluate(trial):
-    return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
+from tests.accel.sweeping import opened, plan_for, work_on
 
 plan = plan_for(Path(), url=sys.argv[1], trials=2)
-with connected(plan.url) as storage:
-    work(open_study(plan, storage, {}), plan, {}, evaluate, lambda _study, _trial: None)
+with opened(plan) as study:
+    work_on(study, plan)
 """
 
 
@@ -388,15 +368,11 @@ def test_a_journal_whose_last_line_is_cut_off_loses_that_line_only(tmp_path: Pat
 def test_two_hosts_on_one_sqlite_file_are_refused_with_the_remedy(tmp_path: Path) -> None:
     plan = plan_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
 
-    def evaluate(trial: optuna.Trial) -> Measurement:
-        return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
-
-    with connected(plan.url) as storage:
-        study = open_study(plan, storage, {})
+    with opened(plan) as study:
         trial = study.ask()
         trial.set_user_attr(WORKER, {**this_worker(), "node": "beta 1 2"})
         trial.set_user_attr(HEARTBEAT, time.time())
         with pytest.raises(SweepError, match=r"in use on beta, and SQLite does not lock across hosts: .*journal:FILE"):
-            work(study, plan, {}, evaluate, lambda _study, _trial: None)
+            work_on(study, plan)
         trial.set_user_attr(HEARTBEAT, time.time() - 3600)
-        work(study, replace(plan, grace_s=0.1), {}, evaluate, lambda _study, _trial: None)
+        work_on(study, replace(plan, grace_s=0.1))

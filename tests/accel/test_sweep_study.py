@@ -9,9 +9,8 @@ import pytest
 
 from accel.errors import SweepError
 from accel.sweep.directory import check_directory, write_about
-from accel.sweep.storage import connected
-from accel.sweep.study import UNBUILT, Measurement, counts, open_study, tally, work
-from tests.accel.sweeping import plan_for
+from accel.sweep.study import UNBUILT, Measurement, counts, tally
+from tests.accel.sweeping import opened, plan_for, work_on
 
 
 @pytest.mark.long
@@ -25,9 +24,8 @@ def test_candidates_that_cannot_be_built_do_not_count_and_do_not_go_on_for_ever(
             return Measurement({}, {}, {"can be built": 1.0}, "cannot be built: no", UNBUILT)
         return Measurement({"return": proposed[-1], "bytes": 1.0}, {})
 
-    with connected(plan.url) as storage:
-        study = open_study(plan, storage, {})
-        work(study, plan, {}, evaluate, lambda _study, _trial: None)
+    with opened(plan) as study:
+        work_on(study, plan, evaluate)
         assert counts(study) == (4, 0) and len(proposed) == 54
         assert tally(study.trials) == "4 candidates: 4 measured, 50 could not be built; 0 proposals repeated others"
 
@@ -41,9 +39,8 @@ def test_repeats_hand_over_to_a_random_sampler_which_is_said(tmp_path: Path, cap
             trial.set_user_attr("same_as", 0)
         return Measurement({"return": 1.0, "bytes": 1.0}, {})
 
-    with connected(plan.url) as storage, caplog.at_level("INFO", "accel"):
-        study = open_study(plan, storage, {})
-        work(study, plan, {}, evaluate, lambda _study, _trial: None)
+    with opened(plan) as study, caplog.at_level("INFO", "accel"):
+        work_on(study, plan, evaluate)
         told = tally(study.trials)
     assert told.endswith("; 3 proposals repeated others, after which 2 proposals were sampled at random")
     assert told.startswith("5 candidates: 5 measured;")
