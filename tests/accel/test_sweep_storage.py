@@ -102,7 +102,7 @@ def test_trials_of_dead_workers_are_queued_again_and_those_of_living_ones_are_le
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     with opened(plan) as study:
-        workers = [this_worker(), {**this_worker(), "pid": gone.pid}, {**this_worker(), "started": 0},
+        workers = [this_worker(), {**this_worker(), "pid": gone.pid}, {**this_worker(), "started": 1},
                    {**this_worker(), "node": "elsewhere", "pid": gone.pid}]  # fmt: skip
         for number, worker in enumerate(workers):
             trial = study.ask()
@@ -194,7 +194,7 @@ def test_a_trial_that_keeps_killing_its_worker_is_given_up(tmp_path: Path) -> No
         for _ in range(4):
             trial = study.ask()
             assert trial.suggest_float("x", 0, 1) == 0.5
-            trial.set_user_attr(WORKER, {**this_worker(), "started": 0})
+            trial.set_user_attr(WORKER, {**this_worker(), "started": 1})
             StaleTrials().recover(study)
         assert [trial.state.name for trial in study.trials] == ["FAIL"] * 4
 
