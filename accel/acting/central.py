@@ -106,7 +106,7 @@ class CentralPolicy(SessionPolicy):
         following = [state._replace(name=f"next_{state.name}") for state in states]
         question = Message.of([*observed, *states])
         answer = Message.of([Tensor("params", "float32", (layout.outputs,)), *following])
-        buffers = transport.open_exchange(question.nbytes(rows), answer.nbytes(rows))
+        buffers = transport.open_inference(question.nbytes(rows), answer.nbytes(rows))
         header, inputs = question.views(buffers[0], rows)
         header[...] = rows, 0
         self._source, outputs = answer.views(buffers[1], rows)

@@ -74,7 +74,7 @@ class ActorSupervisor:
         self._unrolls = 0
         self._is_late = self.is_over = False
         self._stopped_s, self._stopped_at = 0.0, 0
-        self._exchange: list[Bytes] = []
+        self._inference: list[Bytes] = []
         self._asks = self._is_asked = False
 
     def serve(self, transport: RemoteActor) -> int:
@@ -118,7 +118,7 @@ class ActorSupervisor:
             self._hear_learner(transport)
         if is_heard:
             self.hear(transport)
-        if self._exchange:
+        if self._inference:
             self._mediate(transport)
         if self._child.is_connected:
             self._hand_on(transport)
@@ -176,7 +176,7 @@ class ActorSupervisor:
             self._child.send("answer")
         if self._asks and not transport.is_asking:
             self._asks, self._is_asked = False, True
-            transport.ask(*self._exchange)
+            transport.ask(*self._inference)
         if self._is_asked:
             self._sleep_s = min(self._sleep_s, _SHORT_SLEEP_S)
 
@@ -191,8 +191,10 @@ class ActorSupervisor:
             elif kind == "question":
                 self._asks = True
                 self._sleep_s = _ANSWER_SLEEP_S
-            elif kind == "exchange":
-                self._exchange = self._memory.exchange(int(str(body["question_bytes"])), int(str(body["answer_bytes"])))
+            elif kind == "inference":
+                self._inference = self._memory.inference(
+                    int(str(body["question_bytes"])), int(str(body["answer_bytes"]))
+                )
             elif kind == "report":
                 transport.report(body)
             elif kind == "hello":

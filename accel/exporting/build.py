@@ -32,7 +32,6 @@ from accel.exporting import run_policy
 from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, vector_bound, with_metadata, write_json
 from accel.exporting.formats import make_format
 from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Written
-from accel.exporting.graphs import standard_float
 from accel.exporting.model_card import model_card, summary
 from accel.exporting.quality import (
     Agreement,
@@ -45,6 +44,7 @@ from accel.exporting.quality import (
     random_inputs,
     reference_outputs,
 )
+from accel.exporting.standard_operators import standard_float
 from accel.json_object import Json
 from accel.runs.loading import load_run
 from accel.runs.playing import DEFAULT_ENVS, Episodes, Policy, collect_inputs, play

@@ -20,8 +20,8 @@ from accel.envs.observations import ObservationLayout
 from accel.envs.spaces import ACTION_MASK, ActionSpec, EnvSpec
 from accel.errors import ExportError
 from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Written, runs_integers
-from accel.exporting.graphs import operators
 from accel.exporting.run_policy import FORMAT, FORMAT_VERSION
+from accel.exporting.standard_operators import operators
 from accel.imports.greedy import RULE as GREEDY_RULE
 from accel.json_object import Json
 from accel.runs.trained_policy import TrainedPolicy

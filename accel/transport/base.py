@@ -146,7 +146,7 @@ class ActorTransport(Protocol):
 class InferenceTransport(ActorTransport, Protocol):
     """An actor's end where another rank runs its policy."""
 
-    def open_exchange(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
+    def open_inference(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
         """The buffers of every question and of its answer. Once, before ``ask``."""
         ...
 

@@ -36,7 +36,7 @@ class ActorMemory:
 
     def __init__(self, files: Sequence[int]) -> None:
         self.files = tuple(files)
-        self._ring, policy, activity, self._exchange = self.files
+        self._ring, policy, activity, self._inference = self.files
         self.activity = shared_activity(activity)
         self.policies = PolicySlot(policy)
 
@@ -55,9 +55,9 @@ class ActorMemory:
         """The unrolls' memory: the same at both ends, each buffer on pages of its own."""
         return _lay_out(self._ring, [unroll_bytes] * count)
 
-    def exchange(self, question_bytes: int, answer_bytes: int) -> list[Bytes]:
+    def inference(self, question_bytes: int, answer_bytes: int) -> list[Bytes]:
         """The memory of a question to the inference rank and of its answer, the same at both ends."""
-        return _lay_out(self._exchange, [question_bytes, answer_bytes])
+        return _lay_out(self._inference, [question_bytes, answer_bytes])
 
 
 def _lay_out(file: int, sizes: Sequence[int]) -> list[Bytes]:
@@ -146,10 +146,10 @@ class ChildActor:
             raise TransportError(f"no policy from the learner within {timeout_s:g} s")
         return found[-1]
 
-    def open_exchange(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
-        """See ``InferenceTransport.open_exchange``."""
-        question, answer = self._memory.exchange(question_bytes, answer_bytes)
-        self._channel.send("exchange", {"question_bytes": question_bytes, "answer_bytes": answer_bytes})
+    def open_inference(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
+        """See ``InferenceTransport.open_inference``."""
+        question, answer = self._memory.inference(question_bytes, answer_bytes)
+        self._channel.send("inference", {"question_bytes": question_bytes, "answer_bytes": answer_bytes})
         return question, answer
 
     def ask(self, timeout_s: float) -> None:

@@ -35,7 +35,7 @@ class Exchange:
         self.batcher, self._before = batcher, before
         self._other = np.empty(0, np.uint8)
 
-    def open_exchange(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
+    def open_inference(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
         self.question, self.answer = np.zeros(question_bytes, np.uint8), np.zeros(answer_bytes, np.uint8)
         return self.question, self.answer
 

@@ -30,8 +30,14 @@ from accel.exporting import run_policy
 from accel.exporting.build import Bundle, abandoned_partials, export
 from accel.exporting.contract import FLOAT_BOUND, INTEGER_BOUND
 from accel.exporting.formats import FORMATS, make_format
-from accel.exporting.graphs import dequantised_products, fixed_batch, integer_products, operators, standard_float
 from accel.exporting.quality import Agreement, Gate, Returns
+from accel.exporting.standard_operators import (
+    dequantised_products,
+    fixed_batch,
+    integer_products,
+    operators,
+    standard_float,
+)
 from accel.exporting.verify import verify
 from accel.runs.loading import load_run
 from accel.runs.playing import Episodes, collect_inputs

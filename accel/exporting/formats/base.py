@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import CompressedPolicy
@@ -44,7 +45,7 @@ class Written:
     facts: Json = field(default_factory=dict)
 
 
-class ExportFormat(Protocol):
+class ExportFormat(ABC):
     """One export format.
 
     Attributes:
@@ -54,13 +55,13 @@ class ExportFormat(Protocol):
     """
 
     name: str
-    batch: int | None
-    runs_onnx: bool
+    batch: int | None = None
+    runs_onnx: bool = False
 
-    def require(self, *, writing: bool) -> None:
+    def require(self, *, writing: bool) -> None:  # noqa: B027 - most formats need nothing
         """Raise MissingExtraError if a package is missing that writing, or else running, the format needs."""
-        ...
 
+    @abstractmethod
     def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
         """Write the format's own files for a policy.
 
@@ -71,8 +72,8 @@ class ExportFormat(Protocol):
         Raises:
             ExportError: the format cannot take an operator of the policy; names it.
         """
-        ...
 
+    @abstractmethod
     def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> InPlaceSession:
         """Load the written files on this machine.
 
@@ -83,7 +84,6 @@ class ExportFormat(Protocol):
         Raises:
             BundleError: it cannot be loaded.
         """
-        ...
 
     def check(self, directory: Path) -> str | None:
         """Run the bundle's own check program; returns its output in one line, None for a format without one.
@@ -91,7 +91,7 @@ class ExportFormat(Protocol):
         Raises:
             BundleError: it cannot be built, or the policy fails its check.
         """
-        ...
+        return None
 
 
 def runs_integers(operators: Mapping[str, int]) -> bool:

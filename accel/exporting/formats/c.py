@@ -24,11 +24,11 @@ from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
-from accel.exporting.formats.base import Vectors, Written
+from accel.exporting.formats.base import ExportFormat, Vectors, Written
 from accel.exporting.formats.c_check import BUILD, CHECK, RUN, VECTORS, check_program, chosen_rows, vectors_header
 from accel.exporting.formats.c_products import arrange_products
-from accel.exporting.graphs import fixed_batch, integer_products, operators
 from accel.exporting.run_policy import empty_arrays
+from accel.exporting.standard_operators import fixed_batch, integer_products, operators
 from accel.json_object import Json
 from accel.system.extras import install_command
 
@@ -47,12 +47,11 @@ _NONE_BYTES = 0
 _REFUSED = {"com.microsoft.MatMulNBits", "com.microsoft.DequantizeLinear"}
 
 
-class CFormat:
+class CFormat(ExportFormat):
     """See ``ExportFormat``."""
 
     name = "c"
     batch = 1
-    runs_onnx = False
 
     def require(self, *, writing: bool) -> None:
         """Raise MissingExtraError without a compiler, and for writing without the generator."""

@@ -11,20 +11,16 @@ from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.errors import BundleError
 from accel.exporting import run_policy
-from accel.exporting.formats.base import Vectors, Written
+from accel.exporting.formats.base import ExportFormat, Vectors, Written
 
 MODEL = "model.onnx"
 
 
-class OnnxFormat:
+class OnnxFormat(ExportFormat):
     """See ``ExportFormat``."""
 
     name = "onnx"
-    batch = None
     runs_onnx = True
-
-    def require(self, *, writing: bool) -> None:
-        """onnxruntime is always there."""
 
     def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
         """See ``ExportFormat.write``."""
@@ -37,7 +33,3 @@ class OnnxFormat:
             return run_policy.OnnxSession(directory, dict(contract), batch)
         except run_policy.BundleError as error:
             raise BundleError(str(error)) from error
-
-    def check(self, directory: Path) -> str | None:
-        """``run_policy.py`` is the check program of every bundle."""
-        return None

@@ -14,9 +14,9 @@ from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
-from accel.exporting.formats.base import Vectors, Written
-from accel.exporting.graphs import dequantised_products, operators
+from accel.exporting.formats.base import ExportFormat, Vectors, Written
 from accel.exporting.run_policy import empty_arrays
+from accel.exporting.standard_operators import dequantised_products, operators
 from accel.system.extras import install_command
 
 XML, BIN = "model.xml", "model.bin"
@@ -26,12 +26,10 @@ SETTINGS = MappingProxyType(
 )
 
 
-class OpenVinoFormat:
+class OpenVinoFormat(ExportFormat):
     """See ``ExportFormat``."""
 
     name = "openvino"
-    batch = None
-    runs_onnx = False
 
     def require(self, *, writing: bool) -> None:
         """Raise MissingExtraError without OpenVINO."""
@@ -61,10 +59,6 @@ class OpenVinoFormat:
     def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> InPlaceSession:
         """See ``ExportFormat.session``."""
         return OpenVinoSession(directory, contract, batch)
-
-    def check(self, directory: Path) -> str | None:
-        """There is none."""
-        return None
 
 
 class OpenVinoSession:

@@ -1,4 +1,4 @@
-"""Rewrite an artifact's ONNX model for other runtimes: replace onnxruntime's own operators by standard ones.
+"""ONNX models in standard operators: artifacts rewritten for other runtimes, which lack onnxruntime's own operators.
 
 Artifacts hold fused operators of onnxruntime's. ``standard_float`` replaces those without quantisation. Integer
 products have two equivalent standard forms:
