@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -194,10 +195,7 @@ class _Builder:
         whole = f"torch -> {self._target.name}"
         mismatch = next(row for row in parity if row.stage == whole and row.inputs == "real")
         self._progress.begin("measuring latency")
-        speed = latency(
-            self._target.session(self._directory, contract, 1),
-            run_policy.OnnxSession(self._directory, contract, 1, "fp32"),
-        )
+        speed = latency(self._session(contract)(1), self._fp32(contract)(1))
         returns = self._play(contract, episodes, speed) if episodes else None
         gate.check(mismatch, returns)
         report: Json = {
@@ -249,8 +247,7 @@ class _Builder:
     def _load_once(self, contract: Contract) -> None:
         """Check that the target loads and computes the artifact's outputs."""
         try:
-            session = self._target.session(self._directory, contract, 1)
-            run_policy.check_vectors(session, self._directory, contract)
+            run_policy.check_vectors(self._session(contract)(1), self._directory, contract)
             self._target.check(self._directory)
         except (BundleError, run_policy.BundleError) as error:
             raise ExportError(
@@ -262,26 +259,25 @@ class _Builder:
         batches = BATCHES if self._target.batch is None else (self._target.batch,)
         names = [spec.name for spec in self._artifact.outputs]
         target = f"-> {self._target.name}"
+        fp32, session = self._fp32(contract), self._session(contract)
         rows = []
         for kind, inputs in (("real", self._real), ("random", self._random)):
             trained = reference_outputs(self._run, inputs, names)
-            full = run_policy.run_rows(run_policy.OnnxSession(self._directory, contract, 1, "fp32"), inputs)
-            rows += [
-                agreement("torch -> fp32 onnx", kind, self._run, trained, inputs, self._fp32(contract), batch)
-                for batch in BATCHES
-            ]
-            for batch in batches:
-                rows.append(
-                    agreement(f"fp32 onnx {target}", kind, self._run, full, inputs, self._session(contract), batch)
-                )
-            rows.append(agreement(f"torch {target}", kind, self._run, trained, inputs, self._session(contract), 1))
+            full = run_policy.run_rows(fp32(1), inputs)
+            stages = (
+                ("torch -> fp32 onnx", trained, fp32, BATCHES),
+                (f"fp32 onnx {target}", full, session, batches),
+                (f"torch {target}", trained, session, (1,)),
+            )
+            for stage, wanted, make, sizes in stages:
+                rows += [agreement(stage, kind, self._run, wanted, inputs, make, batch) for batch in sizes]
         return rows
 
     def _fp32(self, contract: Contract) -> MakeSession:
-        return lambda batch: run_policy.OnnxSession(self._directory, contract, batch, "fp32")
+        return partial(run_policy.OnnxSession, self._directory, contract, part="fp32")
 
     def _session(self, contract: Contract) -> MakeSession:
-        return lambda batch: self._target.session(self._directory, contract, batch)
+        return partial(self._target.session, self._directory, contract)
 
     def _play(self, contract: Contract, episodes: int, speed: Json) -> Returns:
         """Play both policies on the same seeds, the compressed one on its target unless that would take too long."""

@@ -16,6 +16,7 @@ from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.faithful import check_faithful
 from accel.config import TrainConfig
+from accel.envs.base import VectorEnvironment
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.imports import greedy
@@ -128,10 +129,8 @@ def import_module(
         CompressorError: it cannot be exported, or its graph answers observations of the environment differently.
         EnvError, MissingExtraError: the environment cannot be made or played.
     """
-    environment = make_env(config, 1)
-    environment.close()
+    environment = _environment(config)
     spec = environment.spec
-    _require_one_array(spec, config)
     named = module if isinstance(module, str) else None
     name = named or type(module).__name__
     if isinstance(module, str):
@@ -168,10 +167,8 @@ def import_sb3(
     saved = read_saved_policy(path, activation)
     if saved.squashes:
         config = config.replace(squash_actions=True)
-    environment = make_env(config, 1)
-    environment.close()
+    environment = _environment(config)
     spec = environment.spec
-    _require_one_array(spec, config)
     if spec.observation_dtype == "uint8":
         _require_image(environment.observation_space, config, normaliser)
     saved.spaces.require(environment.observation_space, environment.action_space, path, config.environment.env)
@@ -201,14 +198,17 @@ def _proved(policy: ImportedPolicy) -> ImportedPolicy:
     return policy
 
 
-def _require_one_array(spec: EnvSpec, config: TrainConfig) -> None:
-    """Raise ConfigError for a Dict observation or an action mask."""
-    if spec.parts:
+def _environment(config: TrainConfig) -> VectorEnvironment:
+    """What the policy plays, closed again. Raises ConfigError for a Dict observation or an action mask."""
+    environment = make_env(config, 1)
+    environment.close()
+    if parts := environment.spec.parts:
         raise ConfigError(
-            f"{config.environment.env} observes {', '.join(part.name for part in spec.parts)}, and imported policies "
+            f"{config.environment.env} observes {', '.join(part.name for part in parts)}, and imported policies "
             "take one array: add --wrapper gymnasium.wrappers:FlattenObservation for a Dict, or --wrapper "
             "accel.envs.masks:without_masks where a mask comes in info"
         )
+    return environment
 
 
 def _require_image(space: spaces.Space[object] | None, config: TrainConfig, normaliser: Path | None) -> None:
