@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 from accel.bench.rows import Row, Value
 
-_GAP = "  "
-_LEAST_TEXT = 12
+_GAP, _LEAST_TEXT = 2, 12
+_UNLIMITED = 10_000
 
 
 @dataclass(frozen=True)
@@ -25,101 +31,112 @@ class Column:
     extra: bool = False
 
 
-POLICY = (
-    Column("network", "network"),
-    Column("batch", "batch", "count"),
-    Column("runtime", "runtime"),
-    Column("scheme", "scheme"),
-    Column("µs", "us", "number"),
-    Column("10–90 %", "us", "spread", True),
-    Column("× torch", "speedup_torch", "ratio"),
-    Column("× ORT", "speedup_fp32", "ratio"),
-    Column("bytes", "bytes", "count", True),
-    Column("KL", "kl", "small"),
-    Column("greedy", "greedy_agreement", "share", True),
-)
-ACTOR = (
-    Column("network", "network"),
-    Column("envs", "envs", "count"),
-    Column("runtime", "runtime"),
-    Column("scheme", "scheme"),
-    Column("µs/step", "us_per_env_step", "number"),
-    Column("10–90 %", "us_per_env_step", "spread", True),
-    Column("env", "env_us", "number"),
-    Column("policy", "policy_us", "number"),
-    Column("overhead", "overhead_us", "number", True),
-    Column("env only", "env_only_us", "number", True),
-    Column("env share", "env_share", "share"),
-    Column("× torch", "speedup_torch", "ratio"),
-    Column("× ORT", "speedup_fp32", "ratio"),
-    Column("Python", "python_us_per_vector_step", "number", True),
-    Column("KL", "kl", "small", True),
-)
-INFERENCE = (
-    Column("network", "network"),
-    Column("envs", "envs", "count"),
-    Column("scheme", "scheme"),
-    Column("inference", "inference"),
-    Column("steps/s", "env_steps_per_s", "count"),
-    Column("10–90 %", "env_steps_per_s", "spread", True),
-    Column("× local", "speedup_local", "ratio"),
-    Column("CPU s per M", "cpu_s_per_million", "number"),
-    Column("lag", "lag", "number"),
-    Column("step lag", "step_lag", "number"),
-)
-REFRESH = (
-    Column("network", "network"),
-    Column("scheme", "scheme"),
-    Column("bind", "bind_ms", "number", True),
-    Column("requantise", "requantise_ms", "number"),
-    Column("serialise", "serialise_ms", "number", True),
-    Column("per M", "refresh_ms_per_million_parameters", "number"),
-    Column("schedule", "schedule_ms", "number"),
-    Column("upkeep", "upkeep_ms", "number"),
-    Column("load", "load_ms", "number"),
-    Column("10–90 %", "load_ms", "spread", True),
-    Column("bytes", "bytes", "count", True),
-    Column("KL", "kl", "small", True),
-    Column("call µs", "us", "number"),
-    Column("break-even", "break_even_env_steps", "steps"),
-    Column("on one core", "break_even_shared_env_steps", "steps", True),
-)
-BITS = (
-    Column("network", "network"),
-    Column("bits", "bits", "count"),
-    Column("rounded", "rounded"),
-    Column("arithmetic", "arithmetic"),
-    Column("KL", "kl", "small"),
-    Column("ESS", "ess", "share", True),
-    Column("greedy", "greedy_agreement", "share"),
-    Column("bytes", "bytes", "count"),
-    Column("return", "return", "number"),
-    Column("95 %", "return", "spread"),
-    Column("fp32", "return_fp32", "number"),
-)
-LEARNER = (
-    Column("learner", "learner"),
-    Column("network", "network"),
-    Column("precision", "mode"),
-    Column("µs/step", "us_per_env_step", "number"),
-    Column("10–90 %", "us_per_env_step", "spread", True),
-    Column("batch", "batch_us", "number", True),
-    Column("forward", "forward_us", "number"),
-    Column("correct", "correct_us", "number", True),
-    Column("backward", "backward_us", "number"),
-    Column("steps/s at most", "env_steps_per_s", "count"),
-    Column("× none", "speedup_none", "ratio"),
+TABLES: Mapping[str, Sequence[Column]] = MappingProxyType(
+    {
+        "policy": (
+            Column("network", "network"),
+            Column("batch", "batch", "count"),
+            Column("runtime", "runtime"),
+            Column("scheme", "scheme"),
+            Column("µs", "us", "number"),
+            Column("10–90 %", "us", "spread", True),
+            Column("× torch", "speedup_torch", "ratio"),
+            Column("× ORT", "speedup_fp32", "ratio"),
+            Column("bytes", "bytes", "count", True),
+            Column("KL", "kl", "small"),
+            Column("greedy", "greedy_agreement", "share", True),
+        ),
+        "actor": (
+            Column("network", "network"),
+            Column("envs", "envs", "count"),
+            Column("runtime", "runtime"),
+            Column("scheme", "scheme"),
+            Column("µs/step", "us_per_env_step", "number"),
+            Column("10–90 %", "us_per_env_step", "spread", True),
+            Column("env", "env_us", "number"),
+            Column("policy", "policy_us", "number"),
+            Column("overhead", "overhead_us", "number", True),
+            Column("env only", "env_only_us", "number", True),
+            Column("env share", "env_share", "share"),
+            Column("× torch", "speedup_torch", "ratio"),
+            Column("× ORT", "speedup_fp32", "ratio"),
+            Column("Python", "python_us_per_vector_step", "number", True),
+            Column("KL", "kl", "small", True),
+        ),
+        "inference": (
+            Column("network", "network"),
+            Column("envs", "envs", "count"),
+            Column("scheme", "scheme"),
+            Column("inference", "inference"),
+            Column("steps/s", "env_steps_per_s", "count"),
+            Column("10–90 %", "env_steps_per_s", "spread", True),
+            Column("× local", "speedup_local", "ratio"),
+            Column("CPU s per M", "cpu_s_per_million", "number"),
+            Column("lag", "lag", "number"),
+            Column("step lag", "step_lag", "number"),
+        ),
+        "refresh": (
+            Column("network", "network"),
+            Column("scheme", "scheme"),
+            Column("bind", "bind_ms", "number", True),
+            Column("requantise", "requantise_ms", "number"),
+            Column("serialise", "serialise_ms", "number", True),
+            Column("per M", "refresh_ms_per_million_parameters", "number"),
+            Column("schedule", "schedule_ms", "number"),
+            Column("upkeep", "upkeep_ms", "number"),
+            Column("load", "load_ms", "number"),
+            Column("10–90 %", "load_ms", "spread", True),
+            Column("bytes", "bytes", "count", True),
+            Column("KL", "kl", "small", True),
+            Column("call µs", "us", "number"),
+            Column("break-even", "break_even_env_steps", "steps"),
+            Column("on one core", "break_even_shared_env_steps", "steps", True),
+        ),
+        "bits": (
+            Column("network", "network"),
+            Column("bits", "bits", "count"),
+            Column("rounded", "rounded"),
+            Column("arithmetic", "arithmetic"),
+            Column("KL", "kl", "small"),
+            Column("ESS", "ess", "share", True),
+            Column("greedy", "greedy_agreement", "share"),
+            Column("bytes", "bytes", "count"),
+            Column("return", "return", "number"),
+            Column("95 %", "return", "spread"),
+            Column("fp32", "return_fp32", "number"),
+        ),
+        "learner": (
+            Column("learner", "learner"),
+            Column("network", "network"),
+            Column("precision", "mode"),
+            Column("µs/step", "us_per_env_step", "number"),
+            Column("10–90 %", "us_per_env_step", "spread", True),
+            Column("batch", "batch_us", "number", True),
+            Column("forward", "forward_us", "number"),
+            Column("correct", "correct_us", "number", True),
+            Column("backward", "backward_us", "number"),
+            Column("steps/s at most", "env_steps_per_s", "count"),
+            Column("× none", "speedup_none", "ratio"),
+        ),
+    }
 )
 
 
 def table_text(rows: Sequence[Row], columns: Sequence[Column], title: str, width: int) -> str:
-    """The title, the rows under their headings, and a line that names the columns that do not fit."""
+    """The title, the rows under their headings, and a line that names the columns that do not fit.
+
+    Long texts, such as networks and schemes, are folded where all columns that must be shown are too wide together.
+    """
     shown = fitting(rows, columns, width)
-    headings = [column.heading for column in shown]
-    text = aligned(headings, _narrowed(headings, _cells(rows, shown), width))
+    table = _table(rows, shown)
+    least = sum((column.min_width or 0) + _GAP for column in table.columns) - _GAP
+    console = Console(width=max(width, least), color_system=None)
+    with console.capture() as capture:
+        console.print(table)
     missing = [column.heading for column in columns if column not in shown and not _is_empty(rows, column)]
     hint = [f"not shown: {', '.join(missing)}; --json writes every column"] if missing else []
-    return "\n".join([textwrap.fill(title, width), text, *(textwrap.fill(line, width) for line in hint)])
+    lines = [textwrap.fill(title, width), *(line.rstrip() for line in capture.get().splitlines())]
+    return "\n".join([*lines, *(textwrap.fill(line, width) for line in hint)])
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
@@ -128,48 +145,34 @@ def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[
     extra = [column for column in reversed(shown) if column.extra]
     constant = [c for c in shown if not c.extra and len(rows) > 1 and len({_write(row, c) for row in rows}) == 1]
     for candidate in [*extra, *constant]:
-        if _total([[column.heading for column in shown], *_cells(rows, shown)]) <= width:
+        if _natural_width(_table(rows, shown)) <= width:
             break
         shown.remove(candidate)
     return shown
 
 
-def aligned(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Aligned columns, texts to the left and numbers to the right."""
-    lines = [list(headings), *cells]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
-    is_number = [all(_reads_as_number(line[i]) for line in cells) for i in range(len(headings))]
-    return "\n".join(
-        _GAP.join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, is_number, strict=True)).rstrip()
-        for line in lines
-    )
+def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
+    """Texts to the left and foldable, numbers to the right and whole."""
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+    for column in columns:
+        cells = [_write(row, column) for row in rows]
+        is_number, widest = all(map(_reads_as_number, cells)), max(map(len, cells))
+        table.add_column(
+            column.heading,
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
+            overflow="fold",
+            min_width=max(len(column.heading), widest if is_number else min(widest, _LEAST_TEXT)),
+        )
+    for row in rows:
+        table.add_row(*(Text(_write(row, column)) for column in columns))
+    return table
 
 
-def _narrowed(headings: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[list[str]]:
-    """The cells with the longest texts, such as networks and schemes, cut in the middle until the lines fit."""
-    lines = [list(headings), *(list(line) for line in cells)]
-    while (excess := _total(lines) - width) > 0:
-        texts = [i for i in range(len(headings)) if not all(_reads_as_number(line[i]) for line in cells)]
-        longest, i = max(((max(len(line[i]) for line in lines), i) for i in texts), default=(0, -1))
-        room = max(longest - excess, _LEAST_TEXT)
-        if room >= longest or len(lines[0][i]) > room:
-            break
-        for line in lines[1:]:
-            line[i] = _cut(line[i], room)
-    return lines[1:]
-
-
-def _cut(text: str, room: int) -> str:
-    tail = room // 2
-    return text if len(text) <= room else f"{text[: room - tail - 1]}…{text[-tail:]}"
-
-
-def _total(lines: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(len, cells)) + len(_GAP) for cells in zip(*lines, strict=True)) - len(_GAP)
-
-
-def _cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
-    return [[_write(row, column) for column in columns] for row in rows]
+def _natural_width(table: Table) -> int:
+    """Of the table where nothing is folded."""
+    console = Console(width=_UNLIMITED)
+    return Measurement.get(console, console.options, table).maximum
 
 
 def _is_empty(rows: Sequence[Row], column: Column) -> bool:

@@ -8,58 +8,18 @@ import os
 import shlex
 import shutil
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import tyro
 
-from accel.bench import advice, tables
-from accel.bench.checks import check_networks
-from accel.bench.options import (
-    ActorOptions,
-    BitsOptions,
-    EnvironmentOptions,
-    LearnerOptions,
-    Options,
-    OutputOptions,
-    PolicyOptions,
-    RefreshOptions,
-    integers,
-    texts,
-)
+from accel.bench.commands import Options, OutputOptions
 from accel.bench.rows import LEAST_CPU_SHARE, Row, number
-from accel.config import TrainConfig
+from accel.bench.tables import TABLES, table_text
 from accel.errors import ConfigError, MissingExtraError
 from accel.system.atomic import write_atomically
 from accel.system.extras import install_command, missing_distributions
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from accel.runs.trained_policy import TrainedPolicy
-
-_POLICY_NETWORKS = "mlp:64x2"
-_ACTOR_ENV, _UNROLL_LENGTH = "CartPole-v1", 20
 _WIDTH = 100  # of a file or pipe
-_REFRESH_NETWORKS = "mlp:64x2,mlp:256x2,mlp:512x3"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Rows and how to show them.
-
-    Attributes:
-        lines: recommendations.
-        kind: names the plot's panels. unit: under its axes.
-    """
-
-    rows: list[Row]
-    title: str
-    columns: Sequence[tables.Column]
-    lines: Sequence[str]
-    kind: str
-    unit: str
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,9 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     _check_outputs(options)
     refused: list[str] = []
-    result = _measure(options, refused.append)
+    result = options.measure(refused.append)
     width = shutil.get_terminal_size((_WIDTH, 0)).columns
-    print(tables.table_text(result.rows, result.columns, result.title, width))
+    print(table_text(result.rows, TABLES[result.kind], result.title, width))
     conditions = _conditions(result.rows[0])
     for line in [*refused, *conditions, *interference(result.rows), *result.lines]:
         print(textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
@@ -88,202 +48,8 @@ def main(arguments: Sequence[str]) -> int:
         from accel.reports.plotting import save
 
         heading = "\n".join([result.title, "; ".join(conditions)])
-        save(figure(result.kind, result.rows, heading=heading, unit=result.unit), options.plot)
+        save(figure(result.kind, result.rows, heading=heading), options.plot)
     return 0
-
-
-def _measure(options: OutputOptions, refuse: Callable[[str], None]) -> Measured:
-    if isinstance(options, PolicyOptions):
-        return _policy(options, refuse)
-    if isinstance(options, ActorOptions):
-        return _actor(options, refuse)
-    if isinstance(options, RefreshOptions):
-        return _refresh(options, refuse)
-    if isinstance(options, BitsOptions):
-        return _bits(options)
-    if isinstance(options, LearnerOptions):
-        return _learner(options, refuse)
-    raise TypeError(f"unknown options {options!r}")
-
-
-def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Measured:
-    from accel.bench.policy import bench_policy
-
-    rows = bench_policy(
-        _networks(options, options.network, _POLICY_NETWORKS),
-        batches=integers(options.batch),
-        schemes=texts(options.schemes),
-        runtimes=texts(options.runtimes),
-        spec=options.spec(),
-        config=options.environment(),
-        run=options.trained(),
-        activation=options.activation,
-        seconds=options.seconds,
-        repeats=options.repeats,
-        notify=refuse,
-    )
-    title = f"Policy: µs per call; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
-    unit = "µs per call (annotated: × torch eager)"
-    return Measured(rows, title, tables.POLICY, advice.advise_policy(rows), "policy", unit)
-
-
-def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Measured:
-    from accel.bench.actor import RUNTIMES, bench_actor
-    from accel.bench.checks import SCHEMES
-    from accel.runs.trained_policy import TrainedPolicy
-
-    if options.run is not None and options.unroll_length is not None:
-        raise ConfigError("--run brings its own unrolls: leave out --unroll-length")
-    length = _UNROLL_LENGTH if options.unroll_length is None else options.unroll_length
-    config, run = options.environment(_ACTOR_ENV, unroll_length=length), options.trained()
-    if isinstance(run, TrainedPolicy):
-        run = replace(run, config=run.config.replace(unroll_length=length))
-    networks = _networks(options, options.network, _POLICY_NETWORKS)
-    if options.inference == "central":
-        return _inference(options, config, networks, run, refuse)
-    if options.actors is not None:
-        raise ConfigError("--actors is for --inference central: otherwise one actor is timed")
-    rows = bench_actor(
-        config,
-        networks=networks,
-        run=run,
-        envs_per_actor=integers("1,8,64" if options.envs_per_actor is None else options.envs_per_actor),
-        schemes=SCHEMES if options.schemes is None else texts(options.schemes),
-        runtimes=RUNTIMES if options.runtimes is None else texts(options.runtimes),
-        seconds=options.seconds,
-        repeats=options.repeats,
-        notify=refuse,
-    )
-    first = rows[0]
-    title = (
-        f"Actor: µs per environment step of {first['env']}, unrolls of {first['unroll_length']}, {first['weights']} "
-        "weights"
-    )
-    unit = "µs per environment step (annotated: × torch eager)"
-    return Measured(rows, title, tables.ACTOR, advice.advise_actor(rows), "actor", unit)
-
-
-def _inference(
-    options: ActorOptions,
-    config: TrainConfig | None,
-    networks: Sequence[str],
-    run: Path | TrainedPolicy | None,
-    refuse: Callable[[str], None],
-) -> Measured:
-    from accel.bench.inference import SCHEMES, bench_inference
-
-    if options.runtimes is not None:
-        raise ConfigError("--inference central compares actors with compressed policies: leave out --runtimes")
-    rows = bench_inference(
-        config,
-        networks=networks,
-        run=run,
-        actors=2 if options.actors is None else options.actors,
-        envs_per_actor=integers("8" if options.envs_per_actor is None else options.envs_per_actor),
-        schemes=SCHEMES if options.schemes is None else texts(options.schemes),
-        seconds=options.seconds,
-        repeats=options.repeats,
-        notify=refuse,
-    )
-    first = rows[0]
-    title = (
-        f"Inference: environment steps per second of {first['actors']} actors together, {first['env']}, unrolls of "
-        f"{first['unroll_length']}"
-    )
-    unit = "environment steps per second (annotated: × local)"
-    return Measured(rows, title, tables.INFERENCE, advice.advise_inference(rows), "inference", unit)
-
-
-def _refresh(options: RefreshOptions, refuse: Callable[[str], None]) -> Measured:
-    from accel.bench.refresh import bench_refresh
-
-    rows = bench_refresh(
-        _networks(options, options.network, _REFRESH_NETWORKS),
-        envs=options.envs,
-        schemes=texts(options.schemes),
-        spec=options.spec(),
-        config=options.environment(),
-        run=options.trained(),
-        activation=options.activation,
-        seconds=options.seconds,
-        repeats=options.repeats,
-        notify=refuse,
-    )
-    title = (
-        f"Refresh: ms from new weights to a loaded policy; environments: {options.envs}; {rows[0]['weights']} weights"
-    )
-    lines = [
-        "per M: requantise and serialise per million parameters; schedule, upkeep: periodic work per publication, in a "
-        "background thread and in the learner's",
-        *advice.advise_refresh(rows),
-    ]
-    return Measured(rows, title, tables.REFRESH, lines, "refresh", "ms per refresh")
-
-
-def _bits(options: BitsOptions) -> Measured:
-    from accel.bench.bits import bench_bits
-
-    rows = bench_bits(
-        _networks(options, options.network, _POLICY_NETWORKS),
-        bits=integers(options.bits),
-        per_channel=options.per_channel,
-        spec=options.spec(),
-        config=options.environment(),
-        run=options.trained(),
-        activation=options.activation,
-        episodes=options.episodes,
-        seed=options.seed,
-    )
-    title = f"Bits, simulated in floating point; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
-    return Measured(rows, title, tables.BITS, advice.advise_bits(rows), "bits", "KL from fp32 in nats, simulated")
-
-
-def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Measured:
-    from accel.bench.learner import bench_learner
-    from accel.bench.subject import default_spec, environment_spec
-
-    spec, config, given = options.spec(), options.training(), _networks(options, options.network, _POLICY_NETWORKS)
-    if options.run is not None:
-        from accel.runs.loading import load_run
-
-        options.environment()
-        run = load_run(options.run)
-        config, spec = run.config, run.spec
-    networks = check_networks(given if config is None or options.network is not None else [config.policy.network])
-    environment = config or options.environment()
-    config = environment or TrainConfig.create(activation=options.activation)
-    if spec is None and environment is not None:
-        spec = environment_spec(environment)
-    layouts = {default_spec(network) for network in networks} if spec is None else {spec}
-    if len(layouts) > 1:
-        raise ConfigError(
-            f"{', '.join(networks)} take observations of different shapes: give --env, or --observation-shape and "
-            "--actions, or one network"
-        )
-    rows = bench_learner(
-        [options.changed(config.replace(network=network)) for network in networks],
-        layouts.pop(),
-        precisions=texts(options.precisions),
-        seconds=options.seconds,
-        repeats=options.repeats,
-        notify=refuse,
-    )
-    first = rows[0]
-    title = (
-        f"Learner: µs per environment step; {first['T']} x {first['B']} steps, {first['algorithm']}, "
-        f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
-    )
-    lines = [
-        *advice.advise_learner(rows),
-        "compression gains nothing where the actors together are faster than the learner",
-    ]
-    return Measured(rows, title, tables.LEARNER, lines, "learner", "µs per environment step")
-
-
-def _networks(options: EnvironmentOptions, given: str | None, default: str) -> list[str]:
-    if given is not None and options.run is not None:
-        raise ConfigError("--run brings its own network: leave --network out")
-    return texts(default if given is None else given)
 
 
 def _check_importable(arguments: Sequence[str]) -> None:

@@ -17,8 +17,8 @@ import tyro
 from pydantic.fields import FieldInfo
 
 from accel.config import TrainConfig
+from accel.config.base import takes_none
 from accel.config.files import load_preset, load_toml, preset_names
-from accel.config.options import takes_none
 from accel.config.train import CHOICES, SYNONYMS, all_options, describe_choice, options_read, system_of
 from accel.display.arguments import argument
 from accel.display.text import show

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from accel.config.options import Clip, Clips, Count, EnvValue, parse_pair
+from accel.config.base import Clip, Clips, Count, EnvValue, parse_pair
 
 
 class OptimiserConfig(Clips):

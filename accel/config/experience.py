@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from accel.config.options import Count, Options
+from accel.config.base import Count, Options
 
 
 class BatchesConfig(Options):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from accel.config.options import Clip, Clips, Count, EnvValue, Options, at_most, parse_pair
+from accel.config.base import Clip, Clips, Count, EnvValue, Options, at_most, parse_pair
 
 
 class EnvironmentConfig(Options):

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from accel.config.algorithms import ALGORITHMS, AnyAlgorithm, CustomAlgorithmConfig, OptimiserConfig
+from accel.config.base import Options
 from accel.config.experience import (
     SCHEDULES,
     STORES,
@@ -28,7 +29,6 @@ from accel.config.experience import (
     SamplesPerInsertConfig,
     SynchronousConfig,
 )
-from accel.config.options import Options
 from accel.config.parts import (
     ActingConfig,
     CompressionConfig,

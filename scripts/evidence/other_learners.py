@@ -43,7 +43,7 @@ from accel.bench.subject import environment_spec
 from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
 from accel.config.algorithms import DppoConfig, PpoConfig
-from accel.config.options import parse_pair
+from accel.config.base import parse_pair
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.learning.device import choose_device

@@ -10,41 +10,21 @@ from pathlib import Path
 import pytest
 
 from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_refresh
-from accel.bench.options import LayoutOptions, integers, texts
+from accel.bench.commands import PolicyOptions, integers, texts
 from accel.bench.rows import Row
-from accel.bench.tables import (
-    ACTOR,
-    BITS,
-    LEARNER,
-    POLICY,
-    REFRESH,
-    Column,
-    aligned,
-    fitting,
-    table_text,
-)
+from accel.bench.tables import TABLES, Column, fitting, table_text
 from accel.cli import main
 from accel.cli.bench import encode, interference
 from accel.errors import ConfigError
 
 PNG = b"\x89PNG\r\n\x1a\n"
-QUICK = ["--seconds", "0.05", "--repeats", "3"]
+QUICK = "--seconds 0.05 --repeats 3"
 COMMANDS = {
-    "policy": [
-        *QUICK,
-        "--network",
-        "mlp:16x1",
-        "--batch",
-        "1,2",
-        "--schemes",
-        "int8",
-        "--runtimes",
-        "torch,onnxruntime",
-    ],
-    "actor": [*QUICK, "--network", "mlp:16x1", "--envs-per-actor", "2", "--schemes", "int8"],
-    "refresh": [*QUICK, "--network", "mlp:16x1", "--schemes", "int8", "--observation-shape", "5", "--actions", "3,2"],
-    "bits": ["--env", "CartPole-v1", "--network", "mlp:16x1", "--bits", "3,8", "--episodes", "2"],
-    "learner": [*QUICK, "--network", "mlp:16x1,mlp:8x1", "--envs", "4", "--passes", "2", "--device", "cpu"],
+    "policy": f"{QUICK} --network mlp:16x1 --batch 1,2 --schemes int8 --runtimes torch,onnxruntime",
+    "actor": f"{QUICK} --network mlp:16x1 --envs-per-actor 2 --schemes int8",
+    "refresh": f"{QUICK} --network mlp:16x1 --schemes int8 --observation-shape 5 --actions 3,2",
+    "bits": "--env CartPole-v1 --network mlp:16x1 --bits 3,8 --episodes 2",
+    "learner": f"{QUICK} --network mlp:16x1,mlp:8x1 --envs 4 --passes 2 --device cpu",
 }
 KEYS = {
     "policy": {"network", "batch", "runtime", "scheme", "us", "bytes"},
@@ -60,7 +40,7 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows_path, plot = tmp_path / "rows.json", tmp_path / "plot.png"
-    arguments = ["bench", kind, *COMMANDS[kind], "--json", str(rows_path), "--plot", str(plot)]
+    arguments = ["bench", kind, *COMMANDS[kind].split(), "--json", str(rows_path), "--plot", str(plot)]
     assert main(arguments) == 0
     rows = json.loads(rows_path.read_text())
     assert rows and all(KEYS[kind] <= row.keys() for row in rows)
@@ -152,12 +132,12 @@ def test_lists_split_at_commas_outside_parentheses() -> None:
 def test_layouts_are_read_from_shape_and_actions(
     shape: str, actions: str, dtype: str, kind: str, sizes: tuple[int, ...]
 ) -> None:
-    spec = LayoutOptions(observation_shape=shape, actions=actions).spec()
+    spec = PolicyOptions(observation_shape=shape, actions=actions).spec()
     assert spec is not None
     assert (spec.observation_dtype, spec.action.kind, spec.action.sizes) == (dtype, kind, sizes)
     assert ",".join(map(str, spec.observation_shape)) == shape
     with pytest.raises(ConfigError, match="one number"):
-        LayoutOptions(observation_shape="3", actions="box:2,2").spec()
+        PolicyOptions(observation_shape="3", actions="box:2,2").spec()
 
 
 def policy_row(runtime: str, scheme: str, us: float, **changes: float | str) -> Row:
@@ -268,9 +248,17 @@ def test_an_untrained_student_is_never_recommended() -> None:
     assert "int8 takes 30 µs" in advise_policy(rows)[0] and "distill" not in advise_policy(rows)[0]
 
 
-def test_plain_tables_are_aligned() -> None:
-    table = aligned(["scheme", "µs"], [["fp32", "10"], ["int8", "9.5"], ["x", "-"]])
-    assert table.splitlines() == ["scheme   µs", "fp32     10", "int8    9.5", "x         -"]
+def test_texts_are_to_the_left_numbers_to_the_right() -> None:
+    rows: list[Row] = [{"scheme": "fp32", "us": 10.0}, {"scheme": "int8", "us": 9.5}, {"scheme": "x"}]
+    table = table_text(rows, [Column("scheme", "scheme"), Column("µs", "us", "number")], "title", 80)
+    assert table.splitlines() == ["title", "scheme   µs", "fp32     10", "int8    9.5", "x         -"]
+
+
+def test_long_texts_are_folded_whole() -> None:
+    rows: list[Row] = [{"scheme": "prune(0.5)+int8(per_channel)", "us": 10.0}, {"scheme": "[fp32]", "us": 9.5}]
+    columns = [Column("scheme", "scheme"), Column("µs", "us", "number")]
+    lines = table_text(rows, columns, "title", 22).splitlines()
+    assert lines[2:] == ["prune(0.5)+int8(p   10", "er_channel)", "[fp32]             9.5"]
 
 
 def test_narrow_terminals_lose_the_extra_columns_from_the_right() -> None:
@@ -299,7 +287,7 @@ def test_other_processes_are_told_of() -> None:
     assert not interference([{"cpu_share": 0.99}])
 
 
-@pytest.mark.parametrize("columns", [POLICY, ACTOR, REFRESH, BITS, LEARNER])
+@pytest.mark.parametrize("columns", TABLES.values(), ids=list(TABLES))
 def test_no_table_is_wider_than_asked_for_whatever_it_is_about(columns: Sequence[Column]) -> None:
     """Long names in every text, and figures that differ from row to row."""
     figures = {"count": 65_536.0, "steps": 1_234_567.0, "ratio": 12.3, "share": 0.98, "small": 1e-3}

@@ -63,7 +63,7 @@ def test_the_winner_is_named_where_spreads_tell_them_apart() -> None:
     rows[2] = made_row("central", "fp32", 104.0, 4.0, None)
     rows[3] = made_row("central", "int8", 103.0, 4.0, None)
     assert "local int8 and central fp32 do not differ measurably; local int8 takes" in advise_inference(rows)[0]
-    (bars,) = LAYOUTS["inference"].panels(rows, "steps/s")[0].marks
+    (bars,) = LAYOUTS["inference"].panels(rows)[0].marks
     assert isinstance(bars, Bars) and bars.labels == ["local fp32", "local int8", "central fp32", "central int8"]
 
 

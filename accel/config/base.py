@@ -1,4 +1,4 @@
-"""What the models of options are made of."""
+"""What the models of a configuration are made of: their base, common types, bounds, pairs of name and value."""
 
 from __future__ import annotations
 

@@ -1,15 +1,19 @@
-"""The command line options of every benchmark."""
+"""Every benchmark as a command: its options, and what it measures with them."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from accel.bench.checks import SCHEMES
+from accel.bench import advice
+from accel.bench.checks import SCHEMES, check_networks
+from accel.bench.rows import Notify, Row
 from accel.config import TrainConfig
 from accel.config.files import load_preset
 from accel.display.arguments import argument
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
     from accel.runs.trained_policy import TrainedPolicy
 
 _SCHEMES = ",".join(SCHEMES)
+_POLICY_NETWORKS = "mlp:64x2"
+_REFRESH_NETWORKS = "mlp:64x2,mlp:256x2,mlp:512x3"
+_ACTOR_ENV, _UNROLL_LENGTH = "CartPole-v1", 20
 _COMMA = re.compile(r",(?![^()]*\))")
 
 Networks = Annotated[
@@ -49,14 +56,33 @@ Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; cells
 _ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions", "normalise_observations", "activation")
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Rows and how to show them.
+
+    Attributes:
+        kind: of table and figure.
+        lines: recommendations.
+    """
+
+    kind: str
+    rows: list[Row]
+    title: str
+    lines: Sequence[str]
+
+
 @dataclass(frozen=True, kw_only=True)
-class OutputOptions:
+class OutputOptions(ABC):
     """Files for the results."""
 
     json: Annotated[Path | None, tyro.conf.arg(help="write the rows to this file, a JSON list of flat objects")] = None
     plot: Annotated[
         Path | None, tyro.conf.arg(help="draw the rows: FILE.png, .svg, .pdf, or .csv with their values")
     ] = None
+
+    @abstractmethod
+    def measure(self, refuse: Notify) -> Measured:
+        """Measure what the options say; ``refuse`` gets a message about each scheme that does not work here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +116,27 @@ class EnvironmentOptions(OutputOptions):
         Raises:
             ConfigError: an option is invalid, contradicts ``run`` or needs an environment.
         """
-        given = {name: getattr(self, name) for name in _ENVIRONMENT}
-        said = [name for name, value in given.items() if value != getattr(EnvironmentOptions, name)]
         if self.run is not None:
-            if said:
-                raise ConfigError(f"--run brings its own environment and network: leave out {_flags(said)}")
+            if said := self._said(*_ENVIRONMENT):
+                raise ConfigError(f"--run brings its own environment and network: leave out {said}")
             return None
         env = default if self.env is None else self.env
         if env is None:
-            if needing := [name for name in said if name != "activation"]:
-                raise ConfigError(f"{_flags(needing)}: these need an environment, give --env too")
+            if said := self._said(*(name for name in _ENVIRONMENT if name != "activation")):
+                raise ConfigError(f"{said}: these need an environment, give --env too")
             return None
+        given = {name: getattr(self, name) for name in _ENVIRONMENT}
         return TrainConfig.create(**{**given, "env": env}, **options)
+
+    def _said(self, *names: str) -> str:
+        """Those options that are given, as flags."""
+        given = [name for name in names if getattr(self, name, None) != getattr(type(self), name, None)]
+        return ", ".join(f"--{name.replace('_', '-')}" for name in given)
+
+    def _networks(self, default: str) -> list[str]:
+        if self.network is not None and self.run is not None:
+            raise ConfigError("--run brings its own network: leave --network out")
+        return texts(default if self.network is None else self.network)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +161,12 @@ class SubjectOptions(EnvironmentOptions):
             ConfigError: options that contradict each other. CheckpointError, EnvError: it cannot be read or played.
         """
         if self.module is None and self.sb3 is None:
-            own = ("weights", "rule", "sb3_activation", "normaliser")
-            if said := [name for name in own if getattr(self, name) != getattr(SubjectOptions, name)]:
-                raise ConfigError(f"{_flags(said)}: these are for --module and --sb3, give one of them too")
+            if said := self._said("weights", "rule", "sb3_activation", "normaliser"):
+                raise ConfigError(f"{said}: these are for --module and --sb3, give one of them too")
             return self.run
-        names = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
-        given = {name: getattr(self, name, None) for name in names}
-        if said := [name for name, value in given.items() if value != getattr(type(self), name, None)]:
-            raise ConfigError(f"--module and --sb3 bring their own network: leave out {_flags(said)}")
+        own = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
+        if said := self._said(*own):
+            raise ConfigError(f"--module and --sb3 bring their own network: leave out {said}")
         return PolicySource(
             module=self.module,
             weights=self.weights,
@@ -181,6 +214,26 @@ class PolicyOptions(SubjectOptions, LayoutOptions, BudgetOptions):
     schemes: Schemes = _SCHEMES
     runtimes: PolicyRuntimes = "torch,torch.compile,onnxruntime,native"
 
+    def measure(self, refuse: Notify) -> Measured:
+        """See ``OutputOptions.measure``."""
+        from accel.bench.policy import bench_policy
+
+        rows = bench_policy(
+            self._networks(_POLICY_NETWORKS),
+            batches=integers(self.batch),
+            schemes=texts(self.schemes),
+            runtimes=texts(self.runtimes),
+            spec=self.spec(),
+            config=self.environment(),
+            run=self.trained(),
+            activation=self.activation,
+            seconds=self.seconds,
+            repeats=self.repeats,
+            notify=refuse,
+        )
+        title = f"Policy: µs per call; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
+        return Measured("policy", rows, title, advice.advise_policy(rows))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ActorOptions(SubjectOptions, BudgetOptions):
@@ -208,6 +261,69 @@ class ActorOptions(SubjectOptions, BudgetOptions):
     ] = None
     unroll_length: Annotated[int | None, argument("T, vector steps per unroll; default: 20, or the run's")] = None
 
+    def measure(self, refuse: Notify) -> Measured:
+        """See ``OutputOptions.measure``."""
+        from accel.bench.actor import RUNTIMES, bench_actor
+        from accel.runs.trained_policy import TrainedPolicy
+
+        if self.run is not None and self.unroll_length is not None:
+            raise ConfigError("--run brings its own unrolls: leave out --unroll-length")
+        length = _UNROLL_LENGTH if self.unroll_length is None else self.unroll_length
+        config, run = self.environment(_ACTOR_ENV, unroll_length=length), self.trained()
+        if isinstance(run, TrainedPolicy):
+            run = replace(run, config=run.config.replace(unroll_length=length))
+        networks = self._networks(_POLICY_NETWORKS)
+        if self.inference == "central":
+            return self._central(config, networks, run, refuse)
+        if self.actors is not None:
+            raise ConfigError("--actors is for --inference central: otherwise one actor is timed")
+        rows = bench_actor(
+            config,
+            networks=networks,
+            run=run,
+            envs_per_actor=integers("1,8,64" if self.envs_per_actor is None else self.envs_per_actor),
+            schemes=SCHEMES if self.schemes is None else texts(self.schemes),
+            runtimes=RUNTIMES if self.runtimes is None else texts(self.runtimes),
+            seconds=self.seconds,
+            repeats=self.repeats,
+            notify=refuse,
+        )
+        first = rows[0]
+        title = (
+            f"Actor: µs per environment step of {first['env']}, unrolls of {first['unroll_length']}, "
+            f"{first['weights']} weights"
+        )
+        return Measured("actor", rows, title, advice.advise_actor(rows))
+
+    def _central(
+        self,
+        config: TrainConfig | None,
+        networks: Sequence[str],
+        run: Path | TrainedPolicy | None,
+        refuse: Notify,
+    ) -> Measured:
+        from accel.bench.inference import bench_inference
+
+        if self.runtimes is not None:
+            raise ConfigError("--inference central compares actors with compressed policies: leave out --runtimes")
+        rows = bench_inference(
+            config,
+            networks=networks,
+            run=run,
+            actors=2 if self.actors is None else self.actors,
+            envs_per_actor=integers("8" if self.envs_per_actor is None else self.envs_per_actor),
+            schemes=SCHEMES if self.schemes is None else texts(self.schemes),
+            seconds=self.seconds,
+            repeats=self.repeats,
+            notify=refuse,
+        )
+        first = rows[0]
+        title = (
+            f"Inference: environment steps per second of {first['actors']} actors together, {first['env']}, unrolls of "
+            f"{first['unroll_length']}"
+        )
+        return Measured("inference", rows, title, advice.advise_inference(rows))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
@@ -219,6 +335,32 @@ class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
 
     schemes: Schemes = _SCHEMES
     envs: Annotated[int, tyro.conf.arg(help="environments per actor")] = 8
+
+    def measure(self, refuse: Notify) -> Measured:
+        """See ``OutputOptions.measure``."""
+        from accel.bench.refresh import bench_refresh
+
+        rows = bench_refresh(
+            self._networks(_REFRESH_NETWORKS),
+            envs=self.envs,
+            schemes=texts(self.schemes),
+            spec=self.spec(),
+            config=self.environment(),
+            run=self.trained(),
+            activation=self.activation,
+            seconds=self.seconds,
+            repeats=self.repeats,
+            notify=refuse,
+        )
+        title = (
+            f"Refresh: ms from new weights to a loaded policy; environments: {self.envs}; {rows[0]['weights']} weights"
+        )
+        lines = [
+            "per M: requantise and serialise per million parameters; schedule, upkeep: periodic work per publication, "
+            "in a background thread and in the learner's",
+            *advice.advise_refresh(rows),
+        ]
+        return Measured("refresh", rows, title, lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +376,24 @@ class BitsOptions(SubjectOptions, LayoutOptions):
     per_channel: Annotated[bool, tyro.conf.arg(help="one scale per output channel instead of one per weight")] = False
     episodes: Annotated[int, tyro.conf.arg(help="seeded episodes to play at each width; needs --run or --env")] = 0
     seed: Annotated[int, tyro.conf.arg(help="seed of the episodes, the same ones at each width")] = 0
+
+    def measure(self, refuse: Notify) -> Measured:
+        """See ``OutputOptions.measure``."""
+        from accel.bench.bits import bench_bits
+
+        rows = bench_bits(
+            self._networks(_POLICY_NETWORKS),
+            bits=integers(self.bits),
+            per_channel=self.per_channel,
+            spec=self.spec(),
+            config=self.environment(),
+            run=self.trained(),
+            activation=self.activation,
+            episodes=self.episodes,
+            seed=self.seed,
+        )
+        title = f"Bits, simulated in floating point; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
+        return Measured("bits", rows, title, advice.advise_bits(rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,9 +424,8 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
         """The preset's configuration, None without one. Raises ConfigError: an option contradicts the preset."""
         if self.preset is None:
             return None
-        names = ("run", *_ENVIRONMENT, "observation_shape", "actions")
-        if said := [name for name in names if getattr(self, name) != getattr(LearnerOptions, name)]:
-            raise ConfigError(f"--preset brings its own training: leave out {_flags(said)}")
+        if said := self._said("run", *_ENVIRONMENT, "observation_shape", "actions"):
+            raise ConfigError(f"--preset brings its own training: leave out {said}")
         return TrainConfig.create(**load_preset(self.preset))
 
     def changed(self, config: TrainConfig) -> TrainConfig:
@@ -283,6 +442,48 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
             return config.replace(**given, algorithm="ppo")
         except ConfigError as error:
             raise ConfigError(f"--passes and --minibatches above 1 train with ppo: {error}") from None
+
+    def measure(self, refuse: Notify) -> Measured:
+        """See ``OutputOptions.measure``."""
+        from accel.bench.learner import bench_learner
+        from accel.bench.subject import default_spec, environment_spec
+
+        spec, config, given = self.spec(), self.training(), self._networks(_POLICY_NETWORKS)
+        if self.run is not None:
+            from accel.runs.loading import load_run
+
+            self.environment()
+            run = load_run(self.run)
+            config, spec = run.config, run.spec
+        networks = check_networks(given if config is None or self.network is not None else [config.policy.network])
+        environment = config or self.environment()
+        config = environment or TrainConfig.create(activation=self.activation)
+        if spec is None and environment is not None:
+            spec = environment_spec(environment)
+        layouts = {default_spec(network) for network in networks} if spec is None else {spec}
+        if len(layouts) > 1:
+            raise ConfigError(
+                f"{', '.join(networks)} take observations of different shapes: give --env, or --observation-shape and "
+                "--actions, or one network"
+            )
+        rows = bench_learner(
+            [self.changed(config.replace(network=network)) for network in networks],
+            layouts.pop(),
+            precisions=texts(self.precisions),
+            seconds=self.seconds,
+            repeats=self.repeats,
+            notify=refuse,
+        )
+        first = rows[0]
+        title = (
+            f"Learner: µs per environment step; {first['T']} x {first['B']} steps, {first['algorithm']}, "
+            f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
+        )
+        lines = [
+            *advice.advise_learner(rows),
+            "compression gains nothing where the actors together are faster than the learner",
+        ]
+        return Measured("learner", rows, title, lines)
 
 
 Options = (
@@ -305,10 +506,6 @@ def integers(text: str) -> list[int]:
         return [int(item) for item in texts(text)]
     except ValueError:
         raise ConfigError(f"'{text}' is not a list of whole numbers separated by commas, such as 1,8,32") from None
-
-
-def _flags(names: list[str]) -> str:
-    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def _action(text: str, observation_sizes: list[int]) -> ActionSpec:
