@@ -105,7 +105,7 @@ def save_checkpoint(path: Path, state: CheckpointState) -> None:
     Raises: OSError; TypeError for state that a checkpoint cannot hold.
     """
     text, tensors = _document(state)
-    metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "document": text, "sha256": _checksum(text, tensors)}
+    metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "document": text, "sha256": checksum(text, tensors)}
     write_atomically(path, serialise(tensors, metadata))
 
 
@@ -149,7 +149,7 @@ def load_checkpoint(path: Path) -> CheckpointState:
             "go on with the version that wrote it"
         )
     text = metadata.get("document", "")
-    if metadata.get("sha256") != _checksum(text, tensors):
+    if metadata.get("sha256") != checksum(text, tensors):
         raise CheckpointError(f"{path} is damaged: its checksum does not match its content")
     return _parse(path, text, tensors)
 
@@ -220,7 +220,8 @@ def _parse(path: Path, text: str, tensors: Mapping[str, Tensor]) -> CheckpointSt
         raise CheckpointError(f"{path} has the right checksum, but not a checkpoint's structure: {error!r}") from error
 
 
-def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a checkpoint's document and tensors, as its metadata holds it."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
