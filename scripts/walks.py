@@ -44,9 +44,8 @@ def _walk(folder, project):
     def marker(frame, code, file):
         if code.co_name == "step" and file.startswith("accel/envs/"):
             return "env.step"
-        if code.co_name == "step" and "torch" in sys.modules:
-            optimizer = sys.modules["torch"].optim.Optimizer
-            return "optimizer.step" if isinstance(frame.f_locals.get("self"), optimizer) else ""
+        if code.co_name == "step" and file == "accel/algorithms/optimizers.py":
+            return "optimizer.step"
         return "load" if code.co_name == "load" and file == "accel/acting/policy.py" else ""
 
     def note(frame, event, argument):

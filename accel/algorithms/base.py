@@ -16,7 +16,7 @@ from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.algorithms.flat import FlatParameters
 from accel.algorithms.graphs import PlainSteps, StepRunner
 from accel.algorithms.health import StepHealth
-from accel.algorithms.optimizers import QuickAdam, QuickRMSprop, load_optimizer, pack_optimizer
+from accel.algorithms.optimizers import Adam, Optimiser, RMSprop
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.config.actor import PriorityOptions
@@ -173,13 +173,12 @@ class GradientAlgorithm:
 
     def save(self) -> dict[str, Tree]:
         """The optimiser, the generator and the number of updates."""
-        optimizer = cast(Tree, pack_optimizer(self.optimizer))
-        return {"optimizer": optimizer, "generator": self.generator.get_state(), "updates": self.updates}
+        return {"optimizer": self.optimizer.save(), "generator": self.generator.get_state(), "updates": self.updates}
 
     def load(self, state: Mapping[str, Tree]) -> None:
         """Inverse of ``save``. Raises CheckpointError."""
         try:
-            load_optimizer(self.optimizer, cast(Mapping[str, Tree], state["optimizer"]))
+            self.optimizer.load(cast(Mapping[str, Tree], state["optimizer"]))
             self.generator.set_state(cast(Tensor, state["generator"]))
             self.updates = int(cast(int, state["updates"]))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -189,11 +188,9 @@ class GradientAlgorithm:
         """The rate of this update, which is set in the optimiser."""
         options = self.config.optimiser
         left = max(1.0 - progress, 0.0) if options.learning_rate_schedule == "linear" else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = options.learning_rate * left
-        if self.defers:
-            self.optimizer.rate = self._rate.fill_(options.learning_rate * left)
-        return options.learning_rate * left
+        rate = options.learning_rate * left
+        self.optimizer.learning_rate = self._rate.fill_(rate) if self.defers else rate
+        return rate
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of a forward pass."""
@@ -274,24 +271,7 @@ class GradientAlgorithm:
         self.exchange.step(self.optimizer)
 
 
-ADAM_BETAS = (0.9, 0.999)
-RMSPROP_DECAY = 0.99
-
-
-def make_optimizer(options: OptimiserConfig, parameter: nn.Parameter) -> QuickAdam | QuickRMSprop:
+def make_optimizer(options: OptimiserConfig, parameter: nn.Parameter) -> Optimiser:
     """The optimiser that a run's options ask for."""
-    if options.optimizer == "rmsprop":
-        return QuickRMSprop(
-            [parameter],
-            options.learning_rate,
-            alpha=RMSPROP_DECAY,
-            eps=options.optimizer_epsilon,
-            foreach=True,
-        )
-    return QuickAdam(
-        [parameter],
-        options.learning_rate,
-        betas=ADAM_BETAS,
-        eps=options.optimizer_epsilon,
-        fused=True,
-    )
+    kind = RMSprop if options.optimizer == "rmsprop" else Adam
+    return kind(parameter, options.learning_rate, options.optimizer_epsilon)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
-from torch.optim import Optimizer
+
+from accel.algorithms.optimizers import Optimiser
 
 
 class GradientExchange(Protocol):
@@ -40,7 +41,7 @@ class GradientExchange(Protocol):
         """The content that this one of the learners gives, on all of them."""
         ...
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, optimizer: Optimiser) -> None:
         """Make the step that the parameters' gradients ask for, where the parameters are kept."""
         ...
 
@@ -67,6 +68,6 @@ class LocalGradients:
         """The content itself."""
         return content or b""
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, optimizer: Optimiser) -> None:
         """Here."""
         optimizer.step()

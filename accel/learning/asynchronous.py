@@ -17,10 +17,10 @@ from typing import Protocol, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
-from torch.optim import Optimizer
 
 from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.exchange import LocalGradients
+from accel.algorithms.optimizers import Optimiser
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.config.experience import AsynchronousConfig
@@ -102,7 +102,7 @@ class AsynchronousGradients(LocalGradients):
         self.pending = False
         self._post = post
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, optimizer: Optimiser) -> None:
         """On learner 0; the others' gradients are sent to it in their next iteration."""
         if self.learner == 0:
             optimizer.step()

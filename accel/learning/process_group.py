@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.optim import Optimizer
 
+from accel.algorithms.optimizers import Optimiser
 from accel.errors import ConfigError, TransportError
 from accel.transport.learners import LearnerLink
 from accel.transport.network import addresses, reach
@@ -119,7 +119,7 @@ class ProcessGroup:
         self._guarded(lambda: self._cpu.broadcast([buffer], options).wait())
         return buffer.numpy().tobytes()
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, optimizer: Optimiser) -> None:
         """On every learner the same, as the gradients are."""
         optimizer.step()
 

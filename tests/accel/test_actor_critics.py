@@ -200,7 +200,7 @@ def test_a_linear_learning_rate_reaches_zero_with_the_last_step() -> None:
 
 def test_the_rate_is_the_configurations_whatever_the_optimiser_holds() -> None:
     learner, batch, rewards = make(make_config(learning_rate=0.25), SPEC)
-    learner.optimizer.param_groups[0]["lr"] = 7.0
+    learner.optimizer.learning_rate = 7.0
     assert update(learner, batch, rewards)["learning_rate"] == 0.25
 
 

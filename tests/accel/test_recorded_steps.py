@@ -188,7 +188,7 @@ def test_a_rate_that_python_knows_is_noticed(name: str, monkeypatch: pytest.Monk
 
     def set_number(progress: float) -> float:
         rate = set_rate(progress)
-        recorded.optimizer.rate = None
+        recorded.optimizer.learning_rate = rate
         return rate
 
     monkeypatch.setattr(recorded, "set_learning_rate", set_number)
