@@ -46,7 +46,7 @@ from accel.sweep.directory import check_directory
 from accel.sweep.recovery import this_worker
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study
-from tests.accel.sweeping import options_for
+from tests.accel.sweeping import plan_for
 from tests.accel.test_damaged_files import HOSTILE, changed, damaged
 from tests.accel.test_import_policy import ppo_weights
 from tests.contracts.ranks import ROOT
@@ -284,9 +284,9 @@ def test_metrics_that_are_nested_too_deeply(tmp_path: Path) -> None:
 def journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Of a study with two trials."""
     directory = tmp_path_factory.mktemp("sweep")
-    options = options_for(directory, url=f"journal:{directory / 'study.log'}")
-    with connected(options.url) as storage:
-        study = open_study(options, storage, {"run": "a"})
+    plan = plan_for(directory, url=f"journal:{directory / 'study.log'}")
+    with connected(plan.url) as storage:
+        study = open_study(plan, storage, {"run": "a"})
         for value in (0.25, 0.75):
             study.enqueue_trial({"x": value})
             trial = study.ask()
@@ -305,11 +305,11 @@ def test_journals(tmp_path_factory: pytest.TempPathFactory, journal: bytes, data
     place = data.draw(st.integers(0, len(journal) - 2))
     is_cut = data.draw(st.booleans())
     path.write_bytes(journal[:end] if is_cut else journal[:place] + b"\0" + journal[place + 1 :])
-    options = options_for(directory, url=f"journal:{path}")
+    plan = plan_for(directory, url=f"journal:{path}")
 
     def load() -> int:
-        with connected(options.url) as storage:
-            return len(open_study(options, storage, {"run": "a"}).trials)
+        with connected(plan.url) as storage:
+            return len(open_study(plan, storage, {"run": "a"}).trials)
 
     found = outcome(load)
     if is_cut:
@@ -330,11 +330,11 @@ def test_journals_of_other_values(
     place = data.draw(st.integers(0, len(lines) - 1))
     lines[place] = json.dumps(data.draw(changed(json.loads(lines[place])))).encode()
     path.write_bytes(b"\n".join(lines) + b"\n")
-    options = options_for(directory, url=f"journal:{path}")
+    plan = plan_for(directory, url=f"journal:{path}")
 
     def load() -> int:
-        with connected(options.url) as storage:
-            return len(open_study(options, storage, {"run": "a"}).trials)
+        with connected(plan.url) as storage:
+            return len(open_study(plan, storage, {"run": "a"}).trials)
 
     found = outcome(load)
     assert isinstance(found, SweepError) or found in (0, 1, 2)
@@ -354,9 +354,9 @@ def test_journals_of_other_values(
     ],
 )
 def test_databases_of_other_values_and_versions(change: str, tmp_path: Path) -> None:
-    options = options_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
-    with connected(options.url) as storage:
-        study = open_study(options, storage, {"run": "a"})
+    plan = plan_for(tmp_path, url=f"sqlite:///{tmp_path / 'study.db'}")
+    with connected(plan.url) as storage:
+        study = open_study(plan, storage, {"run": "a"})
         study.set_user_attr("references", {"bytes": 1.0})
         trial = study.ask()
         trial.suggest_float("x", 0, 1)
@@ -364,8 +364,8 @@ def test_databases_of_other_values_and_versions(change: str, tmp_path: Path) -> 
         trial.set_user_attr("worker", this_worker())
     with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
         database.execute(change)
-    with pytest.raises(SweepError, match=r"no longer compatible|is damaged"), connected(options.url) as storage:
-        open_study(options, storage, {"run": "a"})
+    with pytest.raises(SweepError, match=r"no longer compatible|is damaged"), connected(plan.url) as storage:
+        open_study(plan, storage, {"run": "a"})
 
 
 @given(document=changed({"study": "s", "run": {"a": [1, "x"]}}))
