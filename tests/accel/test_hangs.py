@@ -22,8 +22,8 @@ from accel.errors import ConfigError, EnvError
 from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import TIMEOUT_S
 from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity, Watchdog
+from accel.supervision.processes import descendants, is_running
 from accel.system.signals import interruptible
-from tests.mpi.training_runs import descendants, is_running
 
 ROOT = Path(__file__).parents[2]
 TROUBLED = "tests.environments.troubled:"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from accel.supervision.process_tree import ProcessTree
-from tests.mpi.training_runs import is_running
+from accel.supervision.processes import is_running
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from accel.launch import mpirun
 from accel.supervision.heartbeat import HeartbeatReader, RankStatus, encode
+from accel.supervision.processes import descendants, is_running
 from accel.system.signals import FORWARDED, STOP_SIGNALS, StopRequest, ignore_stop_signals
 from accel.transport.launcher import mpirun_command
 from tests.contracts.ranks import need_mpirun
-from tests.mpi.training_runs import descendants, is_running
 
 ROOT = Path(__file__).resolve().parents[2]
 # Takes the place of mpirun and of its only rank.

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from accel.runs.directory import RunDirectory
-from tests.mpi.training_runs import ENDLESS, TrainingRun, descendants, is_running
+from accel.supervision.processes import descendants, is_running
+from tests.mpi.training_runs import ENDLESS, TrainingRun
 
 pytestmark = [
     pytest.mark.mpi,

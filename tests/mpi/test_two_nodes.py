@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from accel.supervision.processes import is_running
 from tests.contracts.ranks import need_mpirun
-from tests.mpi.training_runs import ENDLESS, TrainingRun, is_running, rank_of
+from tests.mpi.training_runs import ENDLESS, TrainingRun, rank_of
 from tests.mpi.two_nodes import ADDRESSES, SCRIPT, Nodes, NoNodesError
 
 pytestmark = [

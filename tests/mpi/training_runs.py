@@ -16,6 +16,7 @@ from typing import Any, Self
 import pytest
 
 from accel.runs.summary import Summary
+from accel.supervision.processes import descendants, is_running
 from accel.transport.launcher import mpirun_command
 from tests.contracts.ranks import ROOT, need_mpirun
 
@@ -184,24 +185,6 @@ class TrainingRun:
         return not any(map(is_running, pids))
 
 
-def descendants(pid: int) -> list[int]:
-    """Children, grandchildren and so on, from /proc."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, waiting = [], [pid]
-    while waiting:
-        children = parents.get(waiting.pop(), [])
-        found += children
-        waiting += children
-    return found
-
-
 def rank_of(pid: int) -> int | None:
     """The rank that a process was started as; None for anything else, such as mpirun itself.
 
@@ -224,13 +207,5 @@ def is_child(pid: int) -> bool:
     """Whether a rank started this process to act for it."""
     try:
         return b"accel.launch.actor" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
