@@ -172,7 +172,8 @@ class ProcessEvaluation:
 
     def _submit(self, env_steps: int, version: int, artifact: bytes, weights: bytes) -> None:
         self._is_idle = False
-        write_all(self._memory, artifact + weights, 0)
+        write_all(self._memory, artifact, 0)
+        write_all(self._memory, weights, len(artifact))
         sizes = {"artifact": len(artifact), "weights": len(weights)}
         self._process.send("play", {"env_steps": env_steps, "version": version, **sizes})
 
