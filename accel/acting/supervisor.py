@@ -1,7 +1,8 @@
-"""An actor's rank: it starts a child that acts, answers for it to the learner, and replaces it when it fails. No torch.
+"""For one actor: starts a process that acts, answers for it to the learner, and replaces it when it fails. No torch.
 
-Environments are other people's code: they crash, exit, hang. In a process of their own, which MPI does not know, that
-costs the process and not the rank, which ends what is left of it and starts another (``accel.supervision.supervised``).
+This runs in the actor's rank, or in its learner where there are no ranks (``accel.acting.processes``). Environments are
+other people's code: they crash, exit, hang. In a process of their own, which MPI does not know, that costs the process
+and not the rank, which ends what is left of it and starts another (``accel.supervision.supervised``).
 That one gets the same messages of the handshake, with an incarnation that gives it seeds of its own, and the newest
 policy. What was sent before stays; the unroll that was being written is lost.
 
@@ -68,6 +69,7 @@ class ActorSupervisor:
         self._told: list[Json] = []
         self._handed_on = 0
         self._answer: Json | None = None
+        self._rank: Json = {}
         self._ring: list[Bytes] = []
         self._lent: set[int] = set()
         self._numbers: dict[int, int] = {}
@@ -83,6 +85,7 @@ class ActorSupervisor:
         Raises:
             TransportError: the learner is gone.
         """
+        self._rank = {"pid": os.getpid(), "started": process_started(os.getpid())}
         try:
             while not transport.stopping and not self.is_over:
                 is_heard = self._pause()
@@ -211,7 +214,7 @@ class ActorSupervisor:
             self._fail(transport, f"its environments cannot be made: {body['error']}")
         elif self._answer is None:
             self._answer = body
-            transport.hello(body | {"pid": os.getpid(), "started": process_started(os.getpid())})
+            transport.hello(body | self._rank)
         elif body["spec"] != self._answer.get("spec"):
             self._fail(transport, "its environments have other spaces than before")
 

@@ -1,9 +1,9 @@
-"""``accel train --actors 0`` on Linux: what trains is a child of the command, which outlives it.
+"""``accel train`` on one machine, on Linux: what trains is a child of the command, which outlives it.
 
-Learner and environments share one process, and environments are other people's code: they crash, leave, hang, and start
-processes. The command reports an end that the child could not report, is never done with status 0 without a summary,
-ends a child that hangs where nothing in its process can run, and ends whatever the child has started. The child is a
-fork: it has the terminal, for a debugger too, and costs no second start.
+With ``--actors 0`` learner and environments share one process, and environments are other people's code: they crash,
+leave, hang, and start processes. The command reports an end that the child could not report, is never done with status
+0 without a summary, ends a child that hangs where nothing in its process can run, and ends whatever the child has
+started. The child is a fork: it has the terminal, for a debugger too, and costs no second start.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ class _Command:
             raise JobError(f"stopped before the run could end in good order{self._kept()}", EXIT_INTERRUPTED)
         if self._trouble:
             raise JobError(f"{self._trouble}{self._kept()}", EXIT_ABORTED)
-        why = f"the process that trains {_ended(status)}, without a message; an environment may have ended it"
+        why = f"the process that trains {_ended(status)}, without a message"
+        if options.acting.actors == 0:
+            why += "; an environment may have ended it"
         raise JobError(f"{why}{self._kept()}", (128 - status if status < 0 else status) or EXIT_ABORTED)
 
     @property

@@ -94,7 +94,7 @@ class Progress:
 
 
 class Watchdog:
-    """Watches an activity from a thread, where no other process does: in a run of one process, and in evaluation.
+    """Watches an activity from a thread: where environments are stepped in the process that trains.
 
     Args:
         activity: what is watched. step_s, preparation_s: how long a step may take, and construction or a reset.

@@ -50,7 +50,8 @@ class LaunchInfo:
         rank: this process's number among all.
         size: how many processes were started; None when the launcher tells only the rank.
         local_rank: this process's number on its host.
-        launcher: ``none``, ``openmpi``, ``pmi`` (MPICH, Intel MPI, PALS), ``mvapich``, ``flux``, ``slurm`` or ``pmix``.
+        launcher: ``none``, ``openmpi``, ``pmi`` (MPICH, Intel MPI, PALS), ``mvapich``, ``flux``, ``slurm`` or ``pmix``;
+            ``local``: the learner.
     """
 
     rank: int

@@ -708,10 +708,8 @@ class SceneProcesses(ActorProcesses):
         super().welcome(replace(config, env_args=message).to_json())
 
     def messages(self) -> Messages:
-        """See ``LearnerTransport.messages``; supervisors add who they are to the answer to a welcome."""
-        own = {"pid", "started"}
-        found = [(actor, {k: v for k, v in told.items() if k not in own}) for actor, told in super().messages()]
-        return [(actor, told) for actor, told in found if "late" not in told]
+        """See ``LearnerTransport.messages``; supervisors add how late an actor is."""
+        return [(actor, told) for actor, told in super().messages() if "late" not in told]
 
 
 class SceneChild(ChildActor):
