@@ -8,7 +8,8 @@
 
 A run lies in RUNS/CASE/VARIANT-sSEED. OUT/CASE gets ``runs.json.gz`` with every run's raw samples, command, commit and
 machine, and ``README.md``; RUNS/CASE/report is what ``accel compare`` writes. Runs whose samples are in OUT are not run
-again. A run stopped by the budget is resumed by the next call. Where no run was added, no file is written.
+again. A run stopped by the budget is resumed by the next call. Where no run was added, no file is written. A case with
+lanes has one run of each lane under way at any time; every other case has one.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -52,6 +55,7 @@ STOP_TIMEOUT_S = 90.0
 SAMPLES = "runs.json.gz"
 MAX_POINTS = 200
 COLUMNS = 118
+POLL_S = 0.2
 COMPLETE = ("total_env_steps", "mean return", "max_seconds")
 OVERLAP_S = 1.0
 """Times are rounded: runs that overlap by less than this ran one after the other."""
@@ -85,6 +89,7 @@ class Case:
 
     Attributes:
         also_against: another variant that the speedups are given against.
+        lanes: variants that take turns, one list for each run that is under way at once; empty: one lane of them all.
         figure: of the report, kept beside the page.
         note: what a reader of the page has to know, in Markdown.
     """
@@ -96,8 +101,13 @@ class Case:
     baseline: str
     threshold: float | None = None
     also_against: str | None = None
+    lanes: tuple[tuple[str, ...], ...] = ()
     figure: str | None = None
     note: str = ""
+
+    def lane(self, variant: Variant) -> int:
+        """The number of a variant's lane."""
+        return next((number for number, names in enumerate(self.lanes) if variant.name in names), 0)
 
     def order(self) -> list[tuple[Variant, int]]:
         """Every run, variants interleaved, so that a machine that gets slower slows all of them."""
@@ -138,17 +148,33 @@ def work(cases: Sequence[Case], runs: Path, out: Path, deadline: float, *, rewri
     for case in cases:
         if not gaps[case.name]:
             print(f"{case.name}: all {len(case.order())} runs are in {out / case.name / SAMPLES}: nothing to run")
-    try:
-        for seed, case, variant in sorted(order, key=lambda run: run[0] - run[2].seeds.start):
+    lanes: dict[int, list[tuple[Case, Variant, int]]] = {}
+    for seed, case, variant in sorted(order, key=lambda run: run[0] - run[2].seeds.start):
+        if run_name(variant, seed) in gaps[case.name]:
+            lanes.setdefault(case.lane(variant), []).append((case, variant, seed))
+    keeping, stopped = threading.Lock(), threading.Event()
+
+    def fill(lane: Sequence[tuple[Case, Variant, int]]) -> None:
+        for case, variant, seed in lane:
             name = run_name(variant, seed)
-            if name not in gaps[case.name]:
-                continue
-            if gap := _make(case, variant, seed, runs / case.name, deadline - time.monotonic()):
-                gaps[case.name][name] = gap
-            else:
-                keep_samples(case, runs / case.name, out / case.name)
-                changed.add(case.name)
-                del gaps[case.name][name]
+            gap = _make(case, variant, seed, runs / case.name, deadline - time.monotonic(), stopped)
+            with keeping:
+                if gap:
+                    gaps[case.name][name] = gap
+                else:
+                    keep_samples(case, runs / case.name, out / case.name)
+                    changed.add(case.name)
+                    del gaps[case.name][name]
+
+    try:
+        with ThreadPoolExecutor(max(1, len(lanes))) as pool:
+            under_way = [pool.submit(fill, lane) for lane in lanes.values()]
+            try:
+                for lane in under_way:
+                    lane.result()
+            except BaseException:
+                stopped.set()
+                raise
     finally:
         for case in cases:
             if case.name in changed:
@@ -167,16 +193,20 @@ def _missing(case: Case, out: Path) -> dict[str, str]:
     return {name: NOT_RUN for variant, seed in case.order() if (name := run_name(variant, seed)) not in kept}
 
 
-def _make(case: Case, variant: Variant, seed: int, runs: Path, remaining_s: float) -> str | None:
+def _make(
+    case: Case, variant: Variant, seed: int, runs: Path, remaining_s: float, stopped: threading.Event
+) -> str | None:
     if missing := [need for need in variant.needs if not has(need)]:
         return f"this machine lacks {', '.join(missing)}"
-    if remaining_s < LEAST_BUDGET_S:
+    if remaining_s < LEAST_BUDGET_S or stopped.is_set():
         return NOT_RUN
-    return run(case, variant, seed, runs, remaining_s)
+    return run(case, variant, seed, runs, remaining_s, stopped)
 
 
-def run(case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float) -> str | None:
-    """Train or resume; returns why there is no result, or None."""
+def run(
+    case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float, stopped: threading.Event
+) -> str | None:
+    """Train or resume, until the time is up or ``stopped`` is set; returns why there is no result, or None."""
     name = run_name(variant, seed)
     path = runs / name
     runs.mkdir(parents=True, exist_ok=True)
@@ -192,13 +222,12 @@ def run(case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float) -
     print(f"{case.name}/{name}: {shlex.join(command)}  (load {load:.2f})", flush=True)
     with (runs / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=log, start_new_session=True)
-        try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        deadline = time.monotonic() + timeout_s
+        while (status := process.poll()) is None and time.monotonic() < deadline:
+            if stopped.wait(POLL_S):
+                break
+        if status is None:
             status = stop(process)
-        except BaseException:
-            stop(process)
-            raise
     with (runs / f"{name}.load.jsonl").open("a") as file:
         loads = {"load_average_before": load, "load_average_after": os.getloadavg()[0]}
         file.write(json.dumps({"unix_time_s": round(time.time(), 1)} | loads) + "\n")
@@ -270,7 +299,10 @@ def _case(name: str, values: dict[str, Any]) -> Case:
     first, seeds = values.pop("first_seed", 0), values.pop("seeds", 5)
     variants = tuple(_variant(key, value, first, seeds) for key, value in values.pop("variants").items())
     values = {"title": name, "baseline": variants[0].name, **values, "arguments": _words(values.get("arguments", []))}
-    case = Case(name=_plain(name), variants=variants, **values)
+    lanes = tuple(map(_words, values.pop("lanes", [])))
+    case = Case(name=_plain(name), variants=variants, lanes=lanes, **values)
+    if lanes and (loose := [v.name for v in variants if sum(v.name in lane for lane in lanes) != 1]):
+        raise ValueError(f"case {name}: {', '.join(loose)} must be in one lane each")
     if missing := {case.baseline, case.also_against} - {variant.name for variant in variants} - {None}:
         raise ValueError(f"case {name}: no variant is called {', '.join(map(repr, missing))}")
     return case
@@ -354,23 +386,25 @@ def _measured(case: Case, samples: Mapping[str, Sample], report: Path, out: Path
     analysis = analyse(found, choices, first.get(case.baseline) if len(first) > 1 else None)
     write_report(analysis, report, written=f"Made from {SAMPLES}.", overwrite=True)
     parts = [_wrap(_plain_text(headline(analysis)))]
-    if case.figure is not None:
+    figure = report / "figures" / f"{case.figure}.svg"
+    if case.figure is not None and figure.is_file():
         out.mkdir(parents=True, exist_ok=True)
-        shutil.copy(report / "figures" / f"{case.figure}.svg", out / f"{case.figure}.svg")
+        shutil.copy(figure, out / figure.name)
         parts.append(f"![{case.figure.replace('_', ' against ')}]({case.figure}.svg)")
     parts += [_wrap(case.note)] if case.note else []
     parts += [_table(case, samples), f"Against {case.baseline}:", _bullets(analysis)]
     other = first.get(case.also_against or "")
     if other is not None:
         parts += [f"Against {case.also_against}:", _bullets(analyse(found, choices, other))]
-    return [*parts, _wrap(_conditions(list(samples.values())))]
+    return [*parts, _wrap(_conditions(list(samples.values()), max(1, len(case.lanes))))]
 
 
 def _table(case: Case, samples: Mapping[str, Sample]) -> str:
     """One row a variant: medians over its runs, with the least and the greatest."""
     lines = [
-        "| variant | runs | reached the return | training, s | environment steps | steps/s | last mean return |",
-        "|---|---|---|---|---|---|---|",
+        "| variant | runs | reached the return | training, s | environment steps | steps/s | last mean return "
+        "| learner waits, % | lag, updates |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for variant in case.variants:
         summaries = [s["summary"] for s in samples.values() if s["variant"] == variant.name and s["summary"]]
@@ -381,6 +415,8 @@ def _table(case: Case, samples: Mapping[str, Sample]) -> str:
             _spread([s[k] for s in summaries if s.get(k) is not None])
             for k in ("training_s", "env_steps", "env_steps_per_s", "return_mean")
         ]
+        cells.append(_spread([100 * s["learner_s"].get("wait", 0.0) / sum(s["learner_s"].values()) for s in summaries]))
+        cells.append(_spread([s["lag"]["lag_mean"] for s in summaries]))
         lines.append(f"| {variant.name} | {len(summaries)} | {reached} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -417,7 +453,7 @@ def _lines(path: Path) -> list[object]:
         return []
 
 
-def _conditions(samples: Sequence[Sample]) -> str:
+def _conditions(samples: Sequence[Sample], lanes: int) -> str:
     """On what the runs were made, of which commits, whether interleaved and alone, and how busy the machine was."""
     machines = [sample["machine"] for sample in samples]
     processors = sorted({str(machine.get("cpu") or "unknown") for machine in machines})
@@ -427,10 +463,10 @@ def _conditions(samples: Sequence[Sample]) -> str:
     source = (
         f"{_plain_text('; '.join(processors))}; commit {shown}, {dirty or 'none'} of the runs with uncommitted changes."
     )
-    return f"{source} {_order(samples)} Raw samples: `{SAMPLES}`."
+    return f"{source} {_order(samples, lanes)} Raw samples: `{SAMPLES}`."
 
 
-def _order(samples: Sequence[Sample]) -> str:
+def _order(samples: Sequence[Sample], lanes: int) -> str:
     """Whether variants took turns, one run at a time, and how busy the machine was."""
     parts = [[part for part in sample.get("load", ()) if "unix_time_s" in part] for sample in samples]
     if not all(parts):
@@ -444,6 +480,7 @@ def _order(samples: Sequence[Sample]) -> str:
     spans = sorted((end - wall_s, end) for end, wall_s in ends if wall_s is not None)
     overlaps = sum(after[0] < before[1] - OVERLAP_S for before, after in pairwise(spans))
     alone = f"{overlaps} began before another had ended" if overlaps else "one ran at a time"
+    alone = alone if lanes == 1 else f"{lanes} ran at a time"
     load = median(part["load_average_before"] for found in parts for part in found)
     return f"{order}; {alone}. The load average before a run was {load:.2f} in the median."
 
