@@ -102,8 +102,10 @@ class Learner:
 
 
 def _prepare_torch(config: TrainConfig, cores: tuple[int, ...]) -> tuple[TrainConfig, torch.device]:
-    """Set threads and memory for the learner; its device, and the configuration with the precision chosen for it."""
+    """Set threads, memory and torch's own generators for the learner; its device, and the configuration with the
+    precision chosen for it."""
     torch.set_num_threads(config.learner.learner_threads or max(len(cores), 1))
+    torch.manual_seed(config.run.seed)  # An algorithm or module of a user's own may draw from them.
     device = choose_device(config.learner.device)
     precision = choose_precision(config, device)
     if config.learner.mixed_precision == "auto":

@@ -112,6 +112,7 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(options: dict[str, object]
         config = configure(
             tmp_path, name, seed=seed, log_interval_s=log_s, checkpoint_interval_s=checkpoint_s, **brief | options
         )
+        torch.seed()  # Whatever torch's own generator was at before, as in a process of its own.
         accel.train(config)
         found[name] = checkpoint(tmp_path / name)
     for part in ("tensors", "algorithm", "counters"):
