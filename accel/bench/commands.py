@@ -19,7 +19,7 @@ from accel.config.files import load_preset
 from accel.display.arguments import argument
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
-from accel.imports.options import SB3, Module, Normaliser, PolicySource, Rule, SB3Activation, Weights
+from accel.imports.options import Module, Normaliser, PolicyActivation, PolicyPath, PolicySource, Rule, Weights
 
 if TYPE_CHECKING:
     from accel.runs.trained_policy import TrainedPolicy
@@ -145,39 +145,39 @@ class SubjectOptions(EnvironmentOptions):
 
     module: Module = None
     weights: Weights = None
-    sb3: SB3 = None
+    policy: PolicyPath = None
     rule: Rule = "greedy"
-    sb3_activation: SB3Activation = None
+    policy_activation: PolicyActivation = None
     normaliser: Normaliser = None
 
     def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
         """See ``EnvironmentOptions.environment``; None beside an imported policy, which has its own."""
-        return super().environment(default, **options) if self.module is None and self.sb3 is None else None
+        return super().environment(default, **options) if self.module is None and self.policy is None else None
 
     def trained(self) -> Path | TrainedPolicy | None:
-        """The run, or the policy of --module or --sb3; None without one.
+        """The run, or the policy of --policy or --module; None without one.
 
         Raises:
             ConfigError: options that contradict each other. CheckpointError, EnvError: it cannot be read or played.
         """
-        if self.module is None and self.sb3 is None:
-            if said := self._said("weights", "rule", "sb3_activation", "normaliser"):
-                raise ConfigError(f"{said}: these are for --module and --sb3, give one of them too")
+        if self.module is None and self.policy is None:
+            if said := self._said("weights", "rule", "policy_activation", "normaliser"):
+                raise ConfigError(f"{said}: these are for --policy and --module, give one of them too")
             return self.run
         own = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
         if said := self._said(*own):
-            raise ConfigError(f"--module and --sb3 bring their own network: leave out {said}")
+            raise ConfigError(f"--policy and --module bring their own network: leave out {said}")
         return PolicySource(
             module=self.module,
             weights=self.weights,
-            sb3=self.sb3,
+            policy=self.policy,
             env=self.env,
             env_arg=self.env_arg,
             wrapper=self.wrapper,
             backend=self.backend,
             squash_actions=self.squash_actions,
             rule=self.rule,
-            activation=self.sb3_activation,
+            activation=self.policy_activation,
             normaliser=self.normaliser,
         ).load()
 
@@ -206,8 +206,8 @@ class PolicyOptions(SubjectOptions, LayoutOptions, BudgetOptions):
     """Microseconds, bytes and mismatch of a policy call: torch, torch.compile, each scheme on onnxruntime and native.
 
     Observations and actions come from --run, --env, or --observation-shape and --actions. Default: 4x84x84 frames and 6
-    choices for a CNN, 17 numbers and 6 continuous actions otherwise. Your own policy, on inputs that it meets: --module
-    or --sb3, with --env.
+    choices for a CNN, 17 numbers and 6 continuous actions otherwise. Your own policy, on inputs that it meets: --policy
+    or --module, with --env.
     """
 
     batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,64"
@@ -240,7 +240,7 @@ class ActorOptions(SubjectOptions, BudgetOptions):
     """Microseconds per environment step of the actor loop: environment, policy and overhead, for each scheme.
 
     The environment alone, stepped by random actions, is measured as the lower limit. Without --run and --env:
-    CartPole-v1. Your own policy: --module or --sb3, with --env.
+    CartPole-v1. Your own policy: --policy or --module, with --env.
     """
 
     inference: Annotated[
@@ -330,7 +330,7 @@ class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
     """Milliseconds from new weights to a loaded policy: bind, requantise, serialise, load; and the break-even.
 
     Break-even: the environment steps per refresh from which on an actor is faster than with fp32. Your
-    own policy, whose weights change a little each time: --module or --sb3, with --env.
+    own policy, whose weights change a little each time: --policy or --module, with --env.
     """
 
     schemes: Schemes = _SCHEMES
@@ -369,7 +369,7 @@ class BitsOptions(SubjectOptions, LayoutOptions):
 
     Each width is measured twice: with weights quantised, and with weights and activations quantised. There are schemes
     for 8 bits (int8), for weights of 2 to 4 bits with activations of 8 (int8(w2) to int8(w4)), and for weights of 4
-    bits with a scale for each block (int4). Speed is not measured. Your own policy: --module or --sb3, with --env.
+    bits with a scale for each block (int4). Speed is not measured. Your own policy: --policy or --module, with --env.
     """
 
     bits: Annotated[str, tyro.conf.arg(help="widths from 2 to 16, separated by commas")] = "2,3,4,5,6,7,8"
@@ -403,7 +403,7 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
 
     The learner limits a run: compression gains nothing where the actors together are faster. Experience is random, with
     the layout of --run, --preset, --env, or --observation-shape and --actions; --run and --preset also set the training
-    options. Networks are those of accel train: an imported policy (--module, --sb3) has no learner here.
+    options. Networks are those of accel train: an imported policy (--policy, --module) has no learner here.
     """
 
     preset: Annotated[str | None, tyro.conf.arg(help="preset of accel train: its environment and learner")] = None

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 def _check_importable(arguments: Sequence[str]) -> None:
     """Raise ConfigError, before parsing, where an imported policy is given to a benchmark of training."""
     given = [word.partition("=")[0] for word in arguments]
-    if "learner" in given[:1] and (flags := sorted({"--module", "--sb3"}.intersection(given))):
+    if "learner" in given[:1] and (flags := sorted({"--module", "--policy", "--sb3"}.intersection(given))):
         raise ConfigError(
             f"bench learner times accel's training, and an imported policy has no learner: leave out {flags[0]}, or "
             "measure the policy with bench policy, actor, refresh or bits"

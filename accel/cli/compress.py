@@ -26,7 +26,7 @@ class CompressOptions(PolicySource):
 
     The policy is that of a run, or your own, from Stable-Baselines3, CleanRL or any torch code:
 
-    accel compress --sb3 ppo.zip --env CartPole-v1 --out policy.accel
+    accel compress --policy ppo.zip --env CartPole-v1 --out policy.accel
 
     accel compress --module ppo:Agent --weights agent.safetensors --env CartPole-v1 --out policy.accel
 

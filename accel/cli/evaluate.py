@@ -24,7 +24,7 @@ from accel.runs.evaluation import evaluate
 class EvaluateOptions(PolicySource):
     """Play a trained policy, full or compressed, and report its return with an interval.
 
-    The policy is that of a run, or your own: accel evaluate --sb3 ppo.zip --env CartPole-v1 --scheme int8 --baseline
+    The policy is that of a run, or your own: accel evaluate --policy ppo.zip --env CartPole-v1 --scheme int8 --baseline
     """
 
     scheme: Annotated[str | None, argument("compression scheme, such as int8; default: fp32")] = None

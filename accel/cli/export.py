@@ -25,7 +25,7 @@ class ExportOptions(PolicySource):
     """Write a bundle: compressed and full model, contract, test vectors, reports, model card, a program that runs it.
 
     Everything is checked on its target first; a bundle that fails a gate is not written. The policy is that of a run,
-    or your own: accel export --sb3 ppo.zip --env CartPole-v1 --out cartpole-int8
+    or your own: accel export --policy ppo.zip --env CartPole-v1 --out cartpole-int8
     """
 
     out: Annotated[Path, tyro.conf.arg(help="directory to write, which must not exist")]

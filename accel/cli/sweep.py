@@ -28,7 +28,7 @@ _PARTS_OF_LATENCY = ("policy_us", "fp32_us", "latency_q1", "latency_q3")
 class SweepOptions(PolicySource):
     """Search compression policies with Optuna.
 
-    --run RUN, or your own policy (--module or --sb3, with --env): per-layer compression of a trained policy, seconds
+    --run RUN, or your own policy (--policy or --module, with --env): per-layer compression of a trained policy, seconds
     per trial. --config FILE: whole training runs, with any fields of the configuration as search space. The same
     command, given again or several times at once, also under mpirun or as a Slurm array, works on the same study; a
     killed sweep continues where it stopped. With --population the fields change while members train.
@@ -100,10 +100,10 @@ def main(arguments: Sequence[str]) -> int:
     """Parse, sweep, print."""
     argv = list(arguments)
     options = tyro.cli(SweepOptions, prog="accel sweep", args=argv, config=CLI)
-    policies = [name for name in ("run", "module", "sb3") if getattr(options, name) is not None]
-    if len(policies) + (options.config is not None) != 1:
+    policies = [name for name in ("run", "module", "policy") if getattr(options, name) is not None]
+    if bool(policies) == (options.config is not None):
         raise ConfigError(
-            "give --run RUN, or --module or --sb3 with --env, to sweep a trained policy, or --config FILE to sweep "
+            "give --run RUN, or --policy or --module with --env, to sweep a trained policy, or --config FILE to sweep "
             "training runs"
         )
     options.check_sampling(options.sample and not options.config)
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     given = [name for name in own if getattr(options, name) != getattr(SweepOptions, name)]
     if options.config is not None and given:
         raise ConfigError(
-            f"--{given[0].replace('_', '-')} needs --run, --module or --sb3: trials of --config are training runs"
+            f"--{given[0].replace('_', '-')} needs --run, --policy or --module: trials of --config are training runs"
         )
     print(without_controls(_sweep(options, ("accel", "sweep", *argv))))
     return 0

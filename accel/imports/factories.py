@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError, ConfigError
-from accel.imports.torch_files import read_tensors
+from accel.imports.torch_files import is_safetensors, read_tensors
 from accel.system.untrusted import read_file
 
 _LIMIT_BYTES = 2**32
@@ -102,7 +102,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     """
     try:
         content = read_file(path, _LIMIT_BYTES)
-        weights = load_safetensors(content) if path.suffix == ".safetensors" else read_tensors(content, str(path))
+        weights = load_safetensors(content) if is_safetensors(content) else read_tensors(content, str(path))
     except OSError as error:
         raise CheckpointError(f"cannot read weights {path}: {error.strerror or error}") from error
     except (ValueError, SafetensorError) as error:

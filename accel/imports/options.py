@@ -1,4 +1,4 @@
-"""The options that name a trained policy: a run of ours, a torch module, or a file of Stable-Baselines3."""
+"""The options that name a trained policy: a run of ours, a file of somebody else's, or a torch module."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from accel.runs.trained_policy import TrainedPolicy
 
 _IMPORT_OPTIONS = (
+    "module",
+    "policy",
     "weights",
     "env",
     "env_arg",
@@ -41,11 +43,12 @@ Weights = Annotated[
     Path | None,
     tyro.conf.arg(help="state dict for --module: .safetensors, or what torch.save(policy.state_dict(), ...) wrote"),
 ]
-SB3 = Annotated[
+PolicyPath = Annotated[
     Path | None,
     tyro.conf.arg(
-        help="zip file that model.save() of Stable-Baselines3 wrote: PPO, A2C, DQN, SAC, TD3, DDPG; nothing in it is "
-        "unpickled"
+        help="file of a policy that others trained, whose kind is found in its content: what model.save() of "
+        "Stable-Baselines3 wrote, or weights of --module; nothing in it is unpickled",
+        aliases=("--sb3",),
     ),
 ]
 Rule = Annotated[
@@ -55,9 +58,9 @@ Rule = Annotated[
         "from logits or the Gaussian), or module:factory"
     ),
 ]
-SB3Activation = Annotated[
+PolicyActivation = Annotated[
     Literal["tanh", "relu", "elu", "leaky_relu", "gelu", "silu"] | None,
-    tyro.conf.arg(help="activation function, where the --sb3 file does not name it"),
+    tyro.conf.arg(help="activation function, where the --policy file does not name it"),
 ]
 Normaliser = Annotated[
     Path | None,
@@ -70,7 +73,7 @@ Normaliser = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySource:
-    """A trained policy: RUN, or --module or --sb3 with --env."""
+    """A trained policy: RUN, or --policy or --module with --env."""
 
     run: Annotated[
         tyro.conf.Positional[Path | None], tyro.conf.arg(help="run directory of accel train, such as results/NAME")
@@ -81,7 +84,7 @@ class PolicySource:
     ] = "newest"
     module: Module = None
     weights: Weights = None
-    sb3: SB3 = None
+    policy: PolicyPath = None
     env: Annotated[
         str | None,
         tyro.conf.arg(help="the imported policy's environment: gymnasium id, or module:id to import the module first"),
@@ -94,20 +97,17 @@ class PolicySource:
         Literal["gymnasium", "envpool", "pettingzoo"], tyro.conf.arg(help="library that steps environments")
     ] = "gymnasium"
     squash_actions: Annotated[
-        bool, tyro.conf.arg(help="the environment gets tanh(output) rescaled to its bounds; known for --sb3")
+        bool,
+        tyro.conf.arg(help="the environment gets tanh(output) rescaled to its bounds; said by SB3 files"),
     ] = False
     rule: Rule = "greedy"
-    activation: SB3Activation = None
+    activation: PolicyActivation = None
     normaliser: Normaliser = None
 
     def load(self) -> TrainedPolicy:
         """The policy. Raises ConfigError for options that contradict each other, and what reading it raises."""
-        given = [name for name in ("run", "module", "sb3") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ConfigError(
-                "give one policy: a run directory, --module package:factory, or --sb3 FILE.zip"
-                + (f"; these are {len(given)}: {', '.join(given)}" if given else "")
-            )
+        if self.run is None and self.module is None and self.policy is None:
+            raise ConfigError("give one policy: a run directory, --policy FILE, or --module package:factory")
         if self.run is not None:
             said = [name for name in _IMPORT_OPTIONS if getattr(self, name) != getattr(PolicySource, name)]
             if said:
@@ -129,14 +129,21 @@ class PolicySource:
         return self._imported(config)
 
     def _imported(self, config: TrainConfig) -> TrainedPolicy:
-        from accel.imports.policy import import_module, import_sb3
+        from accel.imports.policy import import_module, import_policy
 
-        if self.sb3 is not None:
+        if self.policy is not None:
             if self.weights is not None:
-                raise ConfigError("--sb3 brings its own weights: leave out --weights")
-            return import_sb3(self.sb3, config, activation=self.activation, rule=self.rule, normaliser=self.normaliser)
+                raise ConfigError("--policy brings its own weights: leave out --weights")
+            return import_policy(
+                self.policy,
+                config,
+                module=self.module,
+                activation=self.activation,
+                rule=self.rule,
+                normaliser=self.normaliser,
+            )
         if self.activation is not None:
-            raise ConfigError("--activation is for --sb3 files: a --module has its own activations")
+            raise ConfigError("--activation is for --policy files: a --module has its own activations")
         if self.module is None:
             raise ConfigError("give --module package:factory")
         return import_module(self.module, config, weights=self.weights, rule=self.rule, normaliser=self.normaliser)

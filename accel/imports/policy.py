@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import xxhash
@@ -22,8 +22,9 @@ from accel.errors import ConfigError
 from accel.imports import greedy
 from accel.imports.adapter import AdaptedPolicy
 from accel.imports.factories import FactorySpec, load_weights, make_module, with_forward
+from accel.imports.foreign import ForeignPolicy
 from accel.imports.normaliser import FixedNormaliser, read_normaliser
-from accel.imports.stable_baselines3 import read_saved_policy
+from accel.imports.readers import read_policy_file
 from accel.publishing.distillation import PolicyDivergence
 from accel.runs.evaluation import compress_run
 from accel.runs.loading import load_run
@@ -129,66 +130,81 @@ def import_module(
         CompressorError: it cannot be exported, or its graph answers observations of the environment differently.
         EnvError, MissingExtraError: the environment cannot be made or played.
     """
-    environment = _environment(config)
-    spec = environment.spec
-    named = module if isinstance(module, str) else None
-    name = named or type(module).__name__
-    if isinstance(module, str):
-        module = make_module(module, FactorySpec.of(spec, environment.action_space))
-    if weights is not None:
-        load_weights(module, weights)
-    constants = None if normaliser is None else read_normaliser(normaliser, spec.observation_shape)
-    adapted = AdaptedPolicy(with_forward(module, spec), spec, normaliser=constants)
+    name = module if isinstance(module, str) else type(module).__name__
+
+    def make(spec: FactorySpec) -> nn.Module:
+        made = make_module(module, spec) if isinstance(module, str) else module
+        if weights is not None:
+            load_weights(made, weights)
+        return with_forward(made, spec)
+
     path = Path(name.partition(":")[2] or name) if weights is None else weights
-    source = None
-    if named is not None:
-        given = {"--module": named, "--weights": weights, "--rule": rule, "--normaliser": normaliser}
-        source = _arguments(given, config)
-    return _proved(ImportedPolicy(path, config, spec, 0, 0, adapted, name, _rule(rule, adapted, spec), source))
+    given = {"--module": name, "--weights": weights, "--rule": rule, "--normaliser": normaliser}
+    policy = _adopt(ForeignPolicy(name, make), path, config, given, rule, normaliser)
+    return policy if isinstance(module, str) else replace(policy, source=None)
 
 
-def import_sb3(
+def import_policy(
     path: Path,
     config: TrainConfig,
     *,
+    module: str | None = None,
     activation: str | None = None,
     rule: str = GREEDY,
     normaliser: Path | None = None,
 ) -> ImportedPolicy:
-    """The policy of a Stable-Baselines3 zip file, of which nothing is unpickled.
+    """The policy in a file of any known kind (``accel.imports.readers``), of which nothing is unpickled.
 
     Args:
-        path: what ``model.save(path)`` wrote.
+        path: what ``model.save(path)`` of Stable-Baselines3 wrote, or a state dict of ``module``.
+        config: its environment.
+        module: ``package:factory``, where the file holds weights alone.
         activation: where the file does not name it: tanh, relu, elu, leaky_relu, gelu or silu.
-        config, rule, normaliser: see ``import_module``; normaliser holds VecNormalize's statistics.
+        rule, normaliser: see ``import_module``; normaliser holds VecNormalize's statistics.
     Raises:
-        ConfigError, CheckpointError, EnvError, MissingExtraError: see ``import_module``.
+        ConfigError, CheckpointError, CompressorError, EnvError, MissingExtraError: see ``import_module``.
     """
-    saved = read_saved_policy(path, activation)
-    if saved.squashes:
-        config = config.replace(squash_actions=True)
-    environment = _environment(config)
-    spec = environment.spec
-    if spec.observation_dtype == "uint8":
-        _require_image(environment.observation_space, config, normaliser)
-    saved.spaces.require(environment.observation_space, environment.action_space, path, config.environment.env)
-    if saved.normalised and normaliser is None:
+    foreign = read_policy_file(path, activation=activation, module=module)
+    if foreign.normalised and normaliser is None:
         logger.warning(
             "%s was trained with VecNormalize: where that normalised observations, give --normaliser its statistics",
             path,
         )
-    if rule == STOCHASTIC and not saved.samples:
+    options = {"--policy": path, "--module": module, "--activation": activation}
+    return _adopt(foreign, path, config, {**options, "--rule": rule, "--normaliser": normaliser}, rule, normaliser)
+
+
+def _adopt(
+    foreign: ForeignPolicy,
+    path: Path,
+    config: TrainConfig,
+    given: Mapping[str, Path | str | None],
+    rule: str,
+    normaliser: Path | None,
+) -> ImportedPolicy:
+    """The policy in its environment, proved equal to its source."""
+    if foreign.squashes:
+        config = config.replace(squash_actions=True)
+    environment = _environment(config)
+    spec, env = environment.spec, config.environment.env
+    if foreign.images_alone and spec.observation_dtype == "uint8":
+        _require_image(environment.observation_space, config, normaliser)
+    foreign.spaces.require(environment.observation_space, environment.action_space, path, env)
+    if rule == STOCHASTIC and not foreign.samples:
         raise ConfigError(
-            f"--rule stochastic is for policies of PPO and A2C: of {saved.architecture} the greedy actions alone are "
+            f"--rule stochastic is for policies of PPO and A2C: of {foreign.architecture} the greedy actions alone are "
             "imported; choose greedy"
         )
-    constants = None if normaliser is None else read_normaliser(normaliser, spec.observation_shape)
-    images = saved.scales_images
-    adapted = AdaptedPolicy(saved.module, spec, log_std=saved.log_std, normaliser=constants, scales_images=images)
-    given = {"--sb3": path, "--activation": activation, "--rule": rule, "--normaliser": normaliser}
-    source = _arguments(given, config)
-    acts_by = _rule(rule, adapted, spec)
-    return _proved(ImportedPolicy(path, config, spec, saved.env_steps, 0, adapted, saved.architecture, acts_by, source))
+    adapted = AdaptedPolicy(
+        foreign.make(FactorySpec.of(spec, environment.action_space)),
+        spec,
+        log_std=foreign.log_std,
+        normaliser=None if normaliser is None else read_normaliser(normaliser, spec.observation_shape),
+        scales_images=foreign.scales_images,
+    )
+    acts_by, source = _rule(rule, adapted, spec), _arguments(given, config, squashes=foreign.squashes)
+    name, steps = foreign.architecture, foreign.env_steps
+    return _proved(ImportedPolicy(path, config, spec, steps, 0, adapted, name, acts_by, source))
 
 
 def _proved(policy: ImportedPolicy) -> ImportedPolicy:
@@ -227,7 +243,7 @@ def _require_image(space: spaces.Space[object] | None, config: TrainConfig, norm
         )
 
 
-def _arguments(given: Mapping[str, Path | str | None], config: TrainConfig) -> tuple[str, ...]:
+def _arguments(given: Mapping[str, Path | str | None], config: TrainConfig, *, squashes: bool) -> tuple[str, ...]:
     """The arguments of ``accel.imports.options.PolicySource`` that make the same policy."""
     environment = config.environment
     options = [text for name, value in given.items() if value not in (None, GREEDY) for text in (name, str(value))]
@@ -236,7 +252,7 @@ def _arguments(given: Mapping[str, Path | str | None], config: TrainConfig) -> t
     options += [text for wrapper in environment.wrapper for text in ("--wrapper", wrapper)]
     if environment.backend != "gymnasium":
         options += ["--backend", environment.backend]
-    if environment.squash_actions and "--sb3" not in given:
+    if environment.squash_actions and not squashes:
         options += ["--squash-actions"]
     return tuple(options)
 

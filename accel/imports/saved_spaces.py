@@ -22,9 +22,9 @@ class SavedSpaces:
             MultiDiscrete, or the shape of a Box. low, high: bounds of a Box.
     """
 
-    observation_shape: tuple[int, ...] | None
-    action: str | None
-    sizes: tuple[int, ...] | None
+    observation_shape: tuple[int, ...] | None = None
+    action: str | None = None
+    sizes: tuple[int, ...] | None = None
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.errors import CheckpointError, ConfigError
+from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
 from accel.imports.saved_spaces import SavedSpaces
 from accel.imports.torch_files import read_tensors
 from accel.system.untrusted import parse_json
@@ -107,33 +108,21 @@ _VALUE_PARTS = ("value_net", "vf_features_extractor", "mlp_extractor.value_net")
 _OTHER_PARTS = ("log_std", "actor.log_std")
 
 
-@dataclass(frozen=True)
-class SavedPolicy:
-    """The policy in a zip file.
+class StableBaselines3(PolicyReader):
+    """What ``model.save(path)`` wrote."""
 
-    Attributes:
-        module: from observations, flat or images in [0, 1], to logits, Q-values or means.
-        log_std: [k] of PPO's and A2C's Gaussian; None elsewhere.
-        squashes: whether the environment gets tanh of the outputs, rescaled to its bounds.
-        samples: whether the outputs say what a sampled action is: of PPO and A2C.
-        scales_images: whether it takes images in [0, 1], as it does by default.
-        env_steps: of its training. architecture: a short text.
-        spaces: what the file says of its observation and action space. normalised: whether observations went through
-            VecNormalize in training; None where the file does not tell.
-    """
+    kind = "zip file of Stable-Baselines3"
 
-    module: nn.Module
-    log_std: Tensor | None
-    squashes: bool
-    samples: bool
-    scales_images: bool
-    env_steps: int
-    architecture: str
-    spaces: SavedSpaces
-    normalised: bool | None
+    def owns(self, file: PolicyFile) -> bool:
+        """See ``PolicyReader.owns``."""
+        return {_DATA, _WEIGHTS} <= {*file.members}
+
+    def read(self, file: PolicyFile) -> ForeignPolicy:
+        """See ``PolicyReader.read``."""
+        return read_saved_policy(file.path, file.activation)
 
 
-def read_saved_policy(path: Path, activation: str | None = None) -> SavedPolicy:
+def read_saved_policy(path: Path, activation: str | None = None) -> ForeignPolicy:
     """Read the policy of a Stable-Baselines3 zip file without unpickling anything.
 
     Args:
@@ -182,8 +171,18 @@ def read_saved_policy(path: Path, activation: str | None = None) -> SavedPolicy:
     # Of these the attribute is set by VecNormalize alone; others keep it always.
     tells = samples or family.name == "ARS"
     normalised = data.get("_last_original_obs") is not None if tells else None
-    steps = steps if isinstance(steps, int) else 0
-    return SavedPolicy(module, log_std, squashes, samples, scales_images, steps, architecture, spaces, normalised)
+    return ForeignPolicy(
+        architecture,
+        make=lambda _spec: module,
+        log_std=log_std,
+        squashes=squashes,
+        samples=samples,
+        scales_images=scales_images,
+        images_alone=True,
+        env_steps=steps if isinstance(steps, int) else 0,
+        spaces=spaces,
+        normalised=normalised,
+    )
 
 
 class _MeanOverQuantiles(nn.Module):

@@ -44,6 +44,11 @@ def read_tensors(content: bytes, name: str) -> dict[str, Tensor]:
     return dict(value)
 
 
+def is_safetensors(content: bytes) -> bool:
+    """Whether a file begins as those of safetensors do: the length of a JSON object, and the object."""
+    return content[8:9] == b"{" and int.from_bytes(content[:8], "little") < len(content)
+
+
 def _check_size(content: bytes) -> None:
     """Raises ValueError for an archive that would unpack to more than it has; torch.save compresses nothing."""
     if zipfile.is_zipfile(io.BytesIO(content)):

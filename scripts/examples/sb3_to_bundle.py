@@ -5,7 +5,7 @@
     python ppo-int8/run_policy.py --verify
 
 The first line needs stable-baselines3, the others do not: the zip file is read without it, and nothing in it is
-unpickled. The same as one command: ``accel export --sb3 ppo.zip --env CartPole-v1 --scheme int8 --out ppo-int8``.
+unpickled. The same as one command: ``accel export --policy ppo.zip --env CartPole-v1 --scheme int8 --out ppo-int8``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 import accel
-from accel.imports.policy import import_sb3
+from accel.imports.policy import import_policy
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--normaliser", type=Path, help="VecNormalize's statistics: docs/policies-you-already-have.md")
     parser.add_argument("--episodes", type=int, default=20)
     options = parser.parse_args()
-    policy = import_sb3(options.file, accel.TrainConfig(env=options.env), normaliser=options.normaliser)
+    policy = import_policy(options.file, accel.TrainConfig(env=options.env), normaliser=options.normaliser)
     print(f"{options.file}: {policy.architecture}")
     bundle = accel.export(policy, options.out, scheme="int8", episodes=options.episodes, max_return_loss=0.1)
     print(bundle.text())

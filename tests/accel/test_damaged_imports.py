@@ -32,10 +32,12 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from accel.config.files import load_toml
+from accel.envs.spaces import ActionSpec
 from accel.errors import AccelError, CheckpointError, ConfigError, ReportError, SweepError
-from accel.imports.factories import load_weights
+from accel.imports.factories import FactorySpec, load_weights
+from accel.imports.foreign import ForeignPolicy
 from accel.imports.normaliser import FixedNormaliser, read_normaliser
-from accel.imports.stable_baselines3 import SavedPolicy, read_saved_policy
+from accel.imports.stable_baselines3 import read_saved_policy
 from accel.imports.torch_files import read_tensors
 from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.monitor.errors import MonitorError
@@ -79,6 +81,7 @@ def zipped(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> 
     return buffer.getvalue()
 
 
+LAYOUT = FactorySpec((4,), "float32", ActionSpec("categorical", (2,)))
 DATA = {"num_timesteps": 5, "policy_kwargs": {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>"}}
 
 
@@ -88,9 +91,9 @@ def saved_policy(data: object = DATA, weights: object = None) -> bytes:
 
 
 def check_policy(found: object) -> None:
-    assert isinstance(found, SavedPolicy | CheckpointError | ConfigError)
-    if isinstance(found, SavedPolicy):
-        assert found.module(torch.zeros(3, 4)).isfinite().all() and isinstance(found.env_steps, int)
+    assert isinstance(found, ForeignPolicy | CheckpointError | ConfigError)
+    if isinstance(found, ForeignPolicy):
+        assert found.make(LAYOUT)(torch.zeros(3, 4)).isfinite().all() and isinstance(found.env_steps, int)
 
 
 @given(data=st.data())

@@ -29,7 +29,7 @@ from accel.errors import AccelError, CheckpointError, ConfigError
 from accel.exporting import run_policy
 from accel.exporting.build import export
 from accel.imports.options import CLI, PolicySource
-from accel.imports.policy import ImportedPolicy, compress, import_module, import_sb3
+from accel.imports.policy import ImportedPolicy, compress, import_module, import_policy
 from accel.runs.playing import play
 from tests.accel import foreign_policies
 
@@ -129,7 +129,7 @@ def returns_of(env: str, act: Act, seeds: list[int]) -> list[float]:
 
 def test_a_discrete_ppo_file_gives_its_logits_and_compresses_without_loss(tmp_path: Path) -> None:
     weights = balancing_weights()
-    policy = import_sb3(write_zip(tmp_path / "ppo.zip", weights), CARTPOLE)
+    policy = import_policy(write_zip(tmp_path / "ppo.zip", weights), CARTPOLE)
     x = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
     assert np.allclose(policy.policy(torch.from_numpy(x))[0].numpy(), ppo_outputs(weights, x), atol=1e-5)
     assert (policy.act(x) == ppo_outputs(weights, x).argmax(1)).all()
@@ -149,7 +149,7 @@ def test_a_discrete_ppo_file_gives_its_logits_and_compresses_without_loss(tmp_pa
 
 def test_a_box_ppo_file_gives_its_mean_and_its_deviation(tmp_path: Path) -> None:
     weights = ppo_weights(3, 1, log_std=torch.tensor([-0.7]))
-    policy = import_sb3(write_zip(tmp_path / "ppo.zip", weights), PENDULUM)
+    policy = import_policy(write_zip(tmp_path / "ppo.zip", weights), PENDULUM)
     x = np.random.default_rng(0).standard_normal((16, 3)).astype(np.float32)
     params = policy.policy(torch.from_numpy(x))[0].numpy()
     assert np.allclose(params[:, :1], ppo_outputs(weights, x), atol=1e-5)
@@ -172,7 +172,7 @@ def test_a_box_ppo_file_gives_its_mean_and_its_deviation(tmp_path: Path) -> None
 )
 def test_the_activation_is_read_from_plain_text(tmp_path: Path, policy_kwargs: dict[str, object]) -> None:
     weights = ppo_weights(4, 2)
-    policy = import_sb3(write_zip(tmp_path / "ppo.zip", weights, policy_kwargs), CARTPOLE)
+    policy = import_policy(write_zip(tmp_path / "ppo.zip", weights, policy_kwargs), CARTPOLE)
     x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
     activation = (lambda v: np.maximum(v, 0)) if "activation_fn" in policy_kwargs else np.tanh
     assert np.allclose(policy.policy(torch.from_numpy(x))[0].numpy(), ppo_outputs(weights, x, activation), atol=1e-4)
@@ -181,8 +181,8 @@ def test_the_activation_is_read_from_plain_text(tmp_path: Path, policy_kwargs: d
 def test_an_unknown_activation_has_to_be_given(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2), {"activation_fn": "<class 'my.Snake'>"})
     with pytest.raises(ConfigError, match="--activation"):
-        import_sb3(path, CARTPOLE)
-    assert import_sb3(path, CARTPOLE, activation="elu").architecture == "PPO or A2C: 64-64 ELU"
+        import_policy(path, CARTPOLE)
+    assert import_policy(path, CARTPOLE, activation="elu").architecture == "PPO or A2C: 64-64 ELU"
 
 
 def test_sac_and_td3_squash_their_actions_and_dqn_gives_q_values(tmp_path: Path) -> None:
@@ -191,12 +191,12 @@ def test_sac_and_td3_squash_their_actions_and_dqn_gives_q_values(tmp_path: Path)
     td3 = weights_of({"actor.mu.0": (32, 3), "actor.mu.2": (1, 32)})
     for weights, hidden, head in ((sac, "actor.latent_pi.0", "actor.mu"), (td3, "actor.mu.0", "actor.mu.2")):
         noise = weights_of({"critic.qf0.0": (32, 4), "critic.qf0.2": (1, 32)})
-        policy = import_sb3(write_zip(tmp_path / "a.zip", weights | noise), PENDULUM)
+        policy = import_policy(write_zip(tmp_path / "a.zip", weights | noise), PENDULUM)
         wanted = 2 * np.tanh(linear(weights, head, np.maximum(linear(weights, hidden, x), 0)))
         assert np.allclose(policy.act(x), wanted, atol=1e-5)
     x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
     dqn = weights_of({"q_net.q_net.0": (32, 4), "q_net.q_net.2": (2, 32), "q_net_target.q_net.0": (32, 4)})
-    policy = import_sb3(write_zip(tmp_path / "d.zip", dqn), CARTPOLE)
+    policy = import_policy(write_zip(tmp_path / "d.zip", dqn), CARTPOLE)
     q_values = linear(dqn, "q_net.q_net.2", np.maximum(linear(dqn, "q_net.q_net.0", x), 0))
     assert (policy.act(x) == q_values.argmax(1)).all()
     assert len(set(policy.act(x).tolist())) == 2
@@ -210,7 +210,7 @@ def test_the_deviation_assumed_of_a_squashing_policy_does_not_depend_on_the_boun
     sac = weights_of({"actor.latent_pi.0": (32, 3), "actor.mu": (1, 32), "actor.log_std": (1, 32)})
     path = write_zip(tmp_path / "a.zip", sac)
     config = PENDULUM.replace(wrapper=(f"{HERE}:{'wide' if bound > 1 else 'narrow'}",))
-    policy = import_sb3(path, config)
+    policy = import_policy(path, config)
     assert policy.spec.action.high == (bound,)
     assert policy.adapted.log_std is not None and float(policy.adapted.log_std) == pytest.approx(np.log(0.1))
 
@@ -218,7 +218,7 @@ def test_the_deviation_assumed_of_a_squashing_policy_does_not_depend_on_the_boun
 def test_no_action_is_sampled_with_a_deviation_that_is_assumed(tmp_path: Path) -> None:
     sac = weights_of({"actor.latent_pi.0": (32, 3), "actor.mu": (1, 32), "actor.log_std": (1, 32)})
     with pytest.raises(ConfigError, match="of SAC or TQC: 32 ReLU the greedy actions alone are imported"):
-        import_sb3(write_zip(tmp_path / "a.zip", sac), PENDULUM, rule="stochastic")
+        import_policy(write_zip(tmp_path / "a.zip", sac), PENDULUM, rule="stochastic")
     with pytest.raises(ConfigError, match="gives means without deviations"):
         import_module(nn.Linear(3, 1), PENDULUM, rule="stochastic")
     assert import_module(nn.Linear(3, 2), PENDULUM, rule="stochastic").rule_spec.name == "stochastic"
@@ -231,15 +231,15 @@ def test_bytes_are_what_stable_baselines3_makes_of_them(tmp_path: Path) -> None:
     weights = ppo_weights(6 * 5 * 3, 4)
     x = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 5), dtype=np.uint8)
     for options, scale in (({}, 255), ({"normalize_images": False}, 1)):
-        policy = import_sb3(write_zip(tmp_path / "a.zip", weights, options), config)
+        policy = import_policy(write_zip(tmp_path / "a.zip", weights, options), config)
         with torch.no_grad():
             (logits,) = policy.adapted(torch.from_numpy(x))
         assert np.allclose(logits.numpy(), ppo_outputs(weights, x.reshape(8, -1) / np.float32(scale)), atol=1e-4)
     with pytest.raises(ConfigError, match="observes bytes: leave it out"):
-        import_sb3(tmp_path / "a.zip", config, normaliser=tmp_path / "statistics.npz")
+        import_policy(tmp_path / "a.zip", config, normaliser=tmp_path / "statistics.npz")
     board = config.replace(wrapper=(f"{HERE}:from_zero", f"{HERE}:as_a_board"))
     with pytest.raises(ConfigError, match="takes for no image"):
-        import_sb3(tmp_path / "a.zip", board)
+        import_policy(tmp_path / "a.zip", board)
 
 
 class Bomb:
@@ -259,7 +259,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     assert trace.exists()  # the file is what it claims
     trace.unlink()
     with pytest.raises(CheckpointError, match="nothing is unpickled"):
-        import_sb3(path, CARTPOLE)
+        import_policy(path, CARTPOLE)
     torch.save({"actor": Bomb(trace)}, tmp_path / "hostile.pt")
     with pytest.raises(CheckpointError, match="nothing is unpickled"):
         import_module(f"{HERE}:Agent", CARTPOLE, weights=tmp_path / "hostile.pt")
@@ -278,7 +278,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 def test_other_policies_are_refused_with_their_layer(tmp_path: Path, change: dict[str, Tensor], message: str) -> None:
     path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2) | change)
     with pytest.raises(ConfigError, match=message) as refused:
-        import_sb3(path, CARTPOLE)
+        import_policy(path, CARTPOLE)
     assert "--module" in str(refused.value)
 
 
@@ -286,11 +286,11 @@ def test_a_file_of_another_environment_or_no_zip_is_refused(tmp_path: Path) -> N
     with pytest.raises(
         ConfigError, match=r"fails in layer 'policy_net.0' \(Linear\(in_features=3.*\) on observations \(2, 4\)"
     ):
-        import_sb3(write_zip(tmp_path / "ppo.zip", ppo_weights(3, 2)), CARTPOLE)
+        import_policy(write_zip(tmp_path / "ppo.zip", ppo_weights(3, 2)), CARTPOLE)
     (tmp_path / "no.zip").write_bytes(b"PK nonsense")
     for name in ("no.zip", "absent.zip"):
         with pytest.raises(CheckpointError, match=name):
-            import_sb3(tmp_path / name, CARTPOLE)
+            import_policy(tmp_path / name, CARTPOLE)
 
 
 def test_agents_of_cleanrl_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_statistics_of_vecnormalize_are_inside_the_graph(tmp_path: Path, suffix:
     else:
         save_arrays(statistics, path)
     weights = ppo_weights(3, 1, log_std=torch.zeros(1))
-    policy = import_sb3(write_zip(tmp_path / "ppo.zip", weights), PENDULUM, normaliser=path)
+    policy = import_policy(write_zip(tmp_path / "ppo.zip", weights), PENDULUM, normaliser=path)
     x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32) * 3
     normalised = np.clip((x - statistics["mean"]) / np.sqrt(statistics["var"] + 1e-8), -1.5, 1.5)
     wanted = ppo_outputs(weights, normalised)
@@ -468,7 +468,7 @@ def test_batch_norm_and_dropout_of_a_trained_policy_are_exported_in_eval_mode() 
 
 def test_the_commands_take_an_imported_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2))
-    source = ["--sb3", str(path), "--env", "CartPole-v1"]
+    source = ["--policy", str(path), "--env", "CartPole-v1"]
     assert main(["compress", *source, "--out", str(tmp_path / "p.accel"), "--episodes", "4"]) == 0
     assert "on the same seeds" in capsys.readouterr().out
     assert CompressedPolicy.read(tmp_path / "p.accel").scheme == "int8"
@@ -498,7 +498,17 @@ def test_the_commands_take_an_imported_policy(tmp_path: Path, capsys: pytest.Cap
 
 def test_an_imported_policy_is_swept_and_its_front_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_zip(tmp_path / "my ppo.zip", balancing_weights())
-    arguments = ["sweep", "--sb3", str(path), "--env", "CartPole-v1", "--out", str(tmp_path / "swept"), "--trials", "3"]
+    arguments = [
+        "sweep",
+        "--policy",
+        str(path),
+        "--env",
+        "CartPole-v1",
+        "--out",
+        str(tmp_path / "swept"),
+        "--trials",
+        "3",
+    ]
     arguments += ["--rows", "64", "--episodes", "2", "--no-sensitivity", "--constraint", "return>=0.9*fp32"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
@@ -515,7 +525,7 @@ def test_an_imported_policy_is_swept_and_its_front_exported(tmp_path: Path, caps
 
 def test_options_that_make_a_policy_again(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "a.zip", ppo_weights(3, 1, log_std=torch.tensor([-1.0])))
-    policy = import_sb3(path, PENDULUM.replace(env_arg=("g=9.8",)), activation="relu", rule="stochastic")
+    policy = import_policy(path, PENDULUM.replace(env_arg=("g=9.8",)), activation="relu", rule="stochastic")
     assert policy.arguments is not None
     again = tyro.cli(PolicySource, args=policy.arguments, config=CLI).load()
     assert again.identity == policy.identity and again.arguments == policy.arguments and again.config == policy.config
@@ -526,13 +536,13 @@ def test_options_that_make_a_policy_again(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["compress", "--out", "x"], "give one policy"),
-        (["compress", "--sb3", "a.zip", "--out", "x"], "give --env"),
+        (["compress", "--policy", "a.zip", "--out", "x"], "give --env"),
         (["compress", "run", "--env", "CartPole-v1", "--out", "x"], "leave out --env"),
-        (["export", "--sb3", "a.zip", "--env", "CartPole-v1", "--out", "x", "--sample"], "--rule stochastic"),
-        (["bench", "policy", "--sb3", "a.zip", "--network", "mlp:8x1"], "leave out --network"),
+        (["export", "--policy", "a.zip", "--env", "CartPole-v1", "--out", "x", "--sample"], "--rule stochastic"),
+        (["bench", "policy", "--policy", "a.zip", "--network", "mlp:8x1"], "leave out --network"),
         (["compress", "run", "--env-arg", "a=1", "--env-arg", "b=2", "--out", "x"], "leave out --env-arg"),
-        (["bench", "policy", "--weights", "a.safetensors"], "--module and --sb3"),
-        (["bench", "actor", "--sb3", "a.zip", "--run", "r"], "leave out --run"),
+        (["bench", "policy", "--weights", "a.safetensors"], "--policy and --module"),
+        (["bench", "actor", "--policy", "a.zip", "--run", "r"], "leave out --run"),
         (["bench", "refresh", "--module", "m:f", "--network", "mlp:8x1"], "leave out --network"),
         (["bench", "bits", "--module", "m:f"], "give --env"),
         (["bench", "learner", "--module=m:f"], "an imported policy has no learner: leave out --module"),
@@ -547,11 +557,11 @@ def test_options_that_contradict_each_other(
 
 def test_a_stochastic_rule_samples(tmp_path: Path) -> None:
     weights = ppo_weights(3, 1, log_std=torch.tensor([-1.0]))
-    policy: ImportedPolicy = import_sb3(write_zip(tmp_path / "p.zip", weights), PENDULUM, rule="stochastic")
+    policy: ImportedPolicy = import_policy(write_zip(tmp_path / "p.zip", weights), PENDULUM, rule="stochastic")
     x = np.zeros((4000, 3), np.float32)
     noise = policy.act(x, greedy=False) - policy.act(x)
     assert float(noise.std()) == pytest.approx(np.exp(-1.0), rel=0.1)
-    greedy = import_sb3(tmp_path / "p.zip", PENDULUM)
+    greedy = import_policy(tmp_path / "p.zip", PENDULUM)
     assert np.array_equal(greedy.act(x, greedy=False), greedy.act(x))
     with pytest.raises(AccelError, match="nonsense"):
-        import_sb3(tmp_path / "p.zip", PENDULUM, rule="nonsense")
+        import_policy(tmp_path / "p.zip", PENDULUM, rule="nonsense")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from accel.config import TrainConfig
 from accel.errors import ConfigError
-from accel.imports.policy import import_sb3
+from accel.imports.policy import import_policy
 from tests.accel.test_import_policy import HERE, linear, ppo_weights, weights_of, write_zip
 
 CARTPOLE, PENDULUM = TrainConfig.create(env="CartPole-v1"), TrainConfig.create(env="Pendulum-v1")
@@ -48,11 +48,11 @@ def relu_net(weights: dict[str, Tensor], prefix: str, x: np.ndarray) -> np.ndarr
 def test_a_policy_of_another_class_is_refused_though_its_layers_fit(module: str, what: str, tmp_path: Path) -> None:
     path = write_zip(tmp_path / "a.zip", ppo_weights(4, 2), policy_class=policy_class(module))
     with pytest.raises(ConfigError, match=f"its policy is .*{what}.*--module"):
-        import_sb3(path, CARTPOLE)
+        import_policy(path, CARTPOLE)
     path = write_zip(
         tmp_path / "a.zip", ppo_weights(4, 2), policy_class=policy_class("stable_baselines3.common.policies")
     )
-    assert import_sb3(path, CARTPOLE).architecture.startswith("PPO or A2C")
+    assert import_policy(path, CARTPOLE).architecture.startswith("PPO or A2C")
 
 
 @pytest.mark.parametrize(
@@ -68,47 +68,47 @@ def test_a_policy_of_another_class_is_refused_though_its_layers_fit(module: str,
 )
 def test_spaces_of_another_environment_are_refused(spaces: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        import_sb3(write_zip(tmp_path / "a.zip", ppo_weights(4, 2), **spaces), CARTPOLE)
+        import_policy(write_zip(tmp_path / "a.zip", ppo_weights(4, 2), **spaces), CARTPOLE)
 
 
 def test_bounds_of_actions_are_compared_where_the_file_has_them_all(tmp_path: Path) -> None:
     for low, high in (("[-2.]", "[2.]"), ("[-1. ... -1.]", "[1. ... 1.]")):
         path = write_zip(tmp_path / "a.zip", ppo_weights(3, 1), action_space=box("[1]", low, high))
-        import_sb3(path, PENDULUM)
+        import_policy(path, PENDULUM)
     path = write_zip(tmp_path / "a.zip", ppo_weights(3, 1), action_space=box("[1]", "[-1.]", "[1.]"))
     with pytest.raises(ConfigError, match=r"trained with actions in \[\[-1\.\], \[1\.\]\]"):
-        import_sb3(path, PENDULUM)
+        import_policy(path, PENDULUM)
 
 
 def test_actions_that_do_not_begin_with_zero_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="numbers its actions from 2"):
-        import_sb3(write_zip(tmp_path / "a.zip", ppo_weights(4, 2)), CARTPOLE.replace(wrapper=(f"{HERE}:from_two",)))
+        import_policy(write_zip(tmp_path / "a.zip", ppo_weights(4, 2)), CARTPOLE.replace(wrapper=(f"{HERE}:from_two",)))
 
 
 def test_a_forgotten_normaliser_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen = {":type:": "<class 'numpy.ndarray'>"}
     path = write_zip(tmp_path / "a.zip", ppo_weights(4, 2), _last_original_obs=seen)
     with caplog.at_level(logging.WARNING):
-        import_sb3(path, CARTPOLE)
+        import_policy(path, CARTPOLE)
         assert "was trained with VecNormalize" in caplog.text
         caplog.clear()
-        import_sb3(write_zip(tmp_path / "b.zip", ppo_weights(4, 2), _last_original_obs=None), CARTPOLE)
+        import_policy(write_zip(tmp_path / "b.zip", ppo_weights(4, 2), _last_original_obs=None), CARTPOLE)
         np.savez(tmp_path / "n.npz", mean=np.zeros(4), var=np.ones(4))
-        import_sb3(path, CARTPOLE, normaliser=tmp_path / "n.npz")
+        import_policy(path, CARTPOLE, normaliser=tmp_path / "n.npz")
         dqn = weights_of({"q_net.q_net.0": (32, 4), "q_net.q_net.2": (2, 32)})
-        import_sb3(write_zip(tmp_path / "d.zip", dqn, _last_original_obs=seen), CARTPOLE)  # which always has them
+        import_policy(write_zip(tmp_path / "d.zip", dqn, _last_original_obs=seen), CARTPOLE)  # which always has them
     assert not caplog.text
 
 
 def test_quantiles_are_averaged(tmp_path: Path) -> None:
     weights = weights_of({"quantile_net.quantile_net.0": (32, 4), "quantile_net.quantile_net.2": (2 * 5, 32)})
     home = policy_class(CONTRIB.format("qrdqn"))
-    policy = import_sb3(write_zip(tmp_path / "a.zip", weights, {"n_quantiles": 5}, policy_class=home), CARTPOLE)
+    policy = import_policy(write_zip(tmp_path / "a.zip", weights, {"n_quantiles": 5}, policy_class=home), CARTPOLE)
     x = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
     values = relu_net(weights, "quantile_net.quantile_net", x).reshape(64, 5, 2).mean(axis=1)
     assert (policy.act(x) == values.argmax(axis=1)).all() and len(set(values.argmax(axis=1).tolist())) == 2
     with pytest.raises(ConfigError, match="fails in layer 'mean'"):
-        import_sb3(write_zip(tmp_path / "a.zip", weights, {"n_quantiles": 3}, policy_class=home), CARTPOLE)
+        import_policy(write_zip(tmp_path / "a.zip", weights, {"n_quantiles": 3}, policy_class=home), CARTPOLE)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_ars_ends_in_tanh_as_its_class_does(
 ) -> None:
     weights = weights_of({"action_net.0": (16, 3), "action_net.2": (1, 16)})
     described = {"policy_class": policy_class(CONTRIB.format("ars"), name), "action_space": box("[1]", "[-2.]", "[2.]")}
-    policy = import_sb3(write_zip(tmp_path / "a.zip", weights, options, **described), PENDULUM)
+    policy = import_policy(write_zip(tmp_path / "a.zip", weights, options, **described), PENDULUM)
     x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
     outputs = relu_net(weights, "action_net", x)
     wanted = 2 * np.tanh(outputs) if squashes else np.clip(outputs, -2, 2)
@@ -137,4 +137,4 @@ def test_sac_with_state_dependent_noise_keeps_its_clamp(hidden: bool, tmp_path: 
     features = np.maximum(linear(weights, "actor.latent_pi.0", x), 0) if hidden else x
     means = linear(weights, "actor.mu.0", features)
     assert np.abs(means).max() > 2.5
-    assert np.allclose(import_sb3(path, PENDULUM).act(x), 2 * np.tanh(np.clip(means, -2, 2)), atol=1e-5)
+    assert np.allclose(import_policy(path, PENDULUM).act(x), 2 * np.tanh(np.clip(means, -2, 2)), atol=1e-5)

@@ -87,7 +87,7 @@ def test_the_program_plays_and_exports_the_best(
     out = tmp_path / "bundle"
     assert main(["export", str(evaluated), "--which", "best", "--out", str(out), "--episodes", "0"]) == 0
     assert f"{summary.best_env_steps:,}" in (out / "MODEL_CARD.md").read_text()
-    assert main(["evaluate", "--which", "best", "--sb3", "x.zip", "--env", "CartPole-v1"]) == 2
+    assert main(["evaluate", "--which", "best", "--policy", "x.zip", "--env", "CartPole-v1"]) == 2
     assert "--which best is for runs" in capsys.readouterr().err
 
 

@@ -1,0 +1,111 @@
+"""A policy in somebody else's file, before its environment is known; and what readers of such files have in common."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from accel.errors import CheckpointError
+from accel.imports.factories import FactorySpec
+from accel.imports.saved_spaces import SavedSpaces
+from accel.system.untrusted import read_file
+
+Array = npt.NDArray[np.generic]
+Source = Callable[[Mapping[str, Array]], Sequence[Array]]
+"""The file's own program: inputs by name [N, *shape], observations prepared, to outputs and next states [N, *shape]."""
+
+LIMIT_BYTES = 2**32
+
+
+@dataclass(frozen=True)
+class ForeignPolicy:
+    """What a file says of its policy.
+
+    Attributes:
+        architecture: a short text.
+        make: the module, from observations (flat, or images in [0, 1] or as bytes) and states to logits, Q-values or
+            means, and next states; called with the environment's layout.
+        source: the file's own program; None where the file holds weights alone.
+        log_std: [k] of a Gaussian; None elsewhere.
+        squashes: whether the environment gets tanh of the outputs, rescaled to its bounds.
+        samples: whether the outputs say what a sampled action is.
+        scales_images: whether it takes images in [0, 1].
+        images_alone: whether bytes that are no image are treated otherwise than the module does.
+        env_steps: of its training.
+        spaces: what the file says of its observation and action space.
+        normalised: whether observations were normalised outside the policy; None where the file does not tell.
+    """
+
+    architecture: str
+    make: Callable[[FactorySpec], nn.Module] = field(repr=False)
+    source: Source | None = field(default=None, repr=False)
+    log_std: Tensor | None = None
+    squashes: bool = False
+    samples: bool = True
+    scales_images: bool = False
+    images_alone: bool = False
+    env_steps: int = 0
+    spaces: SavedSpaces = field(default_factory=SavedSpaces)
+    normalised: bool | None = None
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """A file, and the options that tell what it does not say itself.
+
+    Attributes:
+        activation: a name of ``stable_baselines3.ACTIVATIONS``. module: ``package:factory`` that weights belong to.
+    """
+
+    path: Path
+    activation: str | None = None
+    module: str | None = None
+
+    @cached_property
+    def content(self) -> bytes:
+        """All of it. Raises CheckpointError."""
+        try:
+            return read_file(self.path, LIMIT_BYTES)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"cannot read {self.path}: {getattr(error, 'strerror', None) or error}") from error
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """Names in a zip archive, without the directory that torch puts around them; empty for anything else."""
+        try:
+            with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
+                names = archive.namelist()
+        except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError):
+            return ()
+        tops = {name.partition("/")[0] for name in names}
+        return tuple(name.partition("/")[2] for name in names) if len(tops) == 1 else tuple(names)
+
+
+class PolicyReader(ABC):
+    """Reads one kind of file. Nothing in a file is unpickled, and no Python in it runs."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What messages call it."""
+
+    @abstractmethod
+    def owns(self, file: PolicyFile) -> bool:
+        """Whether a file is of this kind, by its content."""
+
+    @abstractmethod
+    def read(self, file: PolicyFile) -> ForeignPolicy:
+        """The policy.
+
+        Raises:
+            CheckpointError: a damaged file. ConfigError: a policy of another kind, or options that are not for it.
+        """

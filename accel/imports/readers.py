@@ -1,0 +1,65 @@
+"""Which kind of policy a file holds, by its content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from accel.errors import CheckpointError, ConfigError
+from accel.imports.factories import FactorySpec, load_weights, make_module, with_forward
+from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
+from accel.imports.stable_baselines3 import StableBaselines3
+from accel.imports.torch_files import is_safetensors
+
+
+class Weights(PolicyReader):
+    """A state dict, by ``torch.save`` or in safetensors, of the module that ``--module`` makes: CleanRL's, or any."""
+
+    kind = "file of tensors"
+
+    def owns(self, file: PolicyFile) -> bool:
+        """See ``PolicyReader.owns``."""
+        is_saved = "data.pkl" in file.members and "constants.pkl" not in file.members
+        return is_saved or is_safetensors(file.content) or file.content[:2] in (b"\x80\x02", b"\x80\x04")
+
+    def read(self, file: PolicyFile) -> ForeignPolicy:
+        """See ``PolicyReader.read``."""
+        name = file.module
+        if name is None:
+            raise ConfigError(
+                f"{file.path} holds tensors by name, or a pickle, which is not read, and not what computes with them: "
+                "give the code of the policy too, --module package:factory, such as ppo:Agent of CleanRL"
+            )
+
+        def make(spec: FactorySpec) -> nn.Module:
+            module = make_module(name, spec)
+            load_weights(module, file.path)
+            return with_forward(module, spec)
+
+        return ForeignPolicy(name, make)
+
+
+READERS: tuple[PolicyReader, ...] = (StableBaselines3(), Weights())
+
+
+def read_policy_file(path: Path, *, activation: str | None = None, module: str | None = None) -> ForeignPolicy:
+    """Read a policy of any known kind, of which nothing is unpickled.
+
+    Args:
+        path: the file.
+        activation: of a file that does not name it. module: ``package:factory``, which the file's weights belong to.
+    Raises:
+        CheckpointError: a damaged file, or one of no known kind. ConfigError: see ``PolicyReader.read``.
+    """
+    file = PolicyFile(path, activation, module)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory: give a run of accel train without --policy, and else a file")
+    reader = next((reader for reader in READERS if reader.owns(file)), None)
+    if reader is None:
+        raise CheckpointError(f"{path} is none of these: {', a '.join(reader.kind for reader in READERS)}")
+    if module is not None and not isinstance(reader, Weights):
+        raise ConfigError(f"{path} is a {reader.kind}, which brings its own network: leave out --module")
+    if activation is not None and not isinstance(reader, StableBaselines3):
+        raise ConfigError(f"--activation is for zip files of Stable-Baselines3, and {path} is a {reader.kind}")
+    return reader.read(file)

@@ -1,0 +1,69 @@
+"""``--policy FILE``: the kind of a file is found in its content, and what is no policy ends in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from accel.cli import main
+from accel.config import TrainConfig
+from accel.errors import AccelError
+from accel.imports.policy import ImportedPolicy, import_policy
+from tests.accel.foreign_policies import Agent
+from tests.accel.test_import_policy import HERE, agent, ppo_weights, write_zip
+
+CARTPOLE, PENDULUM = TrainConfig.create(env="CartPole-v1"), TrainConfig.create(env="Pendulum-v1")
+
+
+def outputs(policy: ImportedPolicy, rows: torch.Tensor) -> torch.Tensor:
+    return policy.policy(rows)[0]
+
+
+def test_the_content_says_what_a_file_is_whatever_its_name(tmp_path: Path) -> None:
+    """A zip of Stable-Baselines3, a state dict by torch.save, and one in safetensors, under names that mislead."""
+    zipped = write_zip(tmp_path / "policy.onnx", ppo_weights(4, 2))
+    assert import_policy(zipped, CARTPOLE).architecture == "PPO or A2C: 64-64 Tanh"
+    trained = agent(Agent, "CartPole-v1")
+    save_file(trained.state_dict(), tmp_path / "agent.pt")
+    torch.save(trained.state_dict(), tmp_path / "agent.zip")  # noqa: TID251 - as others write their policies
+    rows = torch.randn(5, 4)
+    for name in ("agent.pt", "agent.zip"):
+        policy = import_policy(tmp_path / name, CARTPOLE, module=f"{HERE}:Agent")
+        assert torch.equal(outputs(policy, rows), trained.actor(rows))
+
+
+def test_the_command_takes_the_file_or_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(agent(Agent, "CartPole-v1").state_dict(), tmp_path / "agent.pt")  # noqa: TID251
+    words = ["compress", "--policy", str(tmp_path / "agent.pt"), "--env", "CartPole-v1", "--out", str(tmp_path / "a")]
+    assert main(words) == 2
+    assert "--module package:factory" in capsys.readouterr().err
+    assert main([*words, "--module", f"{HERE}:Agent", "--episodes", "2"]) == 0
+    assert f"{HERE}:Agent as int8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"plain text", {}, "is none of these: zip file of Stable-Baselines3, a file of tensors"),
+        (b"", {}, "is none of these"),
+        (b"\x80\x04\x95pickle", {}, "or a pickle, which is not read"),
+        (b"\x80\x04\x95pickle", {"activation": "elu"}, "--activation is for zip files"),
+        (None, {"module": f"{HERE}:Agent"}, "brings its own network: leave out --module"),
+    ],
+)
+def test_what_is_no_policy_ends_in_a_sentence(
+    content: bytes | None, options: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "policy"
+    write_zip(path, ppo_weights(4, 2)) if content is None else path.write_bytes(content)
+    with pytest.raises(AccelError, match=message):
+        import_policy(path, CARTPOLE, **options)  # type: ignore[arg-type]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path, message in ((tmp_path / "none", "No such file"), (tmp_path, "is a directory: give a run")):
+        with pytest.raises(AccelError, match=message):
+            import_policy(path, CARTPOLE)
