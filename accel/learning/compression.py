@@ -31,7 +31,12 @@ class Compression:
         self._choice = choice = parse_choice(config.compression.compressor)
         divergence = make_divergence(algorithm)
         self.publisher = Publisher(
-            config, algorithm.network, divergence=divergence, cpu_features=cpu_features, levels=choice.levels
+            config,
+            algorithm.network,
+            divergence=divergence,
+            cpu_features=cpu_features,
+            levels=choice.levels,
+            beside=learner.device.type == "cuda" and config.acting.actors > 0,
         )
         self.sampler = MismatchSampler(config, algorithm, self.publisher.schemes, learner.batcher)
 

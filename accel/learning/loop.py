@@ -32,6 +32,8 @@ from accel.tuning.steering import Steering
 LEARNER_PHASES = ("wait", "batch", "forward", "correct", "backward", "compress", "publish", "record")
 OWED_S = 60.0
 """How long a run that is finished makes updates that its schedule owes."""
+PREPARING_S = 1e-3
+"""How long the learner waits for an unroll while a policy is being prepared, which actors want at once."""
 LOOK_S = 0.25
 """How often the learner looks after its actors."""
 MANY_OWED = 1000
@@ -135,6 +137,7 @@ class Loop:
                 for experience in self._receive(wait=not self.schedule.due(self._counts())):
                     self._observe(experience)
                     self.store.insert(experience)
+            self._offer_prepared()
             iteration = self._agree(reason)
             if iteration.reason is not None:
                 break
@@ -179,10 +182,26 @@ class Loop:
         return None
 
     def publish(self) -> None:
-        """Offer the current policy to the actors."""
+        """Begin to publish the current policy, or do it later where an older one is still being prepared.
+
+        Actors that wait for it, and other learners, get it before this returns, as does the first of a run."""
         version = self.counters.updates
-        self._phases.finish()  # its weights are read
-        payloads = self.publisher.payloads()
+        if not self.publisher.beside:
+            self._phases.finish()  # its weights are read
+        if self.publisher.begin(version):
+            self.sampler.published(version)
+        else:
+            self._wants_policy = True
+        self._timer.mark("compress")
+        alone = self._learner.coordination.alone
+        self._offer_prepared(wait=self.schedule.waits_for_policy or not alone or self._published_version < 0)
+
+    def _offer_prepared(self, *, wait: bool = False) -> None:
+        """Offer the policy that is prepared, if one is, to the actors."""
+        prepared = self.publisher.prepared(wait=wait)
+        if prepared is None:
+            return
+        version, payloads = prepared
         self._timer.mark("compress")
         own = self.steering.policies(payloads) if payloads else {}
         version, policies = self._learner.coordination.share_policies(version, own)
@@ -195,10 +214,8 @@ class Loop:
         elif self.schedule.waits_for_policy:
             self.transport.publish(version, self._policies)  # Withheld: the last one acts on, as of this version.
         self._timer.mark("publish")
-        if policies:
-            self.sampler.published(version)
-            if self.published is not None:
-                self.published(self.counters.env_steps, version, acting)
+        if policies and self.published is not None:
+            self.published(self.counters.env_steps, version, acting)
             self._timer.mark("record")
 
     def time_totals(self) -> dict[str, dict[str, float]]:
@@ -284,10 +301,11 @@ class Loop:
                     self._timer.mark("wait")
                     self._check_actors()
                     return
-            arrival = self.transport.receive(self._learner.coordination.idle_s if wait else 0.0)
+            idle_s = PREPARING_S if self.publisher.preparing else self._learner.coordination.idle_s
+            arrival = self.transport.receive(idle_s if wait else 0.0)
             self._timer.mark("wait")
             if arrival is None:
-                if wait:
+                if wait and not self.publisher.preparing:
                     self._check_actors()
                 return
             unroll = self._view(arrival.buffer)
@@ -375,6 +393,7 @@ class Loop:
         """The end of a phase of an update; whether to stop. One of many optimiser steps takes longer than actors may be
         silent."""
         self._phases.mark(phase)
+        self._offer_prepared()
         if perf_counter() - self._last_look >= LOOK_S:
             with suppress(TransportError):  # None is left: the look after this update says so again.
                 self._check_actors()

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -29,7 +30,7 @@ from torch import nn
 from accel.compressors.plan import Plan, PlanUpdate
 
 NICENESS = 5
-"""Niceness of the thread: below learner and actors, but not starved by them, as a late student is useless."""
+"""Niceness of upkeep's thread: below learner and actors, but not starved by them, as a late student is useless."""
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 T = TypeVar("T")
@@ -107,16 +108,56 @@ class ModuleCopy:
         self._module = module
         self._copy: nn.Module | None = None
 
+    @torch.no_grad()
     def update(self) -> nn.Module:
         """The copy, brought up to date."""
         if self._copy is None:
             self._copy = copy.deepcopy(self._module)
-        with torch.no_grad():
-            for buffer, live in zip(self._copy.buffers(), self._module.buffers(), strict=True):
-                buffer.copy_(live)
-            for mine, theirs in zip(self._copy.parameters(), self._module.parameters(), strict=True):
-                mine.copy_(theirs)
+        for mine, live in zip(_tensors(self._copy), _tensors(self._module), strict=True):
+            mine.copy_(live)
         return self._copy
+
+
+class Snapshot:
+    """A module's weights as they were at one moment, in a copy on the CPU, while the learner changes the module's own.
+
+    From a CUDA device they come on a stream of their own into page-locked memory: neither the caller nor the learner's
+    work on the device waits for them.
+
+    Attributes:
+        module: the copy; its weights may be read after ``wait``, until the next ``take``.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.deepcopy(module).to("cpu")
+        self._live, self._copies = _tensors(module), _tensors(self.module)
+        self._sent: list[torch.Tensor] = []
+        self._stream: torch.cuda.Stream | None = None
+        if self._live[0].device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._live[0].device)  # type: ignore[no-untyped-call]
+            self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            for tensor in self._copies:
+                tensor.data = tensor.data.pin_memory()
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Begin to copy the weights as they are after all work that is queued on the device."""
+        if self._stream is None:
+            for mine, live in zip(self._copies, self._live, strict=True):
+                mine.copy_(live)
+            return
+        self._sent = [live.clone() for live in self._live]
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            for mine, live in zip(self._copies, self._sent, strict=True):
+                mine.copy_(live, non_blocking=True)
+            self._arrived.record()
+
+    def wait(self) -> None:
+        """Until the weights are there; in any thread."""
+        if self._stream is not None:
+            self._arrived.synchronize()
+            self._sent = []
 
 
 class BackgroundWorker:
@@ -126,12 +167,14 @@ class BackgroundWorker:
 
     Args:
         inline: run jobs in the caller's thread instead, before ``submit`` returns, so that equal seeds give equal bits.
+        niceness: of its thread.
     Attributes:
         cancelled: set when results are not needed any more; long jobs check it.
     """
 
-    def __init__(self, *, inline: bool = False) -> None:
+    def __init__(self, *, inline: bool = False, niceness: int = NICENESS) -> None:
         self.inline = inline
+        self._niceness = niceness
         self.cancelled = threading.Event()
         self._executor: ThreadPoolExecutor | None = None
         self._running: Future[object] | None = None
@@ -152,7 +195,7 @@ class BackgroundWorker:
         if self.busy:
             raise RuntimeError("the worker is busy: submit the next job when it is done")
         if self._executor is None:
-            self._executor = _one_thread()
+            self._executor = _one_thread(self._niceness)
         future = self._executor.submit(job)
         self._running = future  # type: ignore[assignment]  # a future of anything is one of objects
         return future
@@ -172,6 +215,11 @@ def is_finite(module: nn.Module) -> bool:
     return bool(torch.isfinite(sums).all())
 
 
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    """All weights and buffers."""
+    return [*module.parameters(), *module.buffers()]
+
+
 def _raise_if_set(cancelled: threading.Event) -> None:
     if cancelled.is_set():
         raise UpkeepCancelled
@@ -186,16 +234,16 @@ def _done(job: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _one_thread() -> ThreadPoolExecutor:
+def _one_thread(niceness: int) -> ThreadPoolExecutor:
     """Start the thread; the number of torch threads of the caller and of later threads does not change."""
     threads = torch.get_num_threads()
-    executor = ThreadPoolExecutor(1, thread_name_prefix="accel-upkeep", initializer=_lower_priority)
+    executor = ThreadPoolExecutor(1, thread_name_prefix="accel-upkeep", initializer=partial(_lower_priority, niceness))
     executor.submit(threading.get_native_id).result()
     torch.set_num_threads(threads)
     return executor
 
 
-def _lower_priority() -> None:
+def _lower_priority(niceness: int) -> None:
     """Limit this thread to one core for its operators, at low priority where threads have their own."""
     # a thread copies the global number when it first reads it; its own setting takes effect only afterwards
     torch.get_num_threads()
@@ -203,4 +251,4 @@ def _lower_priority() -> None:
     if sys.platform == "linux":
         thread = threading.get_native_id()
         # Only root may lower what the user's own ``nice`` has raised.
-        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), NICENESS))
+        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), niceness))

@@ -129,6 +129,7 @@ class Level:
         scheme: its text.
         plan: bound to the module, not calibrated yet.
         module: the learner's acting module.
+        published: what artifacts are made of: the module, or a snapshot of it.
         config: the run's intervals.
         validator: validates artifacts.
         inputs: what ranges, selections and students are made with.
@@ -143,6 +144,7 @@ class Level:
         scheme: str,
         plan: Plan,
         module: torch.nn.Module,
+        published: torch.nn.Module,
         config: TrainConfig,
         validator: Validator,
         inputs: RecentInputs,
@@ -153,7 +155,7 @@ class Level:
         self.quantiser: FakeQuantiser | None = None
         self._plan = plan
         self._statistics = LevelStatistics()
-        self._module = module
+        self._module, self._published = module, published
         self._validator = validator
         self._inputs = inputs
         self._withheld = False
@@ -173,6 +175,7 @@ class Level:
             interval_updates(config, intervals.reselect_interval_steps), first=_FIRST_RESELECT_UPDATES
         )
         self._refits = UpdateInterval(interval_updates(config, REFIT_STEPS))
+        self._refit_due = False
         self._has_student = "distill" in names
         distill_interval, self._distill_steps = distillation_schedule(config)
         self._distillations = UpdateInterval(distill_interval)
@@ -183,13 +186,15 @@ class Level:
 
     def artifact(self, version: int) -> CompressedPolicy:
         """The current policy. Raises WeightsError: it is not finite; CalibrationError: the level is not ready."""
-        return self._plan.refresh(self._module, version=version)
+        return self._plan.refresh(self._published, version=version)
 
     def payload(self) -> bytes | None:
         """The current policy, serialised as version 0; None when it fails validation and is withheld."""
         if self._withheld and not self._validator.full_check_due:
             self._statistics.withheld += 1
             return None
+        if self._refit_due:
+            self._refit()
         try:
             try:
                 payload = self._checked_payload()
@@ -240,7 +245,7 @@ class Level:
             self._withheld, self._checks = False, UpdateInterval(self._check_interval)
 
     def after_update(self) -> None:
-        """After each learner update: determine what is due; the compensation for pruned channels is fitted at once."""
+        """After each learner update: determine what is due."""
         if self.quantiser is not None:
             self.quantiser.apply_masks(self._module)
         self._validator.count_update()
@@ -261,8 +266,7 @@ class Level:
             self._due.add("calibration")
         if self._drift.tick() and self._plan.statistics.calibrations:
             self._due.add("drift")
-        if self._prunes and self._refits.tick():
-            self._refit()
+        self._refit_due |= self._prunes and self._refits.tick()
 
     def check_ranges(self) -> None:
         """Have activations outside their ranges widen them soon, which is otherwise looked for at intervals."""
@@ -313,8 +317,8 @@ class Level:
             logger.error("background work on %s failed as the run ended", self.scheme, exc_info=error)
 
     def policy_is_finite(self) -> bool:
-        """Whether the learner's policy may be published at all."""
-        return is_finite(self._module)
+        """Whether the policy may be published at all."""
+        return is_finite(self._published)
 
     def metrics(self) -> dict[str, float]:
         """Metrics by name, without the scheme; resets means. See the module's docstring."""
@@ -349,13 +353,13 @@ class Level:
     def _checked_payload(self) -> bytes:
         """Raises WeightsError: the policy is not finite; VerificationError: the artifact fails validation."""
         statistics, started = self._statistics, perf_counter()
-        artifact = self._plan.refresh(self._module, version=0)
+        artifact = self._plan.refresh(self._published, version=0)
         refreshed = perf_counter()
         payload = artifact.to_bytes()
         statistics.refresh_s += refreshed - started
         statistics.serialise_s += perf_counter() - refreshed
         statistics.refreshes += 1
-        self._validator.validate(artifact, payload, self._module, self.quantiser)
+        self._validator.validate(artifact, payload, self._published, self.quantiser)
         return payload
 
     def _widen(self) -> bool:
@@ -366,11 +370,12 @@ class Level:
             return False
 
     def _refit(self) -> None:
-        """Fit at once, as later the fit is outdated."""
+        """Fit the compensation for pruned channels to the policy that is published."""
+        self._refit_due = False
         if not self.policy_is_finite():
             return
         try:
-            self._plan.refit(self._module, self._inputs.every())
+            self._plan.refit(self._published, self._inputs.every())
         except CalibrationError as error:
             self._warn_once(f"{self.scheme} keeps its compensation", error)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, wait
 from functools import partial
 from time import perf_counter
 from typing import cast
@@ -29,7 +30,7 @@ from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks import PolicyNetwork
 from accel.networks.fake_quantisation import FakeQuantisation
 from accel.networks.observations import example_inputs
-from accel.publishing.background import BackgroundWorker, ModuleCopy
+from accel.publishing.background import BackgroundWorker, ModuleCopy, Snapshot
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.publishing.inputs import REFILLS, Array, RecentInputs, policy_inputs, replay_states
 from accel.publishing.level import FULL_PRECISION, Level, distillation_schedule, interval_updates
@@ -46,9 +47,19 @@ class NoPublisher:
 
     scheme = ""
 
-    def payloads(self) -> Mapping[str, bytes]:
+    beside = preparing = False
+
+    def __init__(self) -> None:
+        self._begun: list[int] = []
+
+    def begin(self, version: int) -> bool:
         """Publishes nothing."""
-        return {}
+        self._begun = [version]
+        return True
+
+    def prepared(self, *, wait: bool = False) -> tuple[int, Mapping[str, bytes]] | None:
+        """Nothing, at once."""
+        return (self._begun.pop(), {}) if self._begun else None
 
     def observe(self, unroll: Unroll, layout: UnrollLayout) -> None:
         """Calibrates nothing."""
@@ -74,13 +85,19 @@ class Publisher:
     (``accel.publishing.background``). With ``actors = 0`` all of it is done at once, so that equal seeds give equal
     bits.
 
+    ``begin`` and ``prepared`` prepare a publication of a snapshot beside the learner's next update. Until it is there,
+    unrolls are not looked at and updates only counted; every other method waits for it.
+
     Args:
         config: the run's configuration.
         network: what the learner trains.
         divergence: of acting policies from the learner's, as the action rule sees it; None: KL of the distributions.
         cpu_features: features of every actor's CPU, which select the int8 variant; None: this machine's.
         levels: schemes that may be used; None: the configured one. The first is in use until ``set_levels``.
+        beside: prepare publications beside the caller, which pays where the learner computes on a device of its own;
+            not with ``qat``, whose codes are the learner's own.
     Attributes:
+        beside: whether publications are prepared beside the caller.
         replaced: levels in use for which fp32 stands in among the last payloads.
     Raises:
         ConfigError: the first level does not suit the network, or its graph differs from it.
@@ -94,6 +111,7 @@ class Publisher:
         divergence: Divergence | None = None,
         cpu_features: frozenset[str] | None = None,
         levels: Iterable[str] | None = None,
+        beside: bool = False,
     ) -> None:
         self._config = config
         self._network = network
@@ -114,6 +132,12 @@ class Publisher:
         self.replaced: frozenset[str] = frozenset()
         self._worker, self._caller = BackgroundWorker(inline=config.acting.actors == 0), BackgroundWorker(inline=True)
         self._copy = ModuleCopy(self._module)
+        self.beside = beside and not any(map(is_quantisation_aware, self.levels))
+        self._snapshot = Snapshot(self._module) if self.beside else None
+        self._published = self._module if self._snapshot is None else self._snapshot.module
+        self._preparer = BackgroundWorker(inline=not self.beside, niceness=0)
+        self._preparing: Future[Mapping[str, bytes]] | None = None
+        self._version = self._late_updates = 0
         self._last_served = FULL_PRECISION
         self._proved_on_real_rows = False
         self.scheme = FULL_PRECISION
@@ -137,6 +161,7 @@ class Publisher:
         Raises:
             ConfigError: one is none of ``levels``, or does not suit the network; nothing changes then.
         """
+        self._wait()
         wanted = tuple(dict.fromkeys(_canonical(level) for level in levels))
         prepared = tuple(
             level for level in dict.fromkeys(_canonical(level) for level in prepare) if level not in wanted
@@ -161,6 +186,7 @@ class Publisher:
         """Those of the levels that suit the network, bound; each other one is named in a warning.
 
         Raises: ConfigError: the first does not suit."""
+        self._wait()
         first, *others = levels
         self._level(_canonical(first))
         found = [first]
@@ -181,16 +207,18 @@ class Publisher:
         """Whether actors assigned this level get it rather than fp32.
 
         For a level out of use: whether they would get it if its next check passes."""
+        self._wait()
         return level in self._bound and self._bound[level].fit
 
     def check_ranges(self, level: str) -> None:
         """Have a level's activations outside their ranges widen them, in the background."""
+        self._wait()
         self._bound[level].check_ranges()
         self._start_work()
 
     def observe(self, unroll: Unroll, layout: UnrollLayout) -> None:
         """Keep a few of an arriving unroll's inputs, for ranges, checks and students."""
-        if self._config.acting.actor_runtime == "torch" or not self._recent.wanted:
+        if self._config.acting.actor_runtime == "torch" or self.preparing or not self._recent.wanted:
             return
         # An unroll has the states of one row; until the store is full others are found anew, lest int8 wait for long.
         replay = partial(replay_states, self._module) if layout.state_shapes and not self._recent.full else None
@@ -203,16 +231,22 @@ class Publisher:
         """
         if self._config.acting.actor_runtime == "torch":
             return
-        self._recent.tick()
-        self._adopt_results()
-        for scheme in self._maintained():
-            self._bound[scheme].after_update()
-        if FULL_PRECISION not in self._in_use:
-            self._bound[FULL_PRECISION].after_update()
-        self._start_work()
+        self._late_updates += 1
+        if self.preparing:
+            return
+        while self._late_updates:
+            self._late_updates -= 1
+            self._recent.tick()
+            self._adopt_results()
+            for scheme in self._maintained():
+                self._bound[scheme].after_update()
+            if FULL_PRECISION not in self._in_use:
+                self._bound[FULL_PRECISION].after_update()
+            self._start_work()
 
     def recent_inputs(self) -> dict[str, Array]:
         """Real inputs of the policy, [N, *shape] by name; empty before the first."""
+        self._wait()
         return self._recent.every()
 
     def payloads(self) -> Mapping[str, bytes]:
@@ -221,9 +255,40 @@ class Publisher:
         Transports carry the version beside the payload, so that an unchanged policy is recognised: artifacts travel as
         version 0 and only saved ones hold their own.
         """
+        self._wait()
+        self._take()
+        return self._prepare()
+
+    @property
+    def preparing(self) -> bool:
+        """Whether a publication is in preparation and not there yet."""
+        return self._preparing is not None and not self._preparing.done()
+
+    def begin(self, version: int) -> bool:
+        """Begin to prepare the publication of the current network; False while another is not taken yet."""
+        if self._preparing is not None:
+            return False
+        if self._snapshot is not None:
+            self._snapshot.take()
+        self._version, self._preparing = version, self._preparer.submit(self._prepare)
+        return True
+
+    def prepared(self, *, wait: bool = False) -> tuple[int, Mapping[str, bytes]] | None:
+        """Take the publication that was begun, with its version, once it is there; ``wait``: until it is.
+
+        Raises its errors, and those of background work."""
+        if self._preparing is None or not (wait or self._preparing.done()):
+            return None
+        publication, self._preparing = self._preparing, None
+        return self._version, publication.result()
+
+    def _prepare(self) -> Mapping[str, bytes]:
+        """``payloads``, of the snapshot that was taken last."""
+        if self._snapshot is not None:
+            self._snapshot.wait()
         if self._config.acting.actor_runtime == "torch":
-            is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._module.state_dict().values())
-            return {FULL_PRECISION: serialise_module(self._module)} if is_finite else {}
+            is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._published.state_dict().values())
+            return {FULL_PRECISION: serialise_module(self._published)} if is_finite else {}
         self._adopt_results()
         if self._recent.full and not self._proved_on_real_rows:
             self._proved_on_real_rows = True
@@ -250,17 +315,20 @@ class Publisher:
             version: which it holds.
             scheme: a level, or fp32; None: the first in use, or fp32 while that is not published.
         """
+        self._wait()
         if self._config.acting.actor_runtime == "torch":
             return None
+        self._take()
         level = self._level(self.scheme if scheme is None else scheme)
         return (level if level.ready else self._bound[FULL_PRECISION]).artifact(version)
 
     def full_precision(self, version: int) -> CompressedPolicy:
-        """The same policy uncompressed, for comparison."""
+        """The same policy as the last artifact's or publication's, uncompressed."""
         return self._level(FULL_PRECISION).artifact(version)
 
     def metrics(self) -> dict[str, float]:
         """By ``name/level``, of the levels in use; see ``accel.publishing.level``."""
+        self._wait()
         metrics: dict[str, float] = {}
         for scheme, level in self._levels_in_use():
             metrics |= {f"{name}/{scheme}": value for name, value in level.metrics().items()}
@@ -273,9 +341,21 @@ class Publisher:
 
     def close(self) -> None:
         """At the end of a run: begin no more work, and wait only briefly for work in progress."""
+        self._preparer.close(CLOSE_TIMEOUT_S)
         self._worker.close(CLOSE_TIMEOUT_S)
         for level in self._bound.values():
             level.abandon()
+
+    def _wait(self) -> None:
+        """Until no publication is in preparation."""
+        if self._preparing is not None:
+            wait([self._preparing])
+
+    def _take(self) -> None:
+        """Bring the snapshot up to date."""
+        if self._snapshot is not None:
+            self._snapshot.take()
+            self._snapshot.wait()
 
     def _renewal_updates(self) -> int:
         """Updates in which kept inputs are replaced: short for a student and for compensation, long for ranges, which
@@ -348,7 +428,9 @@ class Publisher:
                     f"compressor '{scheme}' does not suit network '{self._config.policy.network}': {error}{remedy}"
                 ) from error
             validator = self._validator(scheme)
-            self._bound[scheme] = Level(scheme, plan, self._module, self._config, validator, self._recent)
+            self._bound[scheme] = Level(
+                scheme, plan, self._module, self._published, self._config, validator, self._recent
+            )
             logger.info("bound %s in %.0f ms, once for the whole run", scheme, 1e3 * (perf_counter() - started))
         return self._bound[scheme]
 
@@ -358,7 +440,7 @@ class Publisher:
         Raises: ConfigError: they differ."""
         if not self._bound[FULL_PRECISION].policy_is_finite():
             return
-        module = copy.deepcopy(self._module).to("cpu").eval()
+        module = copy.deepcopy(self._published).to("cpu").eval()
         try:
             check_faithful(self.full_precision(0), module, self._validation_inputs.full())
         except VerificationError as error:
