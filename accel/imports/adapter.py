@@ -27,13 +27,14 @@ _RETURNS = (
 
 
 class AdaptedPolicy(PolicyModule):
-    """An imported feed-forward policy behind a normaliser.
+    """An imported policy behind a normaliser.
 
     Where the module gives means alone, log standard deviations are appended: constants used to measure mismatch (KL,
     ESS). No action depends on them.
 
     Args:
-        module: from [B, *obs] float32 to outputs; images arrive as their 0 to 255 unless ``scales_images``.
+        module: from [B, *obs] float32 to outputs; images arrive as their 0 to 255 unless ``scales_images``. One with
+            ``state_shapes`` takes states after the observations, and gives the next ones after the outputs.
         spec: the environment's layout.
         log_std: [k] of modules that give means; None: a tenth of half the range of each action, of outputs whose tanh
             is taken a tenth.
@@ -57,7 +58,11 @@ class AdaptedPolicy(PolicyModule):
         scales_images: bool = False,
     ) -> None:
         super().__init__()
-        self.input_names, self.output_names, self.state_shapes = ("observations",), ("params",), ()
+        self.state_shapes = getattr(module, "state_shapes", ())
+        states = range(len(self.state_shapes))
+        self._parts = len(spec.inputs)
+        self.input_names = (*(part.name for part in spec.inputs), *(f"state_{i}" for i in states))
+        self.output_names = ("params", *(f"next_state_{i}" for i in states))
         self.normaliser = normaliser
         self.scales_images = scales_images
         self.module = _copied(module)
@@ -86,16 +91,20 @@ class AdaptedPolicy(PolicyModule):
         normalised: Tensor = x if self.normaliser is None else self.normaliser(x)
         return normalised
 
-    def forward(self, observations: Tensor) -> tuple[Tensor]:
-        """[B, *obs] to ([B, P],)."""
-        outputs: object = self.module(self.prepared(observations))
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Each part of the observation [B, *shape] and each state to ([B, P], next states)."""
+        observed, states = inputs[: self._parts], inputs[self._parts :]
+        outputs: object = self.module(*map(self.prepared, observed), *states)
+        following: tuple[Tensor, ...] = ()
+        if states:
+            outputs, *following = outputs  # type: ignore[misc]
         if isinstance(outputs, tuple | list):
             outputs = outputs[0] if self._takes_first else _means_and_deviations(*outputs)
         if not isinstance(outputs, Tensor):
             raise TypeError(f"it returns {type(outputs).__name__}")
         if self.log_std is not None:
             outputs = torch.cat((outputs, self.log_std.expand_as(outputs)), dim=-1)
-        return (outputs,)
+        return (outputs, *following)
 
 
 def _means_and_deviations(means: Tensor, log_std: Tensor, *_others: Tensor) -> Tensor:
@@ -104,15 +113,17 @@ def _means_and_deviations(means: Tensor, log_std: Tensor, *_others: Tensor) -> T
 
 def _require_log_deviations(policy: AdaptedPolicy, spec: EnvSpec) -> None:
     """Raise ConfigError where the second of several outputs may be a value, or deviations themselves."""
-    observations = _observations(spec)
+    if policy.state_shapes:
+        return
+    rows = _example_rows(policy, spec)
     try:
         with torch.no_grad():
-            outputs: object = policy.module(policy.prepared(observations))
+            outputs: object = policy.module(*map(policy.prepared, rows))
     except Exception:  # noqa: BLE001 - somebody else's code, whose failure is told with its layer later
         return
     if not isinstance(outputs, tuple | list):
         return
-    cause = _no_log_deviations(outputs[1].to(torch.float32), len(observations), spec.action.sizes[0])
+    cause = _no_log_deviations(outputs[1].to(torch.float32), len(rows[0]), spec.action.sizes[0])
     if cause:
         raise ConfigError(
             f"the second output of {type(policy.module).__name__} is taken for log standard deviations, and {cause}: "
@@ -165,13 +176,13 @@ def _copies(value: object) -> bool:
 
 def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
     """Outputs [2, P] on two different observations; checks that each gets the same output alone."""
-    observations = _observations(spec)
-    shape, name = tuple(observations.shape), type(policy.module).__name__
+    rows = _example_rows(policy, spec)
+    shape, name = tuple(rows[0].shape), type(policy.module).__name__
     inside: list[str] = []
     try:
         with torch.no_grad(), _entered(policy.module, inside):
-            outputs: Tensor = policy(observations)[0]
-            alone = torch.cat([policy(row.unsqueeze(0))[0] for row in observations])
+            outputs: Tensor = policy(*rows)[0]
+            alone = torch.cat([policy(*(part[i : i + 1] for part in rows))[0] for i in range(len(rows[0]))])
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         where = f" in layer {inside[-1]}" if inside else ""
@@ -197,13 +208,16 @@ def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
     return outputs
 
 
-def _observations(spec: EnvSpec) -> Tensor:
-    """Two random ones, always the same."""
+def _example_rows(policy: AdaptedPolicy, spec: EnvSpec) -> list[Tensor]:
+    """Two random rows of every input, always the same."""
     generator = torch.Generator().manual_seed(0)
-    shape = (2, *spec.observation_shape)
-    if spec.observation_dtype == "uint8":
-        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    return torch.randn(shape, generator=generator)
+    rows = []
+    for shape, dtype in [*((p.shape, p.dtype) for p in spec.inputs), *((s, "float32") for s in policy.state_shapes)]:
+        if dtype == "uint8":
+            rows.append(torch.randint(0, 256, (2, *shape), generator=generator, dtype=torch.uint8))
+        else:
+            rows.append(torch.randn((2, *shape), generator=generator))
+    return rows
 
 
 @contextmanager

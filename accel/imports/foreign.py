@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from accel.errors import CheckpointError
 from accel.imports.factories import FactorySpec
 from accel.imports.saved_spaces import SavedSpaces
+from accel.imports.torch_files import checked_tensors, read_dictionary
 from accel.system.untrusted import read_file
 
 Array = npt.NDArray[np.generic]
-Source = Callable[[Mapping[str, Array]], Sequence[Array]]
-"""The file's own program: inputs by name [N, *shape], observations prepared, to outputs and next states [N, *shape]."""
+Source = Callable[[Sequence[Array]], Sequence[Array]]
+"""The file's own program: one row [1, *shape] of prepared observations and of states to outputs and next states."""
 
 LIMIT_BYTES = 2**32
 
@@ -79,6 +80,20 @@ class PolicyFile:
             raise CheckpointError(f"cannot read {self.path}: {getattr(error, 'strerror', None) or error}") from error
 
     @cached_property
+    def checkpoint(self) -> Mapping[str, object]:
+        """What ``torch.save`` wrote, where that is a dictionary of tensors and plain values; else empty."""
+        if "data.pkl" not in self.members or "constants.pkl" in self.members:
+            return {}
+        try:
+            return read_dictionary(self.content, str(self.path))
+        except CheckpointError:
+            return {}
+
+    def tensors(self, key: str) -> dict[str, Tensor]:
+        """The state dict under a key of the checkpoint; empty without one. Raises CheckpointError."""
+        return checked_tensors(self.checkpoint.get(key) or {}, f"{key} in {self.path}")
+
+    @cached_property
     def members(self) -> tuple[str, ...]:
         """Names in a zip archive, without the directory that torch puts around them; empty for anything else."""
         try:
@@ -91,7 +106,14 @@ class PolicyFile:
 
 
 class PolicyReader(ABC):
-    """Reads one kind of file. Nothing in a file is unpickled, and no Python in it runs."""
+    """Reads one kind of file. Nothing in a file is unpickled, and no Python in it runs.
+
+    Attributes:
+        takes_activation: whether ``PolicyFile.activation`` says what such files do not. takes_module: and ``module``.
+    """
+
+    takes_activation = False
+    takes_module = False
 
     @property
     @abstractmethod

@@ -47,7 +47,8 @@ PolicyPath = Annotated[
     Path | None,
     tyro.conf.arg(
         help="file of a policy that others trained, whose kind is found in its content: what model.save() of "
-        "Stable-Baselines3 wrote, or weights of --module; nothing in it is unpickled",
+        "Stable-Baselines3 wrote, ONNX, TorchScript, torch.export, a checkpoint of rsl_rl, or weights of --module; "
+        "nothing in it is unpickled",
         aliases=("--sb3",),
     ),
 ]

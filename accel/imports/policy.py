@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+import torch
 import xxhash
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from accel.acting.rules import RuleSpec, make_rule
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.compressors.artifact import CompressedPolicy
-from accel.compressors.checks.faithful import check_faithful
+from accel.compressors.checks.faithful import check_faithful, check_source
 from accel.config import TrainConfig
 from accel.envs.base import VectorEnvironment
 from accel.envs.spaces import EnvSpec
@@ -22,7 +24,7 @@ from accel.errors import ConfigError
 from accel.imports import greedy
 from accel.imports.adapter import AdaptedPolicy
 from accel.imports.factories import FactorySpec, load_weights, make_module, with_forward
-from accel.imports.foreign import ForeignPolicy
+from accel.imports.foreign import ForeignPolicy, Source
 from accel.imports.normaliser import FixedNormaliser, read_normaliser
 from accel.imports.readers import read_policy_file
 from accel.publishing.distillation import PolicyDivergence
@@ -204,13 +206,21 @@ def _adopt(
     )
     acts_by, source = _rule(rule, adapted, spec), _arguments(given, config, squashes=foreign.squashes)
     name, steps = foreign.architecture, foreign.env_steps
-    return _proved(ImportedPolicy(path, config, spec, steps, 0, adapted, name, acts_by, source))
+    return _proved(ImportedPolicy(path, config, spec, steps, 0, adapted, name, acts_by, source), foreign.source)
 
 
-def _proved(policy: ImportedPolicy) -> ImportedPolicy:
-    """The policy, once its graph has given the module's outputs on observations that the module meets as it plays."""
+def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:
+    """The policy, once its graph has given the module's outputs, and those of the file's own program, on observations
+    that the module meets as it plays."""
     inputs = collect_inputs(policy, _PROOF_ROWS, policy=policy.policy, steps=_PROOF_STEPS)
-    check_faithful(policy.compress("fp32"), policy.policy, inputs)
+    artifact, module = policy.compress("fp32"), policy.policy
+    check_faithful(artifact, module, inputs)
+    if source is not None:
+        parts = len(policy.spec.inputs)
+        rows = [torch.from_numpy(array) for array in inputs.values()]
+        prepared = [*map(module.prepared, rows[:parts]), *rows[parts:]]
+        answers = [source([part[i : i + 1].numpy() for part in prepared]) for i in range(len(rows[0]))]
+        check_source(artifact, inputs, [np.concatenate(outputs) for outputs in zip(*answers, strict=True)])
     return policy
 
 

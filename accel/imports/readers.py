@@ -9,14 +9,18 @@ from torch import nn
 from accel.errors import CheckpointError, ConfigError
 from accel.imports.factories import FactorySpec, load_weights, make_module, with_forward
 from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
+from accel.imports.onnx_models import OnnxModels
+from accel.imports.rsl_rl import RslRl
 from accel.imports.stable_baselines3 import StableBaselines3
 from accel.imports.torch_files import is_safetensors
+from accel.imports.torch_programs import ExportedPrograms, TorchScripts
 
 
 class Weights(PolicyReader):
     """A state dict, by ``torch.save`` or in safetensors, of the module that ``--module`` makes: CleanRL's, or any."""
 
     kind = "file of tensors"
+    takes_module = True
 
     def owns(self, file: PolicyFile) -> bool:
         """See ``PolicyReader.owns``."""
@@ -40,7 +44,14 @@ class Weights(PolicyReader):
         return ForeignPolicy(name, make)
 
 
-READERS: tuple[PolicyReader, ...] = (StableBaselines3(), Weights())
+READERS: tuple[PolicyReader, ...] = (
+    StableBaselines3(),
+    TorchScripts(),
+    ExportedPrograms(),
+    RslRl(),
+    Weights(),
+    OnnxModels(),
+)
 
 
 def read_policy_file(path: Path, *, activation: str | None = None, module: str | None = None) -> ForeignPolicy:
@@ -57,9 +68,9 @@ def read_policy_file(path: Path, *, activation: str | None = None, module: str |
         raise ConfigError(f"{path} is a directory: give a run of accel train without --policy, and else a file")
     reader = next((reader for reader in READERS if reader.owns(file)), None)
     if reader is None:
-        raise CheckpointError(f"{path} is none of these: {', a '.join(reader.kind for reader in READERS)}")
-    if module is not None and not isinstance(reader, Weights):
+        raise CheckpointError(f"{path} is none of these: {'; '.join(reader.kind for reader in READERS)}")
+    if module is not None and not reader.takes_module:
         raise ConfigError(f"{path} is a {reader.kind}, which brings its own network: leave out --module")
-    if activation is not None and not isinstance(reader, StableBaselines3):
-        raise ConfigError(f"--activation is for zip files of Stable-Baselines3, and {path} is a {reader.kind}")
+    if activation is not None and not reader.takes_activation:
+        raise ConfigError(f"--activation is for files that do not name it, and {path} is a {reader.kind}: leave it out")
     return reader.read(file)

@@ -112,6 +112,7 @@ class StableBaselines3(PolicyReader):
     """What ``model.save(path)`` wrote."""
 
     kind = "zip file of Stable-Baselines3"
+    takes_activation = True
 
     def owns(self, file: PolicyFile) -> bool:
         """See ``PolicyReader.owns``."""
@@ -154,7 +155,7 @@ def read_saved_policy(path: Path, activation: str | None = None) -> ForeignPolic
     features, texts = _features(weights, family, path)
     parts["features"] = features
     for prefix in family.body:
-        layers, sizes = _layers(weights, prefix, kind, path, ends_linear=family.head.endswith("."))
+        layers, sizes = dense_layers(weights, prefix, kind, path, ends_linear=family.head.endswith("."))
         parts[prefix.rpartition(".")[2]] = layers
         texts += sizes
     if not family.head.endswith("."):
@@ -307,10 +308,13 @@ def _features(weights: Mapping[str, Tensor], family: _Family, path: Path) -> tup
     return nn.Sequential(*modules), ["nature-cnn"]
 
 
-def _layers(
+def dense_layers(
     weights: Mapping[str, Tensor], prefix: str, activation: type[nn.Module], path: Path, *, ends_linear: bool
 ) -> tuple[nn.Sequential, list[str]]:
-    """Linear layers with an activation after each, or after each but the last; and their widths."""
+    """Linear layers with an activation after each, or after each but the last; and their widths.
+
+    Raises: ConfigError, CheckpointError: the layers ``prefix`` are no such ones, or damaged; names one.
+    """
     pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.weight")
     found = sorted(int(match[1]) for match in map(pattern.fullmatch, weights) if match)
     if found != list(range(0, 2 * len(found), 2)) or (ends_linear and not found):

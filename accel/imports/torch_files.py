@@ -26,15 +26,19 @@ def read_tensors(content: bytes, name: str) -> dict[str, Tensor]:
     Raises:
         CheckpointError: it is no such file, is damaged, or holds anything but tensors by name.
     """
-    try:
-        _check_size(content)
-        value: object = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged files raise anything, hostile ones an UnpicklingError
-        reason = re.sub(r"\x1b\[[0-9;]*m", "", (str(error).strip().splitlines() or [type(error).__name__])[0])
-        raise CheckpointError(
-            f"{name} is no file of tensors ({reason[:200]}): only state dicts are read, and nothing is unpickled; save "
-            "policy.state_dict() with torch.save, or with safetensors.torch.save_file"
-        ) from error
+    return checked_tensors(_loaded(content, name), name)
+
+
+def read_dictionary(content: bytes, name: str) -> Mapping[str, object]:
+    """A dictionary of tensors and plain values that ``torch.save`` wrote. Raises CheckpointError."""
+    value = _loaded(content, name)
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"{name} holds a {type(value).__name__}, not a dictionary")
+    return value
+
+
+def checked_tensors(value: object, name: str) -> dict[str, Tensor]:
+    """A state dict, whose tensors are plain ones. Raises CheckpointError."""
     if not isinstance(value, Mapping) or not all(
         isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in value.items()
     ):
@@ -42,6 +46,23 @@ def read_tensors(content: bytes, name: str) -> dict[str, Tensor]:
     for key, tensor in value.items():
         _check_memory(key, tensor, name)
     return dict(value)
+
+
+def _loaded(content: bytes, name: str) -> object:
+    try:
+        _check_size(content)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files raise anything, hostile ones an UnpicklingError
+        reason = re.sub(r"\x1b\[[0-9;]*m", "", (str(error).strip().splitlines() or [type(error).__name__])[0])
+        raise CheckpointError(
+            f"{name} is no file of tensors ({reason[:200]}): only state dicts are read, and nothing is unpickled; save "
+            "policy.state_dict() with torch.save, or with safetensors.torch.save_file"
+        ) from error
+
+
+def check_pickle(content: bytes) -> None:
+    """Raise anything for a file of ``torch.save`` that holds more than tensors and plain containers."""
+    torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def is_safetensors(content: bytes) -> bool:

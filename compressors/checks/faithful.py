@@ -7,7 +7,7 @@ the same outputs each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,30 @@ def check_faithful(artifact: CompressedPolicy, module: torch.nn.Module, inputs: 
                     f"{_explain(module, rows, row)}; compute each row from its own inputs, parameters and buffers, by "
                     "torch operations without branches on values"
                 )
+
+
+def check_source(artifact: CompressedPolicy, inputs: Mapping[str, Array], wanted: Sequence[Array]) -> None:
+    """Compare an artifact in full precision with the answers of the program that its module was made from.
+
+    Args:
+        artifact: ``fp32``.
+        inputs: real inputs by name, [N, *shape].
+        wanted: the program's answers [N, ...] for each output; of the first, the leading numbers.
+    Raises:
+        VerificationError: an output differs; names the row and the output.
+    """
+    for spec, found, answers in zip(artifact.outputs, run_artifact(artifact, inputs), wanted, strict=True):
+        limit = TOLERANCE * (1.0 + float(np.abs(answers).max()))
+        shown = found[:, : answers.shape[1]]
+        alike = shown.shape == answers.shape
+        agrees = np.isclose(shown, answers if alike else np.nan, rtol=0, atol=limit).reshape(len(found), -1).all(axis=1)
+        if not agrees.all():
+            row = int(np.argmin(agrees))
+            raise VerificationError(
+                f"the exported graph is not the file's program: row {row} of {len(found)} observations gives "
+                f"{found[row]} in output {spec.name!r}, and {answers[row]} there; export the program for any number of "
+                "rows, without branches on values"
+            )
 
 
 def _outputs(module: torch.nn.Module, rows: Tensors) -> list[Array]:

@@ -203,9 +203,7 @@ def _make(
     return run(case, variant, seed, runs, remaining_s, stopped)
 
 
-def run(
-    case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float, stopped: threading.Event
-) -> str | None:
+def run(case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float, stopped: threading.Event) -> str | None:
     """Train or resume, until the time is up or ``stopped`` is set; returns why there is no result, or None."""
     name = run_name(variant, seed)
     path = runs / name

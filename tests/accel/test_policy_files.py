@@ -47,10 +47,10 @@ def test_the_command_takes_the_file_or_says_what_it_lacks(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (b"plain text", {}, "is none of these: zip file of Stable-Baselines3, a file of tensors"),
+        (b"plain text", {}, "is none of these: zip file of Stable-Baselines3; TorchScript archive; "),
         (b"", {}, "is none of these"),
         (b"\x80\x04\x95pickle", {}, "or a pickle, which is not read"),
-        (b"\x80\x04\x95pickle", {"activation": "elu"}, "--activation is for zip files"),
+        (b"\x80\x04\x95pickle", {"activation": "elu"}, "--activation is for files that do not name it"),
         (None, {"module": f"{HERE}:Agent"}, "brings its own network: leave out --module"),
     ],
 )

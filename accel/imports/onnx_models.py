@@ -1,0 +1,225 @@
+"""Policies as ONNX models: their operators are run with torch and recorded, then held against onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from accel.compressors.runtime import session_options
+from accel.errors import CheckpointError, ConfigError
+from accel.imports.factories import FactorySpec
+from accel.imports.foreign import Array, ForeignPolicy, PolicyFile, PolicyReader
+from accel.imports.onnx_operators import Call, apply
+from accel.imports.recorded import RecordedProgram, State, in_order
+
+logger = logging.getLogger("accel")
+
+_DIRECTION = re.compile(r"(?:^|_)(?:ins?|inputs?|outs?|outputs?|next|new|prev|n)(?=_|$)")
+
+
+class OnnxModels(PolicyReader):
+    """An ONNX model with one input of floats, or several named as the parts of a Dict observation, and any state."""
+
+    kind = "ONNX model"
+
+    def owns(self, file: PolicyFile) -> bool:
+        """See ``PolicyReader.owns``."""
+        if file.content[:1] != b"\x08":  # the first field is the version of the format
+            return False
+        try:
+            return bool(onnx.load_from_string(file.content).graph.node)
+        except Exception:  # noqa: BLE001 - protobuf's errors are of its implementation
+            return False
+
+    def read(self, file: PolicyFile) -> ForeignPolicy:
+        """See ``PolicyReader.read``."""
+        model = onnx.load_from_string(file.content)
+        try:
+            onnx.load_external_data_for_model(model, str(file.path.parent))
+            session = ort.InferenceSession(model.SerializeToString(), session_options(), ["CPUExecutionProvider"])
+        except Exception as error:  # onnx's and onnxruntime's errors share no base
+            reason = str(error).strip().partition("\n")[0]
+            raise CheckpointError(f"ONNX model {file.path} cannot be loaded: {reason}") from error
+        return _OnnxPolicy(model, session, file.path).foreign()
+
+
+class _OnnxPolicy:
+    def __init__(self, model: ModelProto, session: ort.InferenceSession, path: Path) -> None:
+        self._session, self._path = session, path
+        self._graph = OnnxGraph(model)
+        self._inputs = {value.name: value for value in model.graph.input if value.name not in self._graph.constants}
+        outputs = [value.name for value in model.graph.output]
+        self._states = list(_states(self._inputs, model.graph.output))
+        taken = {state.source for state in self._states}
+        self._observed = [name for name in self._inputs if name not in taken]
+        others = [name for name in outputs if name not in {state.target for state in self._states}]
+        if not others or not self._observed:
+            raise ConfigError(f"{path} maps {', '.join(self._inputs)} to {', '.join(outputs)}: no policy")
+        self._output = others[0]
+        if others[1:]:
+            logger.warning("%s: its output %s is taken, and %s not", path, self._output, ", ".join(others[1:]))
+        self._dead = {state.source for state in self._states if self._graph.only_forwards(state.source, state.target)}
+        self._states = [state for state in self._states if state.source not in self._dead]
+        for name in self._observed:
+            rows = _sizes(self._inputs[name])[:1]
+            if rows and rows[0] > 1:
+                raise ConfigError(f"{path} takes {rows[0]} observations at once: export it for one, or a free batch")
+
+    def foreign(self) -> ForeignPolicy:
+        """See ``ForeignPolicy``."""
+        widths = [str(layer) for layer in self._graph.layer_sizes]
+        return ForeignPolicy(f"ONNX: {'-'.join(widths) or 'no dense layers'}", self._make, self._answer)
+
+    def _make(self, spec: FactorySpec) -> nn.Module:
+        self._observed = in_order(self._observed, spec, self._path)
+        for name, part in zip(self._observed, spec.inputs, strict=True):
+            _, *sizes = _sizes(self._inputs[name])
+            if len(sizes) != len(part.shape) or any(a not in (0, b) for a, b in zip(sizes, part.shape, strict=True)):
+                raise ConfigError(
+                    f"{self._path} takes {name!r} of {sizes}, and observations have {list(part.shape)}: give "
+                    "the environment of its training, with its --env-arg and --wrapper"
+                )
+        examples = [torch.zeros(1, *part.shape) for part in spec.inputs]
+        examples += [torch.zeros(1, *state.row) for state in self._states]
+        return RecordedProgram(self._run, examples, len(self._states), self._graph.tensors)
+
+    def _run(self, *rows: Tensor) -> list[Tensor]:
+        observed, held = rows[: len(self._observed)], rows[len(self._observed) :]
+        feeds = dict(zip(self._observed, observed, strict=True))
+        feeds |= {state.source: state.of_rows(value) for state, value in zip(self._states, held, strict=True)}
+        output, *following = self._graph(feeds, [self._output, *(state.target for state in self._states)])
+        return [output, *(state.to_rows(value) for state, value in zip(self._states, following, strict=True))]
+
+    def _answer(self, row: Sequence[Array]) -> list[Array]:
+        names = [*self._observed, *(state.source for state in self._states)]
+        values = [torch.from_numpy(value) for value in row]
+        values[len(self._observed) :] = [
+            state.of_rows(value) for state, value in zip(self._states, values[len(self._observed) :], strict=True)
+        ]
+        feeds = {
+            name: value.numpy().astype(helper.tensor_dtype_to_np_dtype(self._inputs[name].type.tensor_type.elem_type))
+            for name, value in zip(names, values, strict=True)
+        }
+        for name in self._dead:
+            feeds[name] = np.zeros([size or 1 for size in _sizes(self._inputs[name])], np.float32)
+        output, *following = self._session.run([self._output, *(state.target for state in self._states)], feeds)
+        return [output, *(s.to_rows(torch.from_numpy(v)).numpy() for s, v in zip(self._states, following, strict=True))]
+
+
+class OnnxGraph:
+    """The nodes of a model as a function of torch tensors; shapes and constants are computed beside them.
+
+    Attributes:
+        constants: known values by name. tensors: those of floats, in torch, by name.
+    """
+
+    def __init__(self, model: ModelProto) -> None:
+        self._opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+        self.constants: dict[str, Array] = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        self._nodes: list[NodeProto] = []
+        self.layer_sizes: list[int] = []
+        for node in model.graph.node:
+            if all(name in self.constants for name in node.input if name):
+                self.constants |= self._evaluated(node, self.constants)
+            else:
+                self._nodes.append(node)
+        self.tensors = {
+            name: torch.from_numpy(np.array(array, np.float32))
+            for name, array in self.constants.items()
+            if array.dtype.kind == "f"
+        }
+        for node in self._nodes:
+            self._transpose_weight(node)
+
+    def _transpose_weight(self, node: NodeProto) -> None:
+        """Weights [inputs, outputs] become [outputs, inputs], transposed, so that layers are known by their address."""
+        if node.op_type not in ("Gemm", "MatMul") or node.input[1] not in self.tensors:
+            return
+        name = node.input[1]
+        is_transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+        weight = self.tensors[name]
+        if weight.dim() == 2:
+            self.layer_sizes.append(weight.shape[0 if is_transposed else 1])
+            if not is_transposed and weight.is_contiguous():
+                self.tensors[f"{name}.weight"] = weight.t().contiguous()
+                self.tensors[name] = self.tensors[f"{name}.weight"].t()
+
+    def only_forwards(self, source: str, target: str) -> bool:
+        """Whether an input's one use is to become an output as it is."""
+        uses = [node for node in self._nodes if source in node.input]
+        return all(node.op_type == "Identity" and list(node.output) == [target] for node in uses)
+
+    def __call__(self, feeds: Mapping[str, Tensor], wanted: Sequence[str]) -> list[Tensor]:
+        """The wanted values. Raises ConfigError for an operator that is not known."""
+        values: dict[str, Tensor] = dict(feeds)
+        constants = dict(self.constants)
+        for node in self._needed(wanted):
+            names = list(node.input)
+            if node.op_type == "Shape" and names[0] in values:
+                constants[node.output[0]] = np.asarray(values[names[0]].shape, np.int64)
+                continue
+            if all(name in constants for name in names if name):
+                constants |= self._evaluated(node, constants)
+                continue
+            tensors = [
+                values[name] if name in values else self._tensor(name, constants) if name else None for name in names
+            ]
+            call = Call(node, tensors, [constants.get(name) for name in names], self._opset)
+            found = apply(call) if node.domain in ("", "ai.onnx") else None
+            if found is None:
+                raise ConfigError(f"the graph has the operator {node.op_type} ({node.name!r}), which is not known here")
+            values |= zip(node.output, [found] if isinstance(found, Tensor) else found, strict=False)
+        return [values[name] for name in wanted]
+
+    def _needed(self, wanted: Sequence[str]) -> list[NodeProto]:
+        needed, kept = set(wanted), []
+        for node in reversed(self._nodes):
+            if needed & set(node.output):
+                kept.append(node)
+                needed |= set(node.input)
+        return kept[::-1]
+
+    def _tensor(self, name: str, constants: Mapping[str, Array]) -> Tensor:
+        return self.tensors[name] if name in self.tensors else torch.from_numpy(np.array(constants[name]))
+
+    def _evaluated(self, node: NodeProto, constants: Mapping[str, Array]) -> dict[str, Array]:
+        from onnx.reference import ReferenceEvaluator
+
+        if any(attribute.HasField("g") for attribute in node.attribute):
+            raise ConfigError(f"the graph has control flow ({node.op_type} {node.name!r}): export it without branches")
+        graph = helper.make_graph(
+            [node],
+            "constant",
+            [helper.make_empty_tensor_value_info(name) for name in {*node.input} - {""}],
+            [helper.make_empty_tensor_value_info(name) for name in node.output],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
+        found = ReferenceEvaluator(model).run(None, {name: constants[name] for name in node.input if name})
+        return dict(zip(node.output, (np.asarray(value) for value in found), strict=True))
+
+
+def _states(inputs: Mapping[str, ValueInfoProto], outputs: Sequence[ValueInfoProto]) -> Iterator[State]:
+    """Inputs and outputs of one shape whose names differ by what says that one goes in and the other comes out."""
+    by_stem = {_stem(value.name): value for value in outputs}
+    for name, value in inputs.items():
+        found = by_stem.get(_stem(name))
+        if found is not None and len(inputs) > 1 and len(_sizes(found)) == len(_sizes(value)):
+            yield State(name, found.name, _sizes(value))
+
+
+def _stem(name: str) -> str:
+    return _DIRECTION.sub("", name.lower()).strip("_")
+
+
+def _sizes(value: ValueInfoProto) -> tuple[int, ...]:
+    """Sizes of an input or output; 0 where they are free."""
+    return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)

@@ -1,0 +1,100 @@
+"""Checkpoints of rsl_rl, as Isaac Lab, legged_gym and mjlab write them, of its versions 1 to 5.
+
+    x̂ = (x − mean) / (std + 0.01), then LSTM or GRU where there is one, then layers with ELU between
+
+Source: rsl_rl's ``EmpiricalNormalization``, whose eps = 0.01 and whose activation, ELU by default, no file tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from accel.errors import CheckpointError, ConfigError
+from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
+from accel.imports.recurrent import SteppedPolicy, read_cores
+from accel.imports.stable_baselines3 import ACTIVATIONS, dense_layers
+
+_EPSILON = 0.01
+_KEYS = ("actor_state_dict", "model_state_dict")
+_NORMALISERS = ("obs_normalizer.", "actor_obs_normalizer.", "obs_norm_state_dict.")
+_MEMORIES = ("memory_a.rnn.", "rnn.rnn.")
+_CRITICS = ("critic", "memory_c.", "memory_s.")
+
+
+class DeviationNormaliser(nn.Module):
+    """(x − mean) / (std + 0.01).
+
+    Args:
+        mean, deviation: [n].
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, mean: Tensor, deviation: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.to(torch.float32).reshape(-1))
+        self.register_buffer("deviation", deviation.to(torch.float32).reshape(-1) + _EPSILON)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, n] to [B, n]."""
+        return (x - self.mean) / self.deviation
+
+
+class RslRl(PolicyReader):
+    """``model_N.pt`` of rsl_rl."""
+
+    kind = "checkpoint of rsl_rl"
+    takes_activation = True
+
+    def owns(self, file: PolicyFile) -> bool:
+        """See ``PolicyReader.owns``."""
+        return any(key in file.checkpoint for key in _KEYS)
+
+    def read(self, file: PolicyFile) -> ForeignPolicy:
+        """See ``PolicyReader.read``."""
+        saved, path = file.checkpoint, file.path
+        weights = file.tensors(next(key for key in _KEYS if key in saved))
+        weights |= {f"obs_norm_state_dict.{name}": t for name, t in file.tensors("obs_norm_state_dict").items()}
+        head = "mlp" if "mlp.0.weight" in weights else "actor"
+        memory = next((prefix for prefix in _MEMORIES if f"{prefix}weight_ih_l0" in weights), _MEMORIES[0])
+        normaliser = next((prefix for prefix in _NORMALISERS if f"{prefix}_mean" in weights), None)
+        known = (f"{head}.", memory, "std", "log_std", "distribution.", *_CRITICS, *_NORMALISERS)
+        if odd := [name for name in weights if not name.startswith(known)]:
+            raise ConfigError(
+                f"{path}: {odd[0]!r} is none of a plain policy of rsl_rl: export it with the library's exporter, and "
+                "give its policy.pt or policy.onnx"
+            )
+        activation = ACTIVATIONS[file.activation or "elu"]
+        layers, sizes = dense_layers(weights, head, activation, path, ends_linear=True)
+        cores = read_cores(weights, memory)
+        before = nn.Identity() if normaliser is None else _normaliser(weights, normaliser, path)
+        module = SteppedPolicy(before, cores, layers) if cores else nn.Sequential(before, layers)
+        steps = saved.get("iter")
+        texts = [*(type(core).__name__.removesuffix("Core").lower() for core in cores), *sizes]
+        return ForeignPolicy(
+            f"rsl_rl: {'-'.join(texts)} {activation.__name__}" + (f", iteration {steps}" if steps else ""),
+            make=lambda _spec: module,
+            log_std=_log_std(weights),
+        )
+
+
+def _normaliser(weights: Mapping[str, Tensor], prefix: str, path: Path) -> DeviationNormaliser:
+    mean, deviation = weights[f"{prefix}_mean"], weights.get(f"{prefix}_std")
+    if deviation is None or deviation.shape != mean.shape or not (deviation > -_EPSILON).all():
+        raise CheckpointError(f"{path}: the normaliser {prefix!r} lacks its deviations: give what rsl_rl wrote")
+    return DeviationNormaliser(mean, deviation)
+
+
+def _log_std(weights: Mapping[str, Tensor]) -> Tensor | None:
+    for name, tensor in weights.items():
+        if re.fullmatch(r"(distribution\.)?log_std(_param)?", name):
+            return tensor
+        if re.fullmatch(r"(distribution\.)?std(_param)?", name) and (tensor > 0).all():
+            return tensor.log()
+    return None

@@ -1,0 +1,173 @@
+"""Policies as TorchScript and ``torch.export`` archives: run and recorded, then held against the program itself.
+
+Buffers that a call changes, as exporters of recurrent policies keep the state, become the graph's recurrent state.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from accel.errors import CheckpointError, ConfigError
+from accel.imports.factories import FactorySpec
+from accel.imports.foreign import Array, ForeignPolicy, PolicyFile, PolicyReader
+from accel.imports.recorded import RecordedProgram, State, in_order
+from accel.imports.torch_files import check_pickle
+
+
+class _TorchPolicy:
+    """A torch program that maps observations to outputs, and may keep state in its buffers."""
+
+    def __init__(self, module: nn.Module, arguments: Sequence[str], path: Path) -> None:
+        self._module, self._arguments, self._path = module, arguments, path
+        self._states: list[State] = []
+
+    def make(self, spec: FactorySpec) -> nn.Module:
+        """See ``ForeignPolicy.make``."""
+        self._arguments = in_order(self._arguments, spec, self._path)
+        examples = [torch.zeros(1, *part.shape) for part in spec.inputs]
+        self._states = [State(name, name, tuple(value.shape)) for name, value in self._changed(examples)]
+        for state in self._states:
+            if 1 not in state.shape[-2:-1] + state.shape[:1]:
+                raise ConfigError(
+                    f"{self._path} keeps {state.source!r} of shape {state.shape} between calls, which is no state of "
+                    "one row: export it for a batch of one"
+                )
+        tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        examples += [torch.zeros(1, *state.row) for state in self._states]
+        return RecordedProgram(self._run, examples, len(self._states), tensors)
+
+    def answer(self, row: Sequence[Array]) -> list[Array]:
+        """See ``ForeignPolicy.source``."""
+        with torch.no_grad():
+            return [value.numpy() for value in self._run(*(torch.from_numpy(value) for value in row))]
+
+    def _run(self, *rows: Tensor) -> list[Tensor]:
+        observed, held = rows[: len(self._arguments)], rows[len(self._arguments) :]
+        for state, value in zip(self._states, held, strict=True):
+            _assign(self._module, state.source, state.of_rows(value.clone()))
+        outputs: object = self._module(*observed)
+        outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
+        if not isinstance(outputs, Tensor):
+            raise ConfigError(f"{self._path} returns {type(outputs).__name__}: a policy returns a tensor first")
+        buffers = dict(self._module.named_buffers())
+        return [outputs, *(state.to_rows(buffers[state.source]) for state in self._states)]
+
+    def _changed(self, examples: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+        """Buffers that a call changes."""
+        before = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        try:
+            with torch.no_grad():
+                self._module(*(torch.rand(example.shape) for example in examples))
+        except Exception as error:  # somebody else's program
+            reason = (str(error).strip().splitlines() or ["no message"])[-1]
+            raise ConfigError(
+                f"{self._path} fails on an observation {[tuple(e.shape) for e in examples]}: {reason}; give the "
+                "environment of its training, with its --env-arg and --wrapper"
+            ) from error
+        after = dict(self._module.named_buffers())
+        return [(name, value) for name, value in before.items() if not torch.equal(value, after[name])]
+
+
+def _assign(module: nn.Module, name: str, value: Tensor) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        module = getattr(module, part)
+    setattr(module, last, value)
+
+
+# What a TorchScript program could read or write files with; its own code is text in the archive.
+_FILES = re.compile(rb"\b(from_file|save|load|_save|_load|classes)\b")
+
+
+class TorchScripts(PolicyReader):
+    """What ``torch.jit.save`` wrote. Its program is interpreted, with no access to files."""
+
+    kind = "TorchScript archive"
+
+    def owns(self, file: PolicyFile) -> bool:
+        """See ``PolicyReader.owns``."""
+        return "constants.pkl" in file.members and any(name.startswith("code/") for name in file.members)
+
+    def read(self, file: PolicyFile) -> ForeignPolicy:
+        """See ``PolicyReader.read``."""
+        for name, text in _members(file, lambda name: name.endswith(".py")):
+            if found := _FILES.search(text):
+                raise ConfigError(
+                    f"{file.path}: its program calls {found[1].decode()!r} ({name}), which no policy needs"
+                )
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+            arguments = [a.name for a in module.forward.schema.arguments[1:] if not a.has_default_value()]
+        except Exception as error:  # torch's errors share no base, of damaged files and of programs without forward
+            reason = str(error).strip().partition("\n")[0]
+            raise CheckpointError(f"TorchScript archive {file.path} cannot be loaded: {reason}") from error
+        program = _TorchPolicy(module, arguments, file.path)
+        return ForeignPolicy(f"TorchScript: {module.original_name}", program.make, program.answer)
+
+
+class ExportedPrograms(PolicyReader):
+    """What ``torch.export.save`` wrote, where its tensors are no pickles that need more than tensors."""
+
+    kind = "torch.export program"
+
+    def owns(self, file: PolicyFile) -> bool:
+        """See ``PolicyReader.owns``."""
+        return "archive_format" in file.members and any(name.startswith("models/") for name in file.members)
+
+    def read(self, file: PolicyFile) -> ForeignPolicy:
+        """See ``PolicyReader.read``."""
+        self._require_tensors(file)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                program = torch.export.load(io.BytesIO(file.content))
+                module = program.module(check_guards=False)
+        except Exception as error:  # torch's errors share no base
+            reason = str(error).strip().partition("\n")[0]
+            raise CheckpointError(f"torch.export program {file.path} cannot be loaded: {reason}") from error
+        policy = _TorchPolicy(module, program.graph_signature.user_inputs, file.path)
+        return ForeignPolicy("torch.export program", policy.make, policy.answer)
+
+    def _require_tensors(self, file: PolicyFile) -> None:
+        """Raise ConfigError for a pickle that builds more than tensors: torch's loader would run what it names."""
+        pickled = {
+            str(payload.get("path_name"))
+            for name, text in _members(file, lambda name: name.endswith("_config.json"))
+            for payload in json.loads(text).get("config", {}).values()
+            if payload.get("use_pickle")
+        }
+        odd = r"(^|/)(custom_obj|opaque|script_obj)[^/]*$"
+        for name, content in _members(file, lambda name: not name.endswith(".json")):
+            is_pickle = name.rpartition("/")[2] in pickled or "sample_inputs/" in name or content[:1] == b"\x80"
+            try:
+                if re.search(odd, name):
+                    raise ValueError("it is an object of Python")
+                if is_pickle:
+                    check_pickle(content)
+            except Exception as error:  # damaged files raise anything, hostile ones an UnpicklingError
+                raise ConfigError(
+                    f"{file.path}: {name!r} needs more than tensors, and nothing is unpickled: load it in a factory of "
+                    "your own, torch.export.load(FILE).module(), and give --module package:factory"
+                ) from error
+
+
+def _members(file: PolicyFile, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Names and contents in an archive. Raises CheckpointError for one that unpacks to more than it has."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(file.content)) as archive:
+            if sum(info.file_size for info in archive.infolist()) > 64 * len(file.content):
+                raise ValueError("it unpacks to more than a policy")
+            for info in archive.infolist():
+                if wanted(info.filename):
+                    yield info.filename, archive.read(info)
+    except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, OSError) as error:
+        raise CheckpointError(f"archive {file.path} is damaged: {error}") from error

@@ -1,0 +1,391 @@
+"""Policies that bring their program: ONNX, TorchScript, torch.export and rsl_rl, held against the program itself."""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from accel.cli import main
+from accel.compressors.errors import VerificationError
+from accel.compressors.runtime import PolicySession
+from accel.config import TrainConfig
+from accel.errors import AccelError, ConfigError
+from accel.imports.policy import ImportedPolicy, import_policy
+from accel.imports.recorded import RecordedProgram
+from accel.runs.playing import collect_inputs
+
+PENDULUM, CARTPOLE = TrainConfig.create(env="Pendulum-v1"), TrainConfig.create(env="CartPole-v1")
+
+
+def mlp(inputs: int, outputs: int, activation: type[nn.Module] = nn.ELU) -> nn.Sequential:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(inputs, 32), activation(), nn.Linear(32, 16), activation(), nn.Linear(16, outputs))
+
+
+class Normalised(nn.Module):
+    """rsl_rl's exporter: a normaliser of row statistics before the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([[0.1, -0.2, 0.3]]))
+        self.register_buffer("std", torch.tensor([[1.0, 2.0, 0.5]]))
+        self.net = mlp(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.net((x - self.mean) / (self.std + 0.01))
+        return answer
+
+
+class Recurrent(nn.Module):
+    """legged_gym's and Isaac Lab's exporter: the state is in buffers for one row."""
+
+    def __init__(self, kind: type[nn.LSTM | nn.GRU] = nn.LSTM) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.memory, self.actor = kind(3, 8), mlp(8, 1)
+        self.register_buffer("hidden_state", torch.zeros(1, 1, 8))
+        self.register_buffer("cell_state", torch.zeros(1, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, (h, c) = self.memory(x.unsqueeze(0), (self.hidden_state, self.cell_state))
+        self.hidden_state[:] = h
+        self.cell_state[:] = c
+        answer: Tensor = self.actor(out.squeeze(0))
+        return answer
+
+
+class StateInOut(nn.Module):
+    """Isaac Lab's exporter to ONNX: the state comes in and goes out, [layers, rows, size]."""
+
+    def __init__(self, kind: type[nn.LSTM | nn.GRU], layers: int) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.memory, self.actor = kind(3, 8, layers), mlp(8, 1)
+
+    def forward(self, obs: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        held: Any = state if len(state) > 1 else state[0]
+        out, following = self.memory(obs.unsqueeze(0), held)
+        return (self.actor(out.squeeze(0)), *(following if isinstance(following, tuple) else (following,)))
+
+
+def write_onnx(
+    path: Path, module: nn.Module, examples: Sequence[Tensor], names: Sequence[str], outputs: Sequence[str], **more: Any
+) -> Path:
+    with warnings.catch_warnings(action="ignore"):
+        torch.onnx.export(
+            module.eval(),
+            tuple(examples),
+            str(path),
+            dynamo=False,
+            input_names=list(names),
+            output_names=list(outputs),
+            **{"opset_version": 17} | more,
+        )
+    return path
+
+
+def write_script(path: Path, module: nn.Module) -> Path:
+    with warnings.catch_warnings(action="ignore"):
+        torch.jit.save(torch.jit.script(module.eval()), str(path))
+    return path
+
+
+def played(policy: ImportedPolicy, rows: int = 24) -> dict[str, np.ndarray]:
+    return collect_inputs(policy, rows, steps=40)
+
+
+def params(policy: ImportedPolicy, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    session = PolicySession(policy.compress("fp32"), batch=len(inputs["observations"]))
+    for name, array in session.inputs.items():
+        array[...] = inputs[name]
+    session.run()
+    return [np.array(array) for array in session.outputs.values()]
+
+
+ACTIVATIONS = {"elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU, "leaky": nn.LeakyReLU, "mish": nn.Mish, "tanh": nn.Tanh}
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("free", [True, False], ids=["any rows", "one row"])
+@pytest.mark.parametrize("name", [*ACTIVATIONS])
+def test_an_onnx_policy_gives_the_models_outputs(name: str, free: bool, opset: int, tmp_path: Path) -> None:
+    module = nn.Sequential(nn.LayerNorm(3), mlp(3, 1, ACTIVATIONS[name]))
+    axes = {"dynamic_axes": {"obs": {0: "rows"}}} if free else {}
+    path = write_onnx(
+        tmp_path / "p.onnx", module, [torch.zeros(1, 3)], ["obs"], ["actions"], opset_version=opset, **axes
+    )
+    policy = import_policy(path, PENDULUM)
+    inputs = played(policy)
+    session = ort.InferenceSession(path)
+    wanted = np.concatenate([session.run(None, {"obs": row[None]})[0] for row in inputs["observations"]])
+    assert np.ptp(wanted) > 0.02
+    np.testing.assert_allclose(params(policy, inputs)[0][:, :1], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "layers"), [(nn.LSTM, 1), (nn.GRU, 1), (nn.LSTM, 2)], ids=["lstm", "gru", "two"])
+def test_the_state_of_an_onnx_policy_is_the_graphs(kind: type[nn.LSTM | nn.GRU], layers: int, tmp_path: Path) -> None:
+    module = StateInOut(kind, layers)
+    parts = ["h", "c"][: 2 if kind is nn.LSTM else 1]
+    examples = [torch.zeros(1, 3), *(torch.zeros(layers, 1, 8) for _ in parts)]
+    names, outputs = ["obs", *(f"{p}_in" for p in parts)], ["actions", *(f"{p}_out" for p in parts)]
+    policy = import_policy(write_onnx(tmp_path / "p.onnx", module, examples, names, outputs), PENDULUM)
+    assert policy.policy.state_shapes == (((8,) if layers == 1 else (layers, 8)),) * len(parts)
+    inputs = played(policy)
+    with torch.no_grad():
+        states = [torch.from_numpy(inputs[f"state_{i}"]).reshape(-1, layers, 8) for i in range(len(parts))]
+        wanted = module(torch.from_numpy(inputs["observations"]), *(s.movedim(0, 1).contiguous() for s in states))
+    found = params(policy, inputs)
+    assert all(float(state.abs().max()) > 0.05 for state in states)
+    np.testing.assert_allclose(found[0][:, :1], wanted[0], atol=1e-5)
+    for ours, theirs in zip(found[1:], wanted[1:], strict=True):
+        np.testing.assert_allclose(ours.reshape(-1, layers, 8), theirs.movedim(1, 0), atol=1e-5)
+
+
+def test_a_state_that_no_output_needs_is_left_out(tmp_path: Path) -> None:
+    """As godot_rl exports: state_ins goes to state_outs as it is."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(3, 1)
+
+        def forward(self, obs: Tensor, state_ins: Tensor) -> tuple[Tensor, Tensor]:
+            return self.net(obs.flatten(1)), state_ins
+
+    path = write_onnx(
+        tmp_path / "p.onnx",
+        Padded(),
+        [torch.zeros(1, 3), torch.zeros(1)],
+        ["obs", "state_ins"],
+        ["output", "state_outs"],
+        dynamic_axes={"obs": {0: "n"}, "state_ins": {0: "n"}, "output": {0: "n"}, "state_outs": {0: "n"}},
+    )
+    assert import_policy(path, PENDULUM).policy.state_shapes == ()
+
+
+def model_of(nodes: Sequence[onnx.NodeProto], weights: dict[str, np.ndarray], output: int = TensorProto.FLOAT) -> bytes:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("obs", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("out", output, None)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    made: bytes = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    ).SerializeToString()
+    return made
+
+
+WEIGHT = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "output", "message"),
+    [
+        ([("MatMul", ["obs", "w"], ["x"]), ("ArgMax", ["x"], ["out"])], TensorProto.INT64, "export the outputs"),
+        ([("MatMul", ["obs", "w"], ["x"]), ("Det", ["x"], ["out"])], TensorProto.FLOAT, "operator Det"),
+        ([("MatMul", ["obs", "w"], ["x"]), ("CumSum", ["x", "one"], ["out"])], TensorProto.FLOAT, "operator CumSum"),
+        ([("MatMul", ["obs", "w"], ["x"]), ("Softmax", ["x"], ["y"]), ("Bad", ["y"], ["out"])], 1, "cannot be loaded"),
+    ],
+    ids=["arg max", "unknown", "unknown too", "no onnx"],
+)
+def test_what_no_graph_can_be_made_of_is_named(
+    nodes: Sequence[tuple[str, list[str], list[str]]], output: int, message: str, tmp_path: Path
+) -> None:
+    made = [helper.make_node(*node) for node in nodes]
+    (tmp_path / "p.onnx").write_bytes(model_of(made, {"w": WEIGHT, "one": np.int64([1])}, output))
+    with pytest.raises(AccelError, match=message):
+        import_policy(tmp_path / "p.onnx", CARTPOLE)
+
+
+def test_weights_beside_the_model_are_read_and_missed(tmp_path: Path) -> None:
+    model = onnx.load_from_string(model_of([helper.make_node("MatMul", ["obs", "w"], ["out"])], {"w": WEIGHT}))
+    path = tmp_path / "p.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="p.onnx.data", size_threshold=0)
+    policy = import_policy(path, CARTPOLE)
+    rows = torch.randn(5, 4)
+    np.testing.assert_allclose(policy.policy(rows)[0], rows.numpy() @ WEIGHT, atol=1e-6)
+    (tmp_path / "p.onnx.data").unlink()
+    with pytest.raises(AccelError, match=r"cannot be loaded.*p\.onnx\.data"):
+        import_policy(path, CARTPOLE)
+
+
+def test_an_observation_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "p.onnx", mlp(3, 2), [torch.zeros(1, 3)], ["obs"], ["actions"])
+    with pytest.raises(ConfigError, match=r"takes 'obs' of \[3\], and observations have \[4\]"):
+        import_policy(path, CARTPOLE)
+    with pytest.raises(ConfigError, match="fails on an observation"):
+        import_policy(write_script(tmp_path / "p.pt", mlp(3, 2)), CARTPOLE)
+
+
+@pytest.mark.parametrize("write", [write_script, None], ids=["script", "export"])
+@pytest.mark.parametrize("make", [Normalised, lambda: mlp(3, 1)], ids=["normaliser", "plain"])
+def test_a_torch_program_gives_its_own_outputs(
+    make: Callable[[], nn.Module], write: Callable[[Path, nn.Module], Path] | None, tmp_path: Path
+) -> None:
+    module, path = make().eval(), tmp_path / "policy.pt"
+    if write is not None:
+        write(path, module)
+    else:
+        rows = ({0: torch.export.Dim("rows")},)
+        torch.export.save(torch.export.export(module, (torch.zeros(2, 3),), dynamic_shapes=rows), path)
+    policy = import_policy(path, PENDULUM)
+    inputs = played(policy)
+    with torch.no_grad():
+        wanted = module(torch.from_numpy(inputs["observations"]))
+    np.testing.assert_allclose(params(policy, inputs)[0][:, :1], wanted, atol=1e-5)
+    assert [type(layer) for layer in policy.policy.module.children()] == [nn.Linear] * 3
+
+
+def test_buffers_that_a_call_changes_are_the_state(tmp_path: Path) -> None:
+    policy = import_policy(write_script(tmp_path / "policy.pt", Recurrent()), PENDULUM)
+    assert policy.policy.state_shapes == ((8,), (8,))
+    rows = torch.randn(6, 1, 3)
+    module, states = Recurrent().eval(), [torch.zeros(1, 8)] * 2
+    for row in rows:
+        with torch.no_grad():
+            outputs, *states = policy.policy(row, *states)
+            torch.testing.assert_close(outputs[:, :1], module(row), atol=1e-5, rtol=0)
+    words = ["compress", "--policy", str(tmp_path / "policy.pt"), "--env", "Pendulum-v1", "--episodes", "0"]
+    assert main([*words, "--out", str(tmp_path / "a.accel")]) == 0
+
+
+class Fallback(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.usual, self.rare = mlp(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x[0, 0]) < -0.5:
+            return self.rare(x)
+        return self.usual(x)
+
+
+class Hidden(nn.Module):
+    """Keeps its state where no buffer shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.last = mlp(3, 1), torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.last + 0.1
+        answer: Tensor = self.net(x) + self.last
+        return answer
+
+
+def test_a_program_that_its_recording_does_not_give_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot run on 5 rows.*without branches on values"):
+        import_policy(write_script(tmp_path / "branch.pt", Fallback()), PENDULUM)
+    with pytest.raises(VerificationError, match="not the file's program: row 0 of 128"):
+        import_policy(write_script(tmp_path / "hidden.pt", Hidden()), PENDULUM)
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1] * x.shape[0] + x.mean(0)[:1]
+
+
+def test_what_depends_on_the_number_of_rows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rows"):
+        RecordedProgram(lambda x: [Counting()(x)], [torch.zeros(1, 3)])
+    with pytest.raises(ConfigError, match="other operations on 5 rows than on 7"):
+        RecordedProgram(lambda x: [x * 2 if len(x) > 6 else torch.tanh(x)], [torch.zeros(1, 3)])
+
+
+class Reading(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.from_file("/dev/zero", False, 3)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+def test_programs_that_reach_for_files_or_pickles_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="calls 'from_file'"):
+        import_policy(write_script(tmp_path / "policy.pt", Reading()), PENDULUM)
+    path = tmp_path / "program.pt2"
+    torch.export.save(torch.export.export(mlp(3, 1), (torch.zeros(2, 3),)), path)
+    hostile = io.BytesIO()
+    torch.save({"x": Evil()}, hostile)  # noqa: TID251 - what must not be read
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    for name in members:
+        if "sample_inputs" in name:
+            members[name] = hostile.getvalue()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(ConfigError, match="nothing is unpickled"):
+        import_policy(path, PENDULUM)
+
+
+def rsl_rl(kind: str) -> tuple[dict[str, object], nn.Module, dict[str, Tensor]]:
+    """A checkpoint of a version of rsl_rl, its network, and its normaliser's statistics."""
+    torch.manual_seed(6)
+    memory = nn.GRU(3, 8) if kind == "recurrent" else None
+    actor, critic = mlp(8 if memory else 3, 1), mlp(3, 1)
+    statistics = {"_mean": torch.tensor([[0.1, -0.2, 0.3]]), "_std": torch.tensor([[0.7, 0.6, 2.0]])}
+    statistics |= {"_var": statistics["_std"] ** 2, "count": torch.tensor(9)}
+
+    def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+    if kind == "5":
+        state = under("mlp", actor.state_dict()) | under("obs_normalizer", statistics)
+        state["distribution.std_param"] = torch.tensor([0.5])
+        return {"actor_state_dict": state, "critic_state_dict": {}, "iter": 7}, actor, statistics
+    state = under("actor", actor.state_dict()) | under("critic", critic.state_dict()) | {"std": torch.tensor([0.5])}
+    if kind == "2":
+        return {"model_state_dict": state, "obs_norm_state_dict": statistics, "infos": None}, actor, statistics
+    state |= under("memory_a.rnn", memory.state_dict()) if memory else {}
+    return {"model_state_dict": state}, nn.ModuleList([actor, memory]), {}
+
+
+@pytest.mark.parametrize("kind", ["2", "5"])
+def test_a_checkpoint_of_rsl_rl_is_read_with_its_own_formula(kind: str, tmp_path: Path) -> None:
+    checkpoint, actor, statistics = rsl_rl(kind)
+    torch.save(checkpoint, tmp_path / "model_7.pt")  # noqa: TID251 - as rsl_rl does
+    policy = import_policy(tmp_path / "model_7.pt", PENDULUM)
+    rows = torch.randn(9, 3)
+    with torch.no_grad():
+        wanted = actor((rows - statistics["_mean"]) / (statistics["_var"].sqrt() + 0.01))
+        found = policy.policy(rows)[0]
+    torch.testing.assert_close(found[:, :1], wanted)
+    torch.testing.assert_close(found[:, 1], torch.full((9,), 0.5).log())
+    assert policy.architecture.startswith("rsl_rl: 32-16 ELU")
+
+
+def test_a_recurrent_checkpoint_of_rsl_rl_keeps_its_state(tmp_path: Path) -> None:
+    checkpoint, modules, _ = rsl_rl("recurrent")
+    torch.save(checkpoint, tmp_path / "model.pt")  # noqa: TID251
+    policy = import_policy(tmp_path / "model.pt", PENDULUM).policy
+    rows, state = torch.randn(5, 4, 3), torch.zeros(4, 8)
+    with torch.no_grad():
+        wanted = modules[0](modules[1](rows)[0])  # type: ignore[index]
+        for row, expected in zip(rows, wanted, strict=True):
+            outputs, state = policy(row, state)
+            torch.testing.assert_close(outputs[:, :1], expected, atol=1e-5, rtol=0)
+
+
+def test_a_checkpoint_with_other_layers_is_refused(tmp_path: Path) -> None:
+    checkpoint, _, _ = rsl_rl("5")
+    checkpoint["actor_state_dict"]["cnn.0.weight"] = torch.zeros(2, 2)  # type: ignore[index]
+    torch.save(checkpoint, tmp_path / "model.pt")  # noqa: TID251
+    with pytest.raises(ConfigError, match=r"'cnn\.0\.weight' is none of a plain policy of rsl_rl"):
+        import_policy(tmp_path / "model.pt", PENDULUM)
