@@ -194,7 +194,7 @@ class RecordedProgram(nn.Module):
         first, second = (getattr(traced, str(n.target)) for traced, n in zip(pair, (ours, theirs), strict=True))
         name = self._names.get(_place(first))
         if name is None and (first.shape != second.shape or not torch.equal(first, second)):
-            raise ConfigError(f"a constant of the program changes with the number of rows: {_REMEDY}")
+            raise ConfigError(f"a constant of the program changes from call to call: {_REMEDY}")
         name = re.sub(r"\W", "_", name or f"constant_{len(self._buffers)}")
         is_row = first.dim() > 1 and first.numel() == first.shape[-1]
         if is_row and all(user.target in _BROADCAST for user in ours.users):
