@@ -1,13 +1,12 @@
 """What an actor thinks of its own transitions: temporal differences from the Q-values that it acted by. No torch.
 
-    δ_t = h(R_t + γ^m h⁻¹(max_a Q(o_{t+m}, a))) − Q(o_t, a_t),   m ≤ n steps
+    δ_t = R_t + γ^m max_a Q(o_{t+m}, a) − Q(o_t, a_t),   m ≤ n steps
 
-with h the identity, or the rescaling h(x) = sign(x) (√(|x| + 1) − 1) + x/1000. A row's difference needs the n rows
-after it: those of an unroll's last n rows travel with the next unroll.
+A row's difference needs the n rows after it: those of an unroll's last n rows travel with the next unroll.
 
-Source: Horgan et al. 2018, arXiv:1803.00933, section 3; h: Pohlen et al. 2018, arXiv:1805.11593, proposition A.2.
-Deviations: Q is that of the compressed policy that acted, target included; where an environment resets within a step, a
-truncated episode is taken to end.
+Source: Horgan et al. 2018, arXiv:1803.00933, section 3. Deviations: Q is that of the compressed policy that acted,
+target included; rewards are normalised by the statistics of this actor's own, which those of all come near; where an
+environment resets within a step, a truncated episode is taken to end.
 """
 
 from __future__ import annotations
@@ -19,23 +18,11 @@ import numpy.typing as npt
 
 from accel.config.actor import PriorityOptions
 from accel.envs.spaces import ALLOWED_ABOVE
+from accel.experience.rewards import RewardTransform
 from accel.experience.unroll import Unroll, UnrollLayout
-
-RESCALING = 1e-3
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
-
-
-def rescale(values: Floats) -> Floats:
-    """h, of any shape."""
-    return cast(Floats, np.sign(values) * (np.sqrt(np.abs(values) + 1.0) - 1.0) + RESCALING * values)
-
-
-def unscale(values: Floats) -> Floats:
-    """h⁻¹, of any shape."""
-    root = np.sqrt(1.0 + 4.0 * RESCALING * (np.abs(values) + 1.0 + RESCALING))
-    return cast(Floats, np.sign(values) * (((root - 1.0) / (2.0 * RESCALING)) ** 2 - 1.0))
 
 
 class TemporalDifferences:
@@ -48,8 +35,8 @@ class TemporalDifferences:
     def __init__(self, layout: UnrollLayout, options: PriorityOptions) -> None:
         n_step = options.n_step
         self._n, self._discount = n_step, options.discount
-        self._duelling, self._rescaling = options.duelling, options.value_rescaling
-        self._scale, self._clip = options.reward_scale, options.reward_clip
+        self._duelling = options.duelling
+        self._transform = RewardTransform(options, options.discount)
         self._same_step = layout.spec.autoreset == "same_step"
         envs = layout.envs
         self._taken, self._best, self._rewards = (np.zeros((n_step, envs), np.float32) for _ in range(3))
@@ -61,12 +48,13 @@ class TemporalDifferences:
         Unrolls come in order, each once.
         """
         taken, best = self._values(unroll)
-        rewards = cast(Floats, unroll["rewards"])
-        if self._clip is not None:
-            rewards = np.clip(rewards, -self._clip, self._clip)
+        # The learner drops what is not finite; here it must not stay in the statistics.
+        rewards = np.nan_to_num(unroll["rewards"], posinf=0.0, neginf=0.0)
+        rows = {"rewards": rewards, "first": unroll["first"], "valid": unroll["valid"]}
+        self._transform.observe(0, rows)
         self._taken = np.concatenate((self._taken[-self._n :], taken))
         self._best = np.concatenate((self._best[-self._n :], best))
-        self._rewards = np.concatenate((self._rewards[-self._n :], rewards * np.float32(self._scale)))
+        self._rewards = np.concatenate((self._rewards[-self._n :], self._transform.transform(rows)))
         self._terminated = np.concatenate((self._terminated[-self._n :], cast(Flags, unroll["terminated"])))
         self._truncated = np.concatenate((self._truncated[-self._n :], cast(Flags, unroll["truncated"])))
         return self._differences(len(taken))
@@ -85,17 +73,14 @@ class TemporalDifferences:
                 following += np.where(ends, power * self._best[k + 1 : k + 1 + rows], np.float32(0.0))
             going_on &= ~(self._terminated[now] | truncated)
         following += np.where(going_on, power * self._best[self._n : self._n + rows], np.float32(0.0))
-        target = total + following
-        differences: Floats = np.abs((rescale(target) if self._rescaling else target) - self._taken[:rows])
+        differences: Floats = np.abs(total + following - self._taken[:rows])
         return differences
 
     def _values(self, unroll: Unroll) -> tuple[Floats, Floats]:
-        """[T, B] Q of the action taken and the greatest, the latter without h."""
+        """[T, B] Q of the action taken and the greatest."""
         outputs, actions = cast(Floats, unroll["behaviour_params"]), cast(npt.NDArray[np.int64], unroll["actions"])
         if self._duelling:
             advantages, value = outputs[..., :-1], outputs[..., -1:]
             # NaN counts as allowed: a mean of nothing would warn
             outputs = value + advantages - advantages.mean(-1, keepdims=True, where=~(advantages <= ALLOWED_ABOVE))
-        taken = np.take_along_axis(outputs, actions[..., None], -1)[..., 0]
-        best = outputs.max(-1)
-        return taken, unscale(best) if self._rescaling else best
+        return np.take_along_axis(outputs, actions[..., None], -1)[..., 0], outputs.max(-1)

@@ -1,13 +1,17 @@
 """DQN: double, duelling, n-step Q-learning from replay; actors are ε-greedy.
 
-    y = h(R_t + γ^m h⁻¹(Q_target(o_{t+m}, argmax_a Q(o_{t+m}, a)))),   loss: Huber(Q(o_t, a_t) − y)
+    y = R_t + γ^m Q_target(o_{t+m}, argmax_a Q(o_{t+m}, a)),   loss: ½ (Q(o_t, a_t) − y)²
 
-with h the rescaling of values, which keeps the greatest the greatest, or the identity. With ``--corrector retrace``,
+of normalised rewards. With ``--corrector retrace``,
 
-    y = h(q_t),   q_i = r_i + γ [Q_i+1(a*) + c_i+1 (q_i+1 − Q_i+1(a_i+1))],   c_i = λ [a_i = a*] min(1, 1/μ(a_i|o_i))
+    y = q_t,   q_i = r_i + γ [Q_i+1(a*) + c_i+1 (q_i+1 − Q_i+1(a_i+1))],   c_i = λ [a_i = a*] min(1, 1/μ(a_i|o_i))
 
-over n steps, Q_i the target network's h⁻¹(Q_target(o_i, ·)) and a* the bootstrap's action above: π is greedy, so that a
+over n steps, Q_i the target network's Q_target(o_i, ·) and a* the bootstrap's action above: π is greedy, so that a
 return ends before an action that π would not take. μ ≤ 1, so the recorded probability leaves c = λ where a_i = a*.
+
+Q estimates a mean. Huber's loss on errors beyond its δ, as Mnih et al. clip them, leads to something near a median, and
+a square after a rescaling h of values to h⁻¹(E[h(y)]), below the mean where returns vary: both take a certain 10 for
+better than an even chance of 24. So the error is squared, and rewards are normalised for the size of the returns.
 
 The duelling head gives n advantages and the state's value, Q = V + A − mean A, the mean over allowed actions. Actors
 run it as it is: the greatest advantage is the greatest Q-value, so a compressed policy has no arithmetic behind it.
@@ -15,10 +19,10 @@ run it as it is: the greatest advantage is the greatest Q-value, so a compressed
 Ape-X is the same from prioritised replay, with actors that differ in their ε and compute priorities.
 
 Source: Mnih et al. 2015 (DQN); van Hasselt et al. 2016, arXiv:1509.06461 (double); Wang et al. 2016, arXiv:1511.06581,
-eq. 9 (duelling); Hessel et al. 2018, arXiv:1710.02298 (n-step); Pohlen et al. 2018, arXiv:1805.11593, proposition A.2
-(h); Horgan et al. 2018, arXiv:1803.00933 (Ape-X); Munos et al. 2016, arXiv:1606.02647 (Retrace). Deviations: both
-streams of the duelling head are one linear layer on the shared torso; n-step returns are not corrected for the policy
-that acted unless that is asked for.
+eq. 9 (duelling); Hessel et al. 2018, arXiv:1710.02298 (n-step); Horgan et al. 2018, arXiv:1803.00933 (Ape-X); Munos et
+al. 2016, arXiv:1606.02647 (Retrace). Deviations: the plain square, on normalised rewards; both streams of the duelling
+head are one linear layer on the shared torso; observations are normalised, and the target network keeps the statistics
+that its weights were copied with; n-step returns are not corrected for the policy that acted unless that is asked for.
 """
 
 from __future__ import annotations
@@ -27,11 +31,10 @@ import copy
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accel.acting.priorities import RESCALING
 from accel.acting.rules import RuleSpec
+from accel.algorithms import losses
 from accel.algorithms.base import GradientAlgorithm, Phase, Update
 from accel.algorithms.corrections import shifted
 from accel.algorithms.distributions import ActionDistribution, epsilon_greedy
@@ -114,9 +117,9 @@ class Dqn(GradientAlgorithm):
             options.n_step,
             options.discount,
             options.duelling,
-            options.value_rescaling,
             config.rewards.reward_scale,
             config.rewards.reward_clip,
+            config.rewards.normalise_rewards,
         )
 
     def q_values(self, outputs: Tensor) -> Tensor:
@@ -181,8 +184,7 @@ class Dqn(GradientAlgorithm):
         taken = q.gather(-1, actions).squeeze(-1)
         mark("forward")
         shares = torch.full_like(targets, 1.0 / rows) if weights is None else weights / rows
-        loss = torch.dot(F.smooth_l1_loss(taken, targets, reduction="none"), shares)
-        of_taken = (taken - targets).clamp(-1.0, 1.0) * shares
+        loss, of_taken = losses.squared_error(taken, targets, shares)
         of_q = torch.zeros_like(q).scatter_(-1, actions, of_taken.unsqueeze(-1))
         norm = self.step(loss, pull=lambda: pull(self.of_outputs(outputs, of_q)), last=False)
         mark("backward")
@@ -197,10 +199,7 @@ class Dqn(GradientAlgorithm):
     def _targets(self, steps: Transitions) -> Tensor:
         """[N] y."""
         following, best = self._rated(steps.next_observations)
-        values = following.gather(-1, best).squeeze(-1)
-        if not self.options.value_rescaling:
-            return steps.returns + steps.discounts * values
-        return rescale(steps.returns + steps.discounts * unscale(values))
+        return steps.returns + steps.discounts * following.gather(-1, best).squeeze(-1)
 
     @torch.no_grad()
     def retrace_targets(self, steps: Steps) -> Tensor:
@@ -209,28 +208,14 @@ class Dqn(GradientAlgorithm):
         shape = steps.rewards.shape
         values = following.gather(-1, best).squeeze(-1).view(shape)
         taken = following.gather(-1, steps.actions.roll(-1, 0).reshape(-1, 1)).squeeze(-1).view(shape)
-        if self.options.value_rescaling:
-            values, taken = unscale(values), unscale(taken)
         greedy = shifted(best.view(shape)) == steps.actions
-        found = retrace(
+        return retrace(
             torch.where(greedy, 0.0, -torch.inf) - steps.behaviour_log_prob, steps.rewards, steps.discounts,
             shifted(taken), shifted(values), values[-1], lambda_=self._lambda, valid=steps.valid,
         ).q_targets[0]  # fmt: skip
-        return rescale(found) if self.options.value_rescaling else found
 
     def _rated(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """The target network's Q [N, n] and the actions [N, 1] to bootstrap from."""
         following = self.q_values(self.outputs(self.target, observations)[0])
         chooser = self.q_values(self.outputs(self.network, observations)[0]) if self.options.double else following
         return following, chooser.argmax(-1, keepdim=True)
-
-
-def rescale(values: Tensor) -> Tensor:
-    """h(x) = sign(x) (√(|x| + 1) − 1) + x/1000, of any shape."""
-    return values.sign() * ((values.abs() + 1.0).sqrt() - 1.0) + RESCALING * values
-
-
-def unscale(values: Tensor) -> Tensor:
-    """h⁻¹, of any shape."""
-    root = (1.0 + 4.0 * RESCALING * (values.abs() + 1.0 + RESCALING)).sqrt()
-    return values.sign() * (((root - 1.0) / (2.0 * RESCALING)).square() - 1.0)

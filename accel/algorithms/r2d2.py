@@ -1,23 +1,22 @@
 """R2D2: recurrent, double, duelling, n-step Q-learning from sequences with stored state and burn-in.
 
-    y_t = h(Σ_{k<m} γ^k r_{t+k} + γ^m h⁻¹(Q_target(o_{t+m}, argmax_a Q(o_{t+m}, a)))),   loss: Huber(Q(o_t, a_t) − y_t)
+    y_t = Σ_{k<m} γ^k r_{t+k} + γ^m Q_target(o_{t+m}, argmax_a Q(o_{t+m}, a)),   loss: ½ (Q(o_t, a_t) − y_t)²
 
 A sequence starts from the recurrent state that its actor had. All unrolls of it but the last only warm that state up,
 without gradient; steps of the last are learned from. m is n, or less where the episode or the sequence ends.
 
 Source: Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, section 2 and 3.
-Deviations: the burn-in is whole unrolls; gradients run through one unroll; Huber's loss in place of the square; the
-previous action and reward are no inputs.
+Deviations: the burn-in is whole unrolls; gradients run through one unroll; rewards are normalised in place of a
+rescaling of values (``dqn`` says why); the previous action and reward are no inputs.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from accel.algorithms.base import Phase, Update
-from accel.algorithms.dqn import Dqn, rescale, unscale
+from accel.algorithms.dqn import Dqn
 from accel.config import TrainConfig
 from accel.config.algorithms import R2d2Config
 from accel.config.experience import SequencesConfig
@@ -62,8 +61,7 @@ class R2d2(Dqn):
         mark("correct")
         taken = q[:-1].gather(-1, batch.actions[-self._rows :].unsqueeze(-1)).squeeze(-1)
         weights = valid if sample.weights is None else valid * sample.weights
-        losses = F.smooth_l1_loss(taken, targets, reduction="none") * weights
-        loss = losses.sum() / valid.sum().clamp_min(1.0)
+        loss = 0.5 * ((taken - targets).square() * weights).sum() / valid.sum().clamp_min(1.0)
         norm = self.step(loss)
         mark("backward")
         errors = (taken.detach() - targets).abs() * valid
@@ -99,7 +97,6 @@ class R2d2(Dqn):
         terminated, truncated = batch.terminated[-rows:], batch.truncated[-rows:]
         ends = terminated | truncated
         cut = truncated & ~terminated
-        values = unscale(values) if options.value_rescaling else values
         total = torch.zeros_like(rewards)
         going_on = torch.ones_like(ends)
         discount = 1.0
@@ -117,4 +114,4 @@ class R2d2(Dqn):
             going_on[:left] = now & ~ends[k:]
         left = max(rows - options.n_step + 1, 0)
         total[:left] += going_on[:left] * discount * values[options.n_step :]
-        return rescale(total) if options.value_rescaling else total
+        return total

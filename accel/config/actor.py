@@ -143,15 +143,15 @@ class PriorityOptions(_Message):
 
     Attributes:
         n_step: n. discount: γ. duelling: outputs are advantages and the state's value.
-        value_rescaling: whether values are h(Q). reward_scale, reward_clip: as the learner transforms rewards.
+        reward_scale, reward_clip, normalise_rewards: as the learner transforms rewards.
     """
 
     n_step: int
     discount: float
     duelling: bool
-    value_rescaling: bool
     reward_scale: float = 1.0
     reward_clip: float | None = None
+    normalise_rewards: bool = False
 
 
 @dataclass(frozen=True)

@@ -231,6 +231,7 @@ class ImpactConfig(ActorCriticConfig):
 
 Q_LEARNING_SYSTEM: Mapping[str, object] = {
     "schedule": "samples-per-insert",
+    "normalise_rewards": True,
     "network": "auto:128x2",
     "activation": "relu",
     "learning_rate": 1e-3,
@@ -245,9 +246,6 @@ class QLearningConfig(AlgorithmConfig):
     n_step: int = Field(3, ge=1, le=64, description="n, rewards summed before the bootstrap")
     double: bool = Field(True, description="the online network chooses the bootstrap's action, the target rates it")
     duelling: bool = Field(True, description="Q = V + A − mean A, from two streams on one torso")
-    value_rescaling: bool = Field(
-        True, description="learn h(Q) = sign(Q) (√(|Q| + 1) − 1) + Q/1000, whatever the size of returns"
-    )
     target_interval_updates: Count = Field(100, description="updates between copies to the target network")
 
     @property

@@ -13,13 +13,16 @@ before it is used; rewards from a replay are divided by the statistics of the mo
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from accel.config.parts import RewardConfig
 from accel.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from accel.config.actor import PriorityOptions
+    from accel.config.parts import RewardConfig
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -71,10 +74,10 @@ class RewardTransform:
     """Transforms unrolls' rewards; keeps one running return per environment and one set of statistics for all.
 
     Args:
-        options: the run's reward options. discount: γ in [0, 1].
+        options: the run's reward options, or what an actor is told of them. discount: γ in [0, 1].
     """
 
-    def __init__(self, options: RewardConfig, discount: float) -> None:
+    def __init__(self, options: RewardConfig | PriorityOptions, discount: float) -> None:
         self._scale = options.reward_scale
         self._clip = options.reward_clip
         self._discount = discount if options.normalise_rewards else None

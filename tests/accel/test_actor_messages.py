@@ -10,7 +10,7 @@ from accel.config.actor import ActorAgreement, PriorityOptions
 from accel.errors import TransportError
 
 AGREEMENT = ActorAgreement(
-    ((4,),), 2, True, "epsilon-greedy", "d", {"duelling": True}, PriorityOptions(3, 0.9, True, True)
+    ((4,),), 2, True, "epsilon-greedy", "d", {"duelling": True}, PriorityOptions(3, 0.9, True, normalise_rewards=True)
 )
 
 
@@ -20,6 +20,6 @@ def test_an_agreement_comes_back_equal(agreement: ActorAgreement) -> None:
 
 
 def test_priorities_of_another_version_are_refused() -> None:
-    priorities = {**PriorityOptions(3, 0.9, True, True).to_json(), "more": 1}
+    priorities = {**PriorityOptions(3, 0.9, True).to_json(), "more": 1}
     with pytest.raises(TransportError, match=r"PriorityOptions has other fields than this actor's \(more\)"):
         ActorAgreement.from_json(AGREEMENT.to_json() | {"priorities": priorities})

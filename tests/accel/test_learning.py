@@ -109,6 +109,21 @@ def test_it_learns(case: str, tmp_path: Path) -> None:
     assert summary.return_mean is not None and summary.return_mean >= goal, summary.text()
 
 
+@pytest.mark.parametrize("env", ["Bandit-v0", "Gamble-v0"])
+@pytest.mark.parametrize("algorithm", ["dqn", "apex"])
+def test_values_are_means(algorithm: str, env: str, tmp_path: Path) -> None:
+    """The action of the higher mean is chosen over a certain pay, which is above the median."""
+    explores = {"final_epsilon": 0.1} if algorithm == "dqn" else {"base_epsilon": 0.6}
+    config = TrainConfig.create(
+        algorithm=algorithm, env=f"tests.environments.learnable:{env}", actors=0, seed=0, learner_threads=1, n_step=1,
+        network="mlp:32x1", learning_rate=1e-3, total_env_steps=6000, results_dir=tmp_path, name="run", **explores,
+    )  # fmt: skip
+    accel.train(config)
+    played = accel.evaluate(tmp_path / "run", episodes=100, seed=1).episodes
+    certain = 10.0 if env == "Bandit-v0" else 6.0
+    assert sum(reward != certain for reward in played.returns) > 80, played.returns
+
+
 def test_without_a_memory_there_is_nothing_to_learn(tmp_path: Path) -> None:
     """That the task above needs its core: without, no return but chance."""
     summary = train(tmp_path, MEMORY | {"network": "mlp:16x1", "total_env_steps": 20_000}, 0.95)

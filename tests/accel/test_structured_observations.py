@@ -20,7 +20,6 @@ from accel.acting.rules import Seat, make_rule
 from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import make_algorithm
 from accel.algorithms.distributions import make_distribution
-from accel.algorithms.dqn import rescale, unscale
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
 from accel.envs.observations import observation_layout, settle_masks
@@ -201,11 +200,10 @@ def test_no_value_of_a_masked_action_reaches_dqns_targets() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("rescaling", [False, True])
-def test_nor_those_of_retrace(n: int, rescaling: bool) -> None:
+def test_nor_those_of_retrace(n: int) -> None:
     """Where the first row's action is not allowed in the last observation."""
     spec = _with_mask(EnvSpec((3,), "float32", ActionSpec("categorical", (5,), masked=True)))
-    options = {"algorithm": "dqn", "corrector": "retrace", "n_step": n, "value_rescaling": rescaling, "discount": 0.9}
+    options = {"algorithm": "dqn", "corrector": "retrace", "n_step": n, "discount": 0.9}
     algorithm: Any = make_algorithm(TrainConfig.create(network="mlp:8x1", **options), spec, torch.device("cpu"))
     observations = torch.randn(n + 1, 4, 8, generator=torch.Generator().manual_seed(n))
     observations[..., 3:] = 1.0
@@ -218,15 +216,13 @@ def test_nor_those_of_retrace(n: int, rescaling: bool) -> None:
     )
     q = q_of(algorithm, observations.flatten(0, 1)).view(n + 1, 4, 5).detach()  # the target's too
     expected = q[-1].amax(-1)
-    expected = unscale(expected) if rescaling else expected
     for row in range(n - 1, -1, -1):
         best = q[row + 1].amax(-1)
-        best = unscale(best) if rescaling else best
         if row < n - 1:
             greedy = q[row + 1].argmax(-1) == 0
             expected = torch.where(greedy, expected, best)
         expected = rewards[row] + 0.9 * expected
-    assert torch.allclose(algorithm.retrace_targets(steps), rescale(expected) if rescaling else expected, rtol=1e-4)
+    assert torch.allclose(algorithm.retrace_targets(steps), expected, rtol=1e-4)
 
 
 class OwnTorso(nn.Module):

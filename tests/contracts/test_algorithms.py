@@ -13,14 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel.acting import priorities
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import Seat, make_rule
 from accel.algorithms.actor_critic import Targets
 from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.d4pg import bounded, project
-from accel.algorithms.dqn import rescale, unscale
 from accel.algorithms.impact import surrogate_log_ratio
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.qat.fake_quantiser import FakeQuantiser
@@ -61,7 +59,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
         "network": "mlp:8x1+lstm:6",
         "base_epsilon": 0.1,
     },
-    "dqn, prioritised": {**DQN, "store": "prioritised", "value_rescaling": False, "normalise_rewards": True},
+    "dqn, prioritised": {**DQN, "store": "prioritised"},
     "dqn, retrace": {**DQN, "corrector": "retrace"},
     "apex, retrace": {"algorithm": "apex", "batch_size": 16, "base_epsilon": 0.1, "corrector": "retrace"},
     "sac": {"algorithm": "sac", "batch_size": 16},
@@ -573,7 +571,7 @@ def test_dqns_gradients_are_those_of_the_loss(duelling: bool) -> None:
     outputs = learner.network(steps.observations.unsqueeze(0), torch.zeros(1, 64, dtype=torch.bool)).params[0]
     q = outputs if not duelling else outputs[:, 2:] + outputs[:, :2] - outputs[:, :2].mean(1, keepdim=True)
     taken = q.gather(1, steps.actions.unsqueeze(1)).squeeze(1)
-    (torch.nn.functional.smooth_l1_loss(taken, step.targets, reduction="none") * weights).mean().backward()
+    (0.5 * (taken - step.targets).square() * weights).mean().backward()
     torch.testing.assert_close(found, learner.parameters.gradient, rtol=1e-3, atol=1e-6)
     assert float(found.abs().max()) > 1e-3
 
@@ -620,42 +618,16 @@ def q_by_definition(outputs: Tensor, duelling: bool) -> Tensor:
     return torch.tensor(rows)
 
 
-def h(x: Tensor) -> Tensor:
-    """sign(x) (√(|x| + 1) − 1) + x/1000."""
-    return x.sign() * ((x.abs() + 1).sqrt() - 1) + x / 1000
-
-
-def h_inverse(y: Tensor) -> Tensor:
-    """By bisection of h, which is increasing."""
-    low, high = torch.full_like(y, -1e6, dtype=torch.float64), torch.full_like(y, 1e6, dtype=torch.float64)
-    for _ in range(80):
-        middle = (low + high) / 2
-        above = h(middle) > y
-        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-    return low.float()
-
-
-def test_rescaling_and_its_inverse_are_those_of_the_definition_for_learner_and_actors() -> None:
-    x = torch.tensor([-3000.0, -100, -1, -1e-3, 0, 1e-2, 0.5, 7, 450, 20_000])
-    assert torch.allclose(rescale(x), h(x)) and torch.allclose(unscale(h(x)), h_inverse(h(x)), rtol=2e-3, atol=1e-3)
-    np.testing.assert_allclose(priorities.rescale(x.numpy()), h(x).numpy(), rtol=1e-5)
-    np.testing.assert_allclose(priorities.unscale(h(x).numpy()), x.numpy(), rtol=2e-3, atol=1e-3)
-
-
 def of(network: Callable[..., Any], observations: Tensor) -> Tensor:
     outputs: Tensor = network(observations.unsqueeze(0), torch.zeros(1, len(observations), dtype=torch.bool)).params[0]
     return outputs.detach()
 
 
-@pytest.mark.parametrize("rescaling", [False, True])
 @pytest.mark.parametrize("duelling", [False, True])
 @pytest.mark.parametrize("double", [False, True])
-def test_dqns_loss_is_that_of_its_definition(double: bool, duelling: bool, rescaling: bool) -> None:
-    """Huber(Q(o, a) − h(R + γ^m h⁻¹(Q_target(o', a*)))), a* the online network's with double, else the target's."""
-    options = config(
-        "dqn", double=double, duelling=duelling, target_interval_updates=100, learning_rate=0.1,
-        value_rescaling=rescaling,
-    )  # fmt: skip
+def test_dqns_loss_is_that_of_its_definition(double: bool, duelling: bool) -> None:
+    """½ (Q(o, a) − R − γ^m Q_target(o', a*))², a* the online network's with double, else the target's."""
+    options = config("dqn", double=double, duelling=duelling, target_interval_updates=100, learning_rate=0.1)
     learner: Any = make_algorithm(options, SPEC, CPU)
     generator = torch.Generator().manual_seed(1)
 
@@ -675,16 +647,37 @@ def test_dqns_loss_is_that_of_its_definition(double: bool, duelling: bool, resca
     for which, chooser in (("double", online), ("single", target)):
         best = chooser.argmax(1, keepdim=True)
         value = target.gather(1, best).squeeze(1)
-        y = steps.returns + steps.discounts * (h_inverse(value) if rescaling else value)
-        y = h(y) if rescaling else y
+        y = steps.returns + steps.discounts * value
         taken = q_by_definition(of(learner.network, steps.observations), duelling)
-        error = (taken.gather(1, steps.actions.unsqueeze(1)).squeeze(1) - y).abs()
-        losses[which] = float(torch.where(error < 1, 0.5 * error.square(), error - 0.5).mean())
+        error = taken.gather(1, steps.actions.unsqueeze(1)).squeeze(1) - y
+        losses[which] = float(0.5 * error.square().mean())
     update = learner.update(Sample(64, transitions=steps), 0.0, ignore)
     mine, other = ("double", "single") if double else ("single", "double")
     assert update.read()["loss"] == pytest.approx(losses[mine], rel=1e-5)
-    assert update.read()["loss"] != pytest.approx(losses[other], rel=1e-3)
+    assert update.read()["loss"] != pytest.approx(losses[other], rel=1e-4)
     assert update.priorities.shape == (64,) and bool((update.priorities >= 0).all())
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_actors_priorities_are_errors_of_the_values_that_they_acted_by(normalise: bool) -> None:
+    """|r + γ r' + γ² max Q'' − Q(a)|, a reward over the deviation of all returns up to its unroll's end."""
+    _, chain = make("apex", n_step=2, discount=0.9, normalise_rewards=normalise)
+    unrolls = [chain.collect(pay=5.0) for _ in range(3)]
+    rewards, actions, outputs, found = (
+        np.concatenate([unroll[name] for unroll in unrolls])
+        for name in ("rewards", "actions", "behaviour_params", "priority")
+    )
+    q = np.stack([q_by_definition(torch.from_numpy(row), duelling=True).numpy() for row in outputs])
+    returns = np.zeros_like(rewards)
+    for t in range(len(rewards)):
+        returns[t] = rewards[t] + (0.9 * returns[t - 1] if t else 0.0)
+    if normalise:
+        for start in range(0, len(rewards), ROWS):
+            rewards[start : start + ROWS] /= np.sqrt(returns[: start + ROWS].var() + 1e-8)
+    for t in range(2, len(rewards)):
+        taken = np.take_along_axis(q[t - 2], actions[t - 2, :, None], -1)[:, 0]
+        error = rewards[t - 2] + 0.9 * rewards[t - 1] + 0.81 * q[t].max(-1) - taken
+        np.testing.assert_allclose(found[t], np.abs(error), rtol=1e-3, atol=1e-3)
 
 
 # --- Retrace on critics of actions ---
@@ -705,9 +698,7 @@ def steps_of(n: int, rows: int, actions: Tensor, generator: torch.Generator) -> 
     )
 
 
-def retrace_by_definition(
-    steps: Steps, values: Tensor, taken: Tensor, traces: Tensor, row: int, inverse: Callable[[float], float] = float
-) -> float:
+def retrace_by_definition(steps: Steps, values: Tensor, taken: Tensor, traces: Tensor, row: int) -> float:
     """Σ_k (Π_{0<i≤k} γ_{i−1} c_i) (r_k + γ_k V(o_{k+1}) − [k > 0] Q(o_k, a_k)), over the episode's steps."""
     total, product = 0.0, 1.0
     for k in range(len(steps.rewards)):
@@ -715,17 +706,16 @@ def retrace_by_definition(
             product *= float(steps.discounts[k - 1, row] * traces[k, row])
         if not steps.valid[k, row]:
             break
-        error = float(steps.rewards[k, row]) + float(steps.discounts[k, row]) * inverse(float(values[k + 1, row]))
-        total += product * (error - (inverse(float(taken[k, row])) if k else 0.0))
+        error = float(steps.rewards[k, row]) + float(steps.discounts[k, row]) * float(values[k + 1, row])
+        total += product * (error - (float(taken[k, row]) if k else 0.0))
     return total
 
 
-@pytest.mark.parametrize("rescaling", [False, True])
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("n", [1, 4])
-def test_dqns_retrace_targets_are_those_of_the_definition(n: int, double: bool, rescaling: bool) -> None:
+def test_dqns_retrace_targets_are_those_of_the_definition(n: int, double: bool) -> None:
     """With the greedy policy of the network that chooses: c = λ where the action is its own, else 0."""
-    options = config("dqn, retrace", n_step=n, double=double, value_rescaling=rescaling, lambda_=0.8, duelling=False)
+    options = config("dqn, retrace", n_step=n, double=double, lambda_=0.8, duelling=False)
     learner: Any = make_algorithm(options, SPEC, CPU)
     other: Any = make_algorithm(options.replace(seed=1), SPEC, CPU)
     learner.target.load_state_dict(other.network.state_dict())
@@ -739,12 +729,8 @@ def test_dqns_retrace_targets_are_those_of_the_definition(n: int, double: bool, 
     traces = 0.8 * (best[:-1] == steps.actions)
     found = learner.retrace_targets(steps)
 
-    def inverse(q: float) -> float:
-        return float(h_inverse(torch.tensor([q]))[0]) if rescaling else q
-
     for row in range(64):
-        expected = retrace_by_definition(steps, values, taken, traces, row, inverse)
-        expected = float(h(torch.tensor(expected))) if rescaling else expected
+        expected = retrace_by_definition(steps, values, taken, traces, row)
         assert float(found[row]) == pytest.approx(expected, rel=2e-3, abs=2e-3), row
     if n > 1:
         whole = [retrace_by_definition(steps, values, taken, torch.full_like(traces, 0.8), row) for row in range(64)]
@@ -796,17 +782,15 @@ def chains_batch(rows: int, seed: int) -> Sample:
 
 
 @pytest.mark.parametrize("n", [1, 3, 12])
-@pytest.mark.parametrize("rescaling", [False, True])
-def test_r2d2s_targets_are_those_of_the_definition(n: int, rescaling: bool) -> None:
+def test_r2d2s_targets_are_those_of_the_definition(n: int) -> None:
     """Step by step, until n rewards, the episode or the sequence end; bootstrapped unless it terminated."""
-    algorithm: Any = make_algorithm(config("r2d2", n_step=n, value_rescaling=rescaling, discount=0.9), SPEC, CPU)
+    algorithm: Any = make_algorithm(config("r2d2", n_step=n, discount=0.9), SPEC, CPU)
     for seed in range(4):
         sample = chains_batch(2 * ROWS, seed)
         batch: Any = sample.batch
         values = torch.randn(ROWS + 1, 2, generator=torch.Generator().manual_seed(seed))
         rewards = batch.rewards[-ROWS:]
         found = algorithm.n_step_targets(batch, rewards, values)
-        plain = h_inverse(values) if rescaling else values
         for env in range(2):
             for t in range(ROWS):
                 total, power, k = 0.0, 1.0, t
@@ -817,10 +801,25 @@ def test_r2d2s_targets_are_those_of_the_definition(n: int, rescaling: bool) -> N
                         break
                     k += 1
                     if batch.truncated[ROWS + k - 1, env] or k == t + n or k == ROWS:
-                        total += power * float(plain[k, env])
+                        total += power * float(values[k, env])
                         break
-                expected = float(h(torch.tensor(total))) if rescaling else total
-                assert float(found[t, env]) == pytest.approx(expected, rel=1e-3, abs=1e-3), (t, env)
+                assert float(found[t, env]) == pytest.approx(total, rel=1e-5, abs=1e-5), (t, env)
+
+
+def test_r2d2s_loss_is_half_the_squared_error_of_its_valid_steps() -> None:
+    algorithm: Any = make_algorithm(config("r2d2", double=False), SPEC, CPU)
+    sample = chains_batch(2 * ROWS, 0)
+    batch: Any = sample.batch
+    weights = torch.tensor([0.5, 2.0])
+    valid = torch.ones(ROWS, 2)
+    valid[3] = 0.0
+    batch.valid[ROWS + 3] = False
+    q = algorithm.sequence_q(algorithm.network, batch).detach()
+    targets = algorithm.n_step_targets(batch, batch.rewards[-ROWS:], q.amax(-1))
+    taken = q[:-1].gather(-1, batch.actions[-ROWS:].unsqueeze(-1)).squeeze(-1)
+    expected = float((0.5 * (taken - targets).square() * valid * weights).sum() / valid.sum())
+    found = algorithm.update(replace(sample, weights=weights), 0.0, ignore).read()["loss"]
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_r2d2_learns_from_the_last_unroll_after_a_burn_in_from_the_stored_state() -> None:

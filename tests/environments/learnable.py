@@ -14,6 +14,14 @@ gymnasium.register(
 )
 gymnasium.register("BoxTarget-v0", entry_point="tests.environments.learnable:TargetEnv", kwargs={"box": True})
 gymnasium.register("Memory-v0", entry_point="tests.environments.learnable:MemoryEnv")
+gymnasium.register(
+    "Bandit-v0", entry_point="tests.environments.learnable:GambleEnv",
+    kwargs={"certain": 10.0, "prize": 24.0, "odds": 0.5, "steps": 1},
+)  # fmt: skip
+gymnasium.register(
+    "Gamble-v0", entry_point="tests.environments.learnable:GambleEnv",
+    kwargs={"certain": 6.0, "prize": 40.0, "odds": 0.25, "steps": 4},
+)  # fmt: skip
 
 STEPS = 10
 WAIT = 4
@@ -70,3 +78,33 @@ class MemoryEnv(gymnasium.Env[Any, Any]):
         over = self.t == WAIT
         reward = float(over and action == self.cue)
         return np.array([0, self.t / WAIT], np.float32), reward, over, False, {}
+
+
+class GambleEnv(gymnasium.Env[Any, Any]):
+    """Action 0 ends an episode with a certain pay; action 1, so many times, with a prize at odds, of higher mean.
+
+    Observations are the step and a random number.
+    """
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, certain: float, prize: float, odds: float, steps: int) -> None:
+        self.certain, self.prize, self.odds, self.steps = certain, prize, odds, steps
+        self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action == 0:
+            return self._observation(), self.certain, True, False, {}
+        self.t += 1
+        over = self.t == self.steps
+        reward = self.prize * float(over and self.np_random.random() < self.odds)
+        return self._observation(), reward, over, False, {}
+
+    def _observation(self) -> Any:
+        return np.array([self.t / self.steps, self.np_random.uniform(-1, 1)], np.float32)
