@@ -16,6 +16,7 @@ from accel.bench.checks import SCHEMES, check_networks
 from accel.bench.rows import Notify, Row
 from accel.config import TrainConfig
 from accel.config.files import load_preset
+from accel.config.parts import Activation
 from accel.display.arguments import argument
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
@@ -37,7 +38,7 @@ Networks = Annotated[
     ),
 ]
 Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is measured as int8")]
-Activation = Annotated[Literal["tanh", "relu"], tyro.conf.arg(help="activation of mlp torsos")]
+TorsoActivation = Annotated[Activation, tyro.conf.arg(help="activation of mlp torsos")]
 RunPath = Annotated[Path | None, tyro.conf.arg(help="run directory: its network and trained weights")]
 Env = Annotated[str | None, tyro.conf.arg(help="gymnasium id, or module:id to import the module first")]
 Shape = Annotated[str | None, tyro.conf.arg(help="such as 17, or 4,84,84 for uint8 images")]
@@ -105,7 +106,7 @@ class EnvironmentOptions(OutputOptions):
     squash_actions: Annotated[bool, tyro.conf.arg(help="tanh-squash Box actions into their bounds")] = False
     normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise observations in the exported graph")] = False
     network: Networks = None
-    activation: Activation = "tanh"
+    activation: TorsoActivation = "tanh"
 
     def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
         """The configuration of ``env`` and its options; None without an environment.

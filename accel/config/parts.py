@@ -120,6 +120,11 @@ class ActingConfig(Options):
         return self
 
 
+Activation = Literal[
+    "tanh", "relu", "elu", "silu", "gelu", "gelu_tanh", "leaky_relu", "sigmoid", "hardtanh", "softplus"
+]
+
+
 class NetworkConfig(Options):
     """The network that is trained."""
 
@@ -129,7 +134,7 @@ class NetworkConfig(Options):
         "+lstm:SIZE or +gru:SIZE; auto:WIDTHxDEPTH is an mlp for vectors, a nature-cnn for images, an impala-resnet "
         "for small ones",
     )
-    activation: Literal["tanh", "relu"] = Field("tanh", description="activation of mlp torsos")
+    activation: Activation = Field("tanh", description="activation of mlp torsos")
     separate_value_torso: bool | None = Field(
         None, description="give the critic its own torso; default: yes for mlp, no for images and recurrent networks"
     )

@@ -8,10 +8,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accel.config.parts import NetworkConfig
+from accel.config.parts import Activation, NetworkConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.networks import dense
@@ -56,8 +55,8 @@ class ActionCritics(nn.Module):
             )
         width, depth = (int(size) for size in text.sizes)
         features = spec.observation_shape[0] + spec.action.action_size
-        self._name: dense.Activation = config.activation
-        self._activation = torch.tanh if config.activation == "tanh" else F.relu
+        self._name: Activation = config.activation
+        self._activation = dense.FUNCTIONS[config.activation]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for before, after in pairwise([features, *[width] * depth, outputs]):
             bound = before**-0.5
@@ -79,12 +78,12 @@ class ActionCritics(nn.Module):
 
         Parameters and their gradients must stay where they are; the gradients must be zero before a ``pull``.
         """
-        return partial(self._rate, self._make_towers())
+        return partial(self._rate, self._make_towers() if dense.by_hand(self._name) else [])
 
     def _rate(self, towers: Sequence[Tower], observations: Tensor, actions: Tensor) -> Rating:
         with torch.no_grad():
             joined = torch.cat((observations, actions), -1)
-            if not dense.suits(joined):
+            if not (towers and dense.suits(joined)):
                 return self._rate_by_autograd(observations, actions)
             layers = [tower.run(joined) for tower in towers]
             values = torch.stack([tower.heads(its)[0] for tower, its in zip(towers, layers, strict=True)])

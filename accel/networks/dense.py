@@ -6,20 +6,32 @@ library for the slow one of two orientations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, cast
+from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-Activation = Literal["tanh", "relu"]
+from accel.config.parts import Activation
 
-_tanh_backward = torch.ops.aten.tanh_backward.grad_input
-_relu_backward = torch.ops.aten.threshold_backward.grad_input
+FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType({
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "elu": F.elu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "leaky_relu": F.leaky_relu,
+    "sigmoid": torch.sigmoid,
+    "hardtanh": F.hardtanh,
+    "softplus": F.softplus,
+})  # fmt: skip
 
 
 def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], activation: Activation) -> Tensor:
@@ -29,12 +41,38 @@ def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], ac
         x: [N, F] float32 on the CPU.
         weights: one [out, in] each layer.
         biases: one [out] each layer.
-        activation: φ.
+        activation: φ, which is ``by_hand``.
     Returns:
         The last layer's [N, out].
     """
     output: Tensor = _Dense.apply(x, activation, *weights, *biases)  # type: ignore[no-untyped-call]
     return output
+
+
+def _numpys_tanh(x: Tensor) -> None:
+    array = x.numpy()
+    np.tanh(array, array)
+
+
+_aten = torch.ops.aten
+# Activations whose derivative is a function of their output: in place, and from the gradient of the output to that of
+# the input.
+_IN_PLACE: Mapping[Activation, Callable[[Tensor], object]] = MappingProxyType(
+    {"tanh": _numpys_tanh, "relu": torch.relu_, "elu": partial(F.elu, inplace=True), "sigmoid": torch.sigmoid_}
+)
+_BACKWARD: Mapping[Activation, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType({
+    "tanh": lambda gradient, output, into: _aten.tanh_backward.grad_input(gradient, output, grad_input=into),
+    "relu": lambda gradient, output, into: _aten.threshold_backward.grad_input(gradient, output, 0, grad_input=into),
+    "elu": lambda gradient, output, into: _aten.elu_backward.grad_input(
+        gradient, 1.0, 1.0, 1.0, True, output, grad_input=into
+    ),
+    "sigmoid": lambda gradient, output, into: _aten.sigmoid_backward.grad_input(gradient, output, grad_input=into),
+})  # fmt: skip
+
+
+def by_hand(activation: Activation) -> bool:
+    """Whether ``dense`` knows an activation and its derivative; autograd does the others."""
+    return activation in _BACKWARD
 
 
 _torch_alone: ContextVar[bool] = ContextVar("torch_alone", default=False)
@@ -61,11 +99,7 @@ def run(x: Tensor, transposed: Sequence[Tensor], biases: Sequence[Tensor], activ
     layers = [x]
     for weight, bias in zip(transposed, biases, strict=True):
         x = torch.addmm(bias, x, weight)
-        if activation == "tanh":
-            array = x.numpy()
-            np.tanh(array, array)
-        else:
-            x.relu_()
+        _IN_PLACE[activation](x)
         layers.append(x)
     return layers
 
@@ -108,9 +142,7 @@ def pull_input(
 def _of_sum(gradient: Tensor, output: Tensor, activation: Activation, *, own: bool) -> Tensor:
     """From the gradient of an activation's output to that of its input; in place where it is our own."""
     into = gradient if own else torch.empty_like(output)
-    if activation == "tanh":
-        return cast(Tensor, _tanh_backward(gradient, output, grad_input=into))
-    return cast(Tensor, _relu_backward(gradient, output, 0, grad_input=into))
+    return _BACKWARD[activation](gradient, output, into)
 
 
 def of_weight(gradient: Tensor, inputs: Tensor, into: Tensor | None = None) -> Tensor:

@@ -7,12 +7,11 @@ from contextlib import ExitStack
 import torch
 from torch import nn
 
-from accel.config.parts import NetworkConfig
+from accel.config.parts import Activation, NetworkConfig
 from accel.envs.spaces import ACTION_MASK, EnvSpec, ObservationPart
 from accel.errors import ConfigError
 from accel.networks.core import GRUCore, LSTMCore, RecurrentCore
 from accel.networks.custom import make_custom_torso
-from accel.networks.dense import Activation
 from accel.networks.observations import DictTorso
 from accel.networks.policy import Critic, PolicyNetwork
 from accel.networks.text import NetworkText, parse_network

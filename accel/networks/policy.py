@@ -154,6 +154,7 @@ class PolicyNetwork(nn.Module):
         torso, value_torso, critic = self.torso, self.value_torso, self.critic_head
         if (
             isinstance(torso, MLPTorso)
+            and dense.by_hand(torso.activation)
             and (value_torso is None or isinstance(value_torso, MLPTorso))
             and isinstance(self.policy_head, nn.Linear | GaussianHead)
             and not (self.state_shapes or self.spec.parts or self.spec.action.masked)

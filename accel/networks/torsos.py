@@ -6,10 +6,10 @@ import math
 from itertools import pairwise
 from typing import cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from accel.config.parts import Activation
 from accel.errors import ConfigError
 from accel.networks import dense
 from accel.networks.initialisation import SQRT2, orthogonal
@@ -39,7 +39,7 @@ class MLPTorso(Torso):
         activation: behind each of them.
     """
 
-    def __init__(self, shape: tuple[int, ...], width: int, depth: int, activation: dense.Activation) -> None:
+    def __init__(self, shape: tuple[int, ...], width: int, depth: int, activation: Activation) -> None:
         super().__init__()
         self._inputs = math.prod(shape)
         self._flatten = len(shape) != 1
@@ -52,13 +52,15 @@ class MLPTorso(Torso):
         """[N, *shape] float to [N, width]."""
         x = self.rows(observations)
         for layer in self.layers:
-            x = torch.tanh(layer(x)) if self.activation == "tanh" else torch.relu(layer(x))
+            x = dense.FUNCTIONS[self.activation](layer(x))
         return x
 
     def train_features(self, observations: Tensor) -> Tensor:
         """``forward`` in one call where it runs on a CPU."""
         x = self.rows(observations)
-        return dense.dense(x, self.weights, self.biases, self.activation) if dense.suits(x) else self.forward(x)
+        if dense.by_hand(self.activation) and dense.suits(x):
+            return dense.dense(x, self.weights, self.biases, self.activation)
+        return self.forward(x)
 
     @property
     def weights(self) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from accel.config.parts import Activation
 from accel.networks import dense
 from accel.networks.heads import GaussianHead
 from accel.networks.torsos import MLPTorso
@@ -78,7 +79,7 @@ class Layer:
 class Tower:
     """An mlp and the heads on it."""
 
-    def __init__(self, layers: Sequence[Layer], heads: Sequence[Layer], activation: dense.Activation) -> None:
+    def __init__(self, layers: Sequence[Layer], heads: Sequence[Layer], activation: Activation) -> None:
         self._heads, self._activation = heads, activation
         self._weights, self._biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         self._transposed = [weight.t() for weight in self._weights]

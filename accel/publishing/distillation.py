@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from accel.algorithms.base import Algorithm
 from accel.algorithms.distributions import ActionDistribution, make_distribution
+from accel.config.parts import Activation
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import PolicyNetwork, build_network
-from accel.networks.dense import Activation
 from accel.networks.initialisation import orthogonal
 from accel.networks.policy import ActingModule, PolicyModule
 from accel.networks.torsos import NatureCNN, Torso

@@ -1,4 +1,4 @@
-/* A chain of dense layers for a few rows, in one call: float or u8 x s8 products, tanh or ReLU, rounding to codes.
+/* A chain of dense layers for a few rows, in one call: float or u8 x s8 products, activations, rounding to codes.
 
    compressors/kernels/chain.py owns all memory and checks all sizes. Weights are packed for vectors of outputs
    (pack_floats, pack_codes), so that a product reads them once and in order for up to eight rows. From equal codes it
@@ -8,7 +8,9 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { NONE, RELU, TANH };
+/* dense.h has a function of each name, and chain.py the same names in this order. */
+#define ACTIVATIONS(of) \
+  of(none) of(relu) of(tanh) of(sigmoid) of(elu) of(silu) of(gelu) of(gelu_tanh) of(leaky) of(clip) of(softplus)
 
 typedef struct {
   int32_t is_integer, activation, quantises;
@@ -17,6 +19,7 @@ typedef struct {
   const void *weights; /* packed */
   const void *bias;    /* [outputs], int32 or float */
   const float *scale;  /* [outputs], of integer sums */
+  float alpha, beta;   /* of the activation */
   float step;          /* of the codes made */
   int32_t zero;
 } Layer;
@@ -56,8 +59,10 @@ typedef struct {
 #define SET_INTEGERS(x) _mm512_set1_epi32(x)
 #define PRODUCTS(sum, x, w) _mm512_dpbusd_epi32(sum, x, w)
 #define TO_FLOATS(v) _mm512_cvtepi32_ps(v)
+#define TO_INTEGERS(v) _mm512_cvtps_epi32(v)
+#define POWER_OF_TWO(n) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, SET_INTEGERS(127)), 23))
 #define STORE_CODES(p, v, zero) \
-  _mm_storeu_si128((__m128i *)(p), _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(v), SET_INTEGERS(zero))))
+  _mm_storeu_si128((__m128i *)(p), _mm512_cvtepi32_epi8(_mm512_add_epi32(TO_INTEGERS(v), SET_INTEGERS(zero))))
 #include "dense.h"
 
 #define TARGET __attribute__((target("avx2,fma")))
@@ -82,7 +87,9 @@ typedef struct {
 #define PRODUCTS(sum, x, w) \
   _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)))
 #define TO_FLOATS(v) _mm256_cvtepi32_ps(v)
-#define STORE_CODES(p, v, zero) NAME(store_codes)(p, _mm256_add_epi32(_mm256_cvtps_epi32(v), SET_INTEGERS(zero)))
+#define TO_INTEGERS(v) _mm256_cvtps_epi32(v)
+#define POWER_OF_TWO(n) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, SET_INTEGERS(127)), 23))
+#define STORE_CODES(p, v, zero) NAME(store_codes)(p, _mm256_add_epi32(TO_INTEGERS(v), SET_INTEGERS(zero)))
 static inline TARGET void store_codes_avx2(uint8_t *p, __m256i v) {
   __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));

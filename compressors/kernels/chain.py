@@ -12,8 +12,8 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
-from typing import cast
+from math import inf, isclose, pi, prod
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -22,10 +22,26 @@ from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.kernels.graph import Graph, Node, Value, read_graph
 from accel.compressors.kernels.library import lanes_here, load_kernels
 
-_ACTIVATIONS = {"": 0, "Relu": 1, "Tanh": 2}
-_OPERATORS = frozenset(
-    {"Gemm", "FusedGemm", "QGemm", "QuantizeLinear", "Relu", "Tanh", "Flatten", "Sub", "Mul", "Clip", "Cast"}
-)
+# in the order of ACTIVATIONS in chain.c
+_ACTIVATIONS = (
+    "", "Relu", "Tanh", "Sigmoid", "Elu", "Silu", "Gelu", "TanhGelu", "LeakyRelu", "Clip", "Softplus",
+)  # fmt: skip
+_FUSED = ("", "Relu", "Tanh", "Sigmoid")
+_ALPHAS = {"Elu": 1.0, "LeakyRelu": 0.01}
+# What torch exports for an activation that is no operator. An operand is "x", the activation's input, or the number of
+# an operation before, or a constant.
+_PATTERNS: dict[str, tuple[tuple[str, tuple[str | int | float, ...]], ...]] = {
+    "Silu": (("Sigmoid", ("x",)), ("Mul", ("x", 0))),
+    "Gelu": (("Div", ("x", 2**0.5)), ("Erf", (0,)), ("Add", (1, 1.0)), ("Mul", ("x", 2)), ("Mul", (3, 0.5))),
+    "TanhGelu": (
+        ("Mul", ("x", "x")), ("Mul", ("x", 0)), ("Mul", (1, 0.044715)), ("Add", ("x", 2)),
+        ("Mul", (3, (2 / pi) ** 0.5)), ("Tanh", (4,)), ("Add", (5, 1.0)), ("Mul", ("x", 6)), ("Mul", (7, 0.5)),
+    ),
+}  # fmt: skip
+_OPERATORS = frozenset({
+    "Gemm", "FusedGemm", "QGemm", "QuantizeLinear", "Flatten", "Sub", "Mul", "Cast", "Relu", "Tanh", "Sigmoid", "Elu",
+    "Erf", "Add", "Div", "LeakyRelu", "Clip", "Softplus",
+})  # fmt: skip
 _ALIGNMENT = 64
 # products of two bytes are summed in pairs, in 16 bits, without VNNI
 _GREATEST_WITHOUT_VNNI = 64
@@ -46,6 +62,17 @@ class CodeNames:
     zero: str
 
 
+class Activation(NamedTuple):
+    """One of ``_ACTIVATIONS``; the α of an ELU or a leaky ReLU; the initializers of Clip's bounds ("": none)."""
+
+    kind: str = ""
+    alpha: float = 0.0
+    bounds: tuple[str, str] = ("", "")
+
+
+_IDENTITY = Activation()
+
+
 @dataclass(frozen=True)
 class DenseLayer:
     """One layer: names of initializers.
@@ -55,7 +82,7 @@ class DenseLayer:
         bias: "" without one.
         reads: codes of the input; None: floats.
         scale, zero: of the weight's codes.
-        activation: of ``_ACTIVATIONS``.
+        activation: of the sums.
         writes: codes of the output; None: floats.
         rescales: whether sums become codes by one factor, without floats in between.
     """
@@ -66,7 +93,7 @@ class DenseLayer:
     reads: CodeNames | None = None
     scale: str = ""
     zero: str = ""
-    activation: str = ""
+    activation: Activation = _IDENTITY
     writes: CodeNames | None = None
     rescales: bool = False
 
@@ -82,6 +109,8 @@ class DenseChain:
     codes: CodeNames | None
     widened: dict[str, str]
     """Weights in single precision, to the ones in half precision that they are made of."""
+    constants: dict[str, float]
+    """What initializers must hold for the activations to be what they look like."""
 
 
 def find_chain(graph: Graph) -> DenseChain | None:
@@ -103,10 +132,14 @@ class _Reader:
         self._is_flat = len(graph.inputs[0].shape) == 2
         self._codes: CodeNames | None = None  # the value's, while it is in codes
         self._layers: list[DenseLayer] = []
-        self._chain = DenseChain((), "", "", (), None, {})
+        self._chain = DenseChain((), "", "", (), None, {}, {})
 
     def chain(self) -> DenseChain:
-        for node in self._graph.nodes:
+        nodes = list(self._graph.nodes)
+        while nodes:
+            if self._layers and self._codes is None and self._composed(nodes):
+                continue
+            node = nodes.pop(0)
             if not node.inputs or len(node.outputs) != 1 or self._graph.places.keys() & {*node.outputs}:
                 raise _UnsuitedError
             if node.domain != _DOMAINS.get(node.operator, ""):
@@ -124,7 +157,7 @@ class _Reader:
 
     def _follow(self, node: Node) -> None:
         operator = node.operator
-        if operator not in ("Gemm", "FusedGemm", "QGemm", "Flatten") and node.attributes:
+        if operator not in ("Gemm", "FusedGemm", "QGemm", "Flatten", *_ALPHAS) and node.attributes:
             raise _UnsuitedError
         if operator == "QGemm":
             self._integers(node)
@@ -135,7 +168,7 @@ class _Reader:
         elif operator == "QuantizeLinear":
             self._quantise(node)
         elif self._layers:
-            self._activate(operator)
+            self._activate(self._activation(node))
         else:
             self._normalise(node)
 
@@ -164,17 +197,62 @@ class _Reader:
         else:
             self._chain = replace(self._chain, codes=self._codes)
 
-    def _activate(self, operator: str) -> None:
-        if operator not in _ACTIVATIONS or self._layers[-1].activation:
+    def _activation(self, node: Node) -> Activation:
+        kind, others = node.operator, node.inputs[1:]
+        if kind == "Clip":
+            least, greatest = (*map(self._optional, others), "", "")[:2]
+            return Activation(kind, bounds=(least, greatest))
+        alpha = node.attributes.get("alpha", _ALPHAS.get(kind, 0.0))
+        if kind not in _ACTIVATIONS or others or node.attributes.keys() - {"alpha"} or not isinstance(alpha, float):
             raise _UnsuitedError
-        self._layers[-1] = replace(self._layers[-1], activation=operator)
+        return Activation(kind, alpha)
+
+    def _activate(self, activation: Activation) -> None:
+        if self._layers[-1].activation.kind:
+            raise _UnsuitedError
+        self._layers[-1] = replace(self._layers[-1], activation=activation)
+
+    def _composed(self, nodes: list[Node]) -> bool:
+        """Take an activation of several nodes, if they are the next."""
+        for kind, operations in _PATTERNS.items():
+            found = nodes[: len(operations)]
+            constants = self._constants_of(found, operations)
+            if constants is not None:
+                self._activate(Activation(kind))
+                self._chain.constants.update(constants)
+                self._value = found[-1].outputs[0]
+                del nodes[: len(operations)]
+                return True
+        return False
+
+    def _constants_of(
+        self, nodes: list[Node], operations: tuple[tuple[str, tuple[str | int | float, ...]], ...]
+    ) -> dict[str, float] | None:
+        """The constants that make these nodes the operations on the present value; None if they are others."""
+        constants: dict[str, float] = {}
+        if [(node.operator, node.domain) for node in nodes] != [(operator, "") for operator, _ in operations]:
+            return None
+        for node, (operator, operands) in zip(nodes, operations, strict=True):
+            given = list(node.inputs)
+            for operand in operands:
+                if isinstance(operand, float):
+                    name = next(filter(self._is_fixed, given), "")
+                    constants[name] = operand
+                else:
+                    name = self._value if operand == "x" else nodes[cast(int, operand)].outputs[0]
+                if name not in given or (operator == "Div" and name != given[0]):
+                    return None
+                given.remove(name)
+            if given or node.attributes:
+                return None
+        return constants
 
     def _floats(self, node: Node) -> None:
         attributes = self._plain(node, "Gemm")
-        activation = str(attributes.pop("activation", ""))
+        activation = Activation(str(attributes.pop("activation", "")))
         transposed = bool(attributes.pop("transB", 0))
         weight, bias = (*node.inputs[1:], "", "")[:2]
-        is_known = activation in _ACTIVATIONS and not attributes and len(node.inputs) in (2, 3)
+        is_known = activation.kind in _FUSED and not attributes and len(node.inputs) in (2, 3)
         if not is_known or not self._is_fixed(self._chain.widened.get(weight, weight)):
             raise _UnsuitedError
         self._layers.append(DenseLayer(weight, transposed, self._optional(bias), activation=activation))
@@ -215,7 +293,8 @@ class _CLayer(ctypes.Structure):
     _fields_ = (
         ("is_integer", ctypes.c_int32), ("activation", ctypes.c_int32), ("quantises", ctypes.c_int32),
         ("inputs", ctypes.c_int32), ("outputs", ctypes.c_int32), ("weights", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p), ("scale", ctypes.c_void_p), ("step", ctypes.c_float), ("zero", ctypes.c_int32),
+        ("bias", ctypes.c_void_p), ("scale", ctypes.c_void_p), ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
+        ("step", ctypes.c_float), ("zero", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -284,6 +363,8 @@ class ChainKernel:
         self._kernels = kernels
         self._kept: list[Array] = []
         source, target = artifact.inputs[0], artifact.outputs[0]
+        if not all(isclose(self._scalar(name, np.float32), x, rel_tol=1e-6) for name, x in chain.constants.items()):
+            raise _UnsuitedError
         self._features = prod(cast("tuple[int, ...]", source.shape[1:]))
         if len(target.shape) != 2:
             raise _UnsuitedError
@@ -351,7 +432,8 @@ class ChainKernel:
         if k != inputs:
             raise _UnsuitedError
         outputs = _up(n, 2 * self._lanes)
-        made.is_integer, made.activation = integers, _ACTIVATIONS[layer.activation]
+        made.is_integer = integers
+        self._activate(made, layer.activation)
         made.inputs, made.outputs = _up(k, 4) if integers else k, outputs
         bias = self._zeros(outputs, np.int32 if integers else np.float32)
         if layer.bias:
@@ -374,6 +456,15 @@ class ChainKernel:
         if layer.rescales:
             made.step = 1.0
         return int(n)
+
+    def _activate(self, made: _CLayer, activation: Activation) -> None:
+        made.activation = _ACTIVATIONS.index(activation.kind)
+        made.alpha = activation.alpha
+        if activation.kind == "Clip":
+            made.alpha, made.beta = (
+                float(self._scalar(name, np.float32)) if name else unbounded
+                for name, unbounded in zip(activation.bounds, (-inf, inf), strict=True)
+            )
 
     def _weight(self, layer: DenseLayer, dtype: type[np.generic]) -> Array:
         half = self._chain.widened.get(layer.weight)

@@ -2,8 +2,21 @@
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-/* onnxruntime's: a ratio of polynomials on [-9, 9]; a NaN stays one, as the second operand of MIN and MAX does. */
-INLINE FLOATS NAME(tanh)(FLOATS x) {
+#define ACTIVATION(name) INLINE FLOATS NAME(name)(const Layer *layer __attribute__((unused)), FLOATS x)
+
+ACTIVATION(none) { return x; }
+
+/* A NaN stays one in all of these, as the second operand of MIN and MAX does. */
+ACTIVATION(relu) { return MAX(SET(0.0f), x); }
+
+ACTIVATION(clip) { return MIN(SET(layer->beta), MAX(SET(layer->alpha), x)); }
+
+ACTIVATION(leaky) {
+  return MULTIPLY_ADD(SET(layer->alpha), MIN(SET(0.0f), x), MAX(SET(0.0f), x));
+}
+
+/* onnxruntime's: a ratio of polynomials on [-9, 9]. */
+ACTIVATION(tanh) {
   x = MIN(SET(9.0f), MAX(SET(-9.0f), x));
   FLOATS square = MULTIPLY(x, x);
   FLOATS p = SET(-2.76076847742355e-16f), q = SET(1.19825839466702e-06f);
@@ -19,21 +32,98 @@ INLINE FLOATS NAME(tanh)(FLOATS x) {
   return DIVIDE(MULTIPLY(p, x), q);
 }
 
+/* 2^n (e^r - 1), and 2^n, whose sum is e^x: x = n ln 2 + r with |r| <= ln 2 / 2, so the difference to 1 is exact too.
+   The polynomial and the two parts of ln 2 are those of Cephes' expf. For x in [-87, 88]; beyond, its ends. */
+INLINE FLOATS NAME(exponential)(FLOATS x, FLOATS *power) {
+  x = MIN(SET(88.0f), MAX(SET(-87.0f), x));
+  INTEGERS n = TO_INTEGERS(MULTIPLY(x, SET(1.44269504088896341f)));
+  FLOATS r = MULTIPLY_ADD(TO_FLOATS(n), SET(-0.693359375f), x);
+  r = MULTIPLY_ADD(TO_FLOATS(n), SET(2.12194440e-4f), r);
+  FLOATS p = SET(1.9875691500e-4f);
+  p = MULTIPLY_ADD(p, r, SET(1.3981999507e-3f));
+  p = MULTIPLY_ADD(p, r, SET(8.3334519073e-3f));
+  p = MULTIPLY_ADD(p, r, SET(4.1665795894e-2f));
+  p = MULTIPLY_ADD(p, r, SET(1.6666665459e-1f));
+  p = MULTIPLY_ADD(p, r, SET(5.0000001201e-1f));
+  *power = POWER_OF_TWO(n);
+  return MULTIPLY(*power, MULTIPLY_ADD(p, MULTIPLY(r, r), r));
+}
+
+ACTIVATION(sigmoid) {
+  FLOATS power, rest = NAME(exponential)(SUBTRACT(SET(0.0f), x), &power);
+  return DIVIDE(SET(1.0f), ADD(SET(1.0f), ADD(power, rest)));
+}
+
+ACTIVATION(elu) {
+  FLOATS power, rest = NAME(exponential)(MIN(SET(0.0f), x), &power);
+  return MULTIPLY_ADD(SET(layer->alpha), ADD(rest, SUBTRACT(power, SET(1.0f))), MAX(SET(0.0f), x));
+}
+
+/* The product of x and a factor that vanishes far below 0: x is bounded there, so that huge numbers become 0. */
+ACTIVATION(silu) {
+  return MULTIPLY(MAX(SET(-87.0f), x), NAME(sigmoid)(layer, x));
+}
+
+ACTIVATION(gelu_tanh) {
+  x = MAX(SET(-9.0f), x);
+  FLOATS cubic = MULTIPLY_ADD(MULTIPLY(x, x), MULTIPLY(x, SET(0.044715f)), x);
+  return MULTIPLY(x, NAME(sigmoid)(layer, MULTIPLY(cubic, SET(1.59576912160573f))));
+}
+
+/* x (1 + erf(x / sqrt 2)) / 2; erf is a ratio of polynomials on [-4, 4], as in Eigen. */
+ACTIVATION(gelu) {
+  x = MAX(SET(-5.65685424949238f), x);
+  FLOATS z = MIN(SET(4.0f), MULTIPLY(x, SET(0.707106781186548f))), square = MULTIPLY(z, z);
+  FLOATS p = SET(-2.72614225801306e-10f), q = SET(-1.45660718464996e-05f);
+  p = MULTIPLY_ADD(p, square, SET(2.77068142495902e-08f));
+  p = MULTIPLY_ADD(p, square, SET(-2.10102402082508e-06f));
+  p = MULTIPLY_ADD(p, square, SET(-5.69250639462346e-05f));
+  p = MULTIPLY_ADD(p, square, SET(-7.34990630326855e-04f));
+  p = MULTIPLY_ADD(p, square, SET(-2.95459980854025e-03f));
+  p = MULTIPLY_ADD(p, square, SET(-1.60960333262415e-02f));
+  q = MULTIPLY_ADD(q, square, SET(-2.13374055278905e-04f));
+  q = MULTIPLY_ADD(q, square, SET(-1.68282697438203e-03f));
+  q = MULTIPLY_ADD(q, square, SET(-7.37332916720468e-03f));
+  q = MULTIPLY_ADD(q, square, SET(-1.42647390514189e-02f));
+  FLOATS half = MULTIPLY(x, SET(0.5f));
+  return MULTIPLY_ADD(half, DIVIDE(MULTIPLY(p, z), q), half);
+}
+
+/* max(x, 0) + log(1 + t) with t = exp(-|x|), and log(1 + t) = 2 artanh(t / (2 + t)), a polynomial. */
+ACTIVATION(softplus) {
+  FLOATS positive = MAX(SET(0.0f), x), negative = MIN(SET(0.0f), x);
+  FLOATS power, rest = NAME(exponential)(SUBTRACT(negative, positive), &power);
+  FLOATS t = ADD(power, rest), z = DIVIDE(t, ADD(SET(2.0f), t)), square = MULTIPLY(z, z);
+  FLOATS p = SET(0.134257490f);
+  p = MULTIPLY_ADD(p, square, SET(0.141183099f));
+  p = MULTIPLY_ADD(p, square, SET(0.200037803f));
+  p = MULTIPLY_ADD(p, square, SET(0.333333202f));
+  z = ADD(z, z);
+  return ADD(positive, MULTIPLY_ADD(p, MULTIPLY(square, z), z));
+}
+
 /* Codes of v; a NaN becomes the least. */
 INLINE void NAME(round)(FLOATS v, float step, int zero, uint8_t *codes) {
   v = MIN(MAX(DIVIDE(v, SET(step)), SET(LEAST(zero))), SET(GREATEST(zero)));
   STORE_CODES(codes, v, zero);
 }
 
-INLINE void NAME(finish)(const Layer *layer, FLOATS v, float *floats, uint8_t *codes) {
-  if (layer->activation == RELU) v = MAX(SET(0.0f), v);
-  if (layer->activation == TANH) v = NAME(tanh)(v);
-  if (layer->quantises) NAME(round)(v, layer->step, layer->zero, codes);
-  else STORE(floats, v);
-}
+/* Of all sums of a layer, in place or as codes. */
+#define FINISH(name)                                                                                             \
+  static TARGET void NAME(finish_##name)(const Layer *layer, int rows, long stride, float *floats, uint8_t *codes) { \
+    for (int r = 0; r < rows; r++)                                                                               \
+      for (long i = r * stride; i < r * stride + layer->outputs; i += LANES) {                                   \
+        FLOATS v = NAME(name)(layer, LOAD(floats + i));                                                          \
+        if (layer->quantises) NAME(round)(v, layer->step, layer->zero, codes + i);                               \
+        else STORE(floats + i, v);                                                                               \
+      }                                                                                                          \
+  }
+ACTIVATIONS(FINISH)
 
-INLINE void NAME(integers)(const int R, const Layer *layer, int j, const uint8_t *x, long stride, float *floats,
-                           uint8_t *codes) {
+#define ENTRY(name) NAME(finish_##name),
+static void (*const NAME(finish)[])(const Layer *, int, long, float *, uint8_t *) = {ACTIVATIONS(ENTRY)};
+
+INLINE void NAME(integers)(const int R, const Layer *layer, int j, const uint8_t *x, long stride, float *y) {
   int fours = layer->inputs / 4;
   const int32_t *bias = (const int32_t *)layer->bias + j;
   const int8_t *w = (const int8_t *)layer->weights + (long)j * layer->inputs, *v = w + (long)LANES * layer->inputs;
@@ -49,16 +139,14 @@ INLINE void NAME(integers)(const int R, const Layer *layer, int j, const uint8_t
       b[r] = PRODUCTS(b[r], these, second);
     }
   }
+  FLOATS scale = LOAD(layer->scale + j), next = LOAD(layer->scale + j + LANES);
   for (int r = 0; r < R; r++) {
-    long to = r * stride + j;
-    const float *scale = layer->scale + j;
-    NAME(finish)(layer, MULTIPLY(TO_FLOATS(a[r]), LOAD(scale)), floats + to, codes + to);
-    NAME(finish)(layer, MULTIPLY(TO_FLOATS(b[r]), LOAD(scale + LANES)), floats + to + LANES, codes + to + LANES);
+    STORE(y + r * stride + j, MULTIPLY(TO_FLOATS(a[r]), scale));
+    STORE(y + r * stride + j + LANES, MULTIPLY(TO_FLOATS(b[r]), next));
   }
 }
 
-INLINE void NAME(floats)(const int R, const Layer *layer, int j, const float *x, long stride, float *floats,
-                         uint8_t *codes) {
+INLINE void NAME(floats)(const int R, const Layer *layer, int j, const float *x, long stride, float *y) {
   const float *bias = (const float *)layer->bias + j;
   const float *w = (const float *)layer->weights + (long)j * layer->inputs, *v = w + (long)LANES * layer->inputs;
   FLOATS a[MAX_ROWS], b[MAX_ROWS];
@@ -72,19 +160,17 @@ INLINE void NAME(floats)(const int R, const Layer *layer, int j, const float *x,
     }
   }
   for (int r = 0; r < R; r++) {
-    long to = r * stride + j;
-    NAME(finish)(layer, a[r], floats + to, codes + to);
-    NAME(finish)(layer, b[r], floats + to + LANES, codes + to + LANES);
+    STORE(y + r * stride + j, a[r]);
+    STORE(y + r * stride + j + LANES, b[r]);
   }
 }
 
 /* Two vectors of outputs for all rows, so that their weights stay in the cache. */
 INLINE void NAME(block)(const int R, const Layer *layer, int j, long from, const Chain *chain, int now) {
   long at = from * chain->stride;
-  float *floats = chain->floats[!now] + at;
-  uint8_t *codes = chain->codes[!now] + at;
-  if (layer->is_integer) NAME(integers)(R, layer, j, chain->codes[now] + at, chain->stride, floats, codes);
-  else NAME(floats)(R, layer, j, chain->floats[now] + at, chain->stride, floats, codes);
+  float *y = chain->floats[!now] + at;
+  if (layer->is_integer) NAME(integers)(R, layer, j, chain->codes[now] + at, chain->stride, y);
+  else NAME(floats)(R, layer, j, chain->floats[now] + at, chain->stride, y);
 }
 
 static TARGET void NAME(dense)(const Layer *layer, int rows, const Chain *chain, int now) {
@@ -101,6 +187,8 @@ static TARGET void NAME(dense)(const Layer *layer, int rows, const Chain *chain,
 #endif
         default: NAME(block)(MAX_ROWS, layer, j, from, chain, now);
       }
+  if (layer->activation || layer->quantises)
+    NAME(finish)[layer->activation](layer, rows, chain->stride, chain->floats[!now], chain->codes[!now]);
 }
 
 TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
@@ -122,6 +210,9 @@ TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
 }
 
 #undef INLINE
+#undef ACTIVATION
+#undef FINISH
+#undef ENTRY
 #undef TARGET
 #undef NAME
 #undef LANES
@@ -142,4 +233,6 @@ TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
 #undef SET_INTEGERS
 #undef PRODUCTS
 #undef TO_FLOATS
+#undef TO_INTEGERS
+#undef POWER_OF_TWO
 #undef STORE_CODES

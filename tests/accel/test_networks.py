@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accel.config.parts import NetworkConfig
+from accel.config.parts import Activation, NetworkConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import PolicyNetwork, build_from_config, build_network
 from accel.networks.dense import dense
@@ -74,15 +74,15 @@ def test_every_row_of_an_unroll_is_what_the_acting_step_gives(text: str, spec: E
         torch.testing.assert_close(final, stepped, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "sigmoid"])
 @pytest.mark.parametrize("inputs", [3, 40], ids=["narrow-input", "wide-input"])
-def test_the_dense_call_and_its_gradients_equal_the_layers(activation: str, inputs: int) -> None:
+def test_the_dense_call_and_its_gradients_equal_the_layers(activation: Activation, inputs: int) -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(a, b).double() for a, b in ((inputs, 16), (16, 16), (16, 7))]
     x = torch.randn(9, inputs, dtype=torch.float64, requires_grad=True)
     expected = x
     for layer in layers:
-        expected = torch.tanh(layer(expected)) if activation == "tanh" else torch.relu(layer(expected))
+        expected = getattr(torch.nn.functional, activation)(layer(expected))
     weights, biases = tuple(layer.weight for layer in layers), tuple(layer.bias for layer in layers)
     output = dense(x, weights, biases, activation)
     torch.testing.assert_close(output, expected)

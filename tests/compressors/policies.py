@@ -42,7 +42,7 @@ class MLP(nn.Module):
     """Normaliser, torso, and a Gaussian or categorical head."""
 
     def __init__(
-        self, activation: type[nn.Module] = nn.Tanh, width: int = 32, depth: int = 2, gaussian: bool = True
+        self, activation: Callable[[], nn.Module] = nn.Tanh, width: int = 32, depth: int = 2, gaussian: bool = True
     ) -> None:
         super().__init__()
         self.normaliser = Normaliser(11)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 import onnx
 import pytest
+import torch
 from hypothesis import given
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+from torch import nn
 
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.kernels import library
@@ -22,7 +25,7 @@ from accel.compressors.kernels.chain import make_chain
 from accel.compressors.kernels.graph import read_graph
 from accel.compressors.kernels.library import lanes_here, load_kernels, why_none
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES, randomise
+from tests.compressors.policies import CASES, MLP, Case, randomise
 
 Floats = NDArray[np.float32]
 
@@ -33,6 +36,13 @@ INT8 = "int8(reduce_range)"
 CODES = "int8(reduce_range,x8)"  # from the observations on
 
 
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh, "relu": nn.ReLU, "sigmoid": nn.Sigmoid, "elu": nn.ELU, "elu-0.7": partial(nn.ELU, 0.7),
+    "silu": nn.SiLU, "gelu": nn.GELU, "gelu-tanh": partial(nn.GELU, "tanh"), "leaky": nn.LeakyReLU,
+    "leaky-0.2": partial(nn.LeakyReLU, 0.2), "hardtanh": nn.Hardtanh, "relu6": nn.ReLU6, "softplus": nn.Softplus,
+}  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def _kernels() -> None:
     if not lanes_here():
@@ -41,8 +51,9 @@ def _kernels() -> None:
 
 @functools.cache
 def artifact_of(case: str, scheme: str, seed: int = 0) -> CompressedPolicy:
-    module = randomise(CASES[case].make(), seed)
-    return CASES[case].bind(scheme, module).refresh(module, version=1)
+    kind = CASES[case] if case in CASES else Case(partial(MLP, ACTIVATIONS[case]), {"observations": (11,)})
+    module = randomise(kind.make(), seed)
+    return kind.bind(scheme, module).refresh(module, version=1)
 
 
 def on_onnxruntime(artifact: CompressedPolicy, x: Floats) -> Floats:
@@ -72,8 +83,15 @@ def assert_agree(artifact: CompressedPolicy, x: Floats, found: Floats) -> None:
 
 
 @pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("case", CHAINS)
-@pytest.mark.parametrize("scheme", ["fp32", "fp16", INT8, "int8(reduce_range,x8,per_channel)", "int8(reduce_range,x4)"])
+@pytest.mark.parametrize(
+    ("case", "scheme"),
+    [
+        *itertools.product(
+            CHAINS, ["fp32", "fp16", INT8, "int8(reduce_range,x8,per_channel)", "int8(reduce_range,x4)"]
+        ),
+        *itertools.product(ACTIVATIONS, ["fp32", INT8]),
+    ],
+)
 def test_a_chain_computes_what_onnxruntime_does(case: str, scheme: str, lanes: int) -> None:
     artifact = artifact_of(case, scheme)
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 20):
@@ -102,6 +120,26 @@ def test_numbers_that_are_not_finite_or_huge_become_what_onnxruntime_makes_of_th
     found, wanted = on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x)
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
     np.testing.assert_allclose(found, wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_accurate_to_a_millionth(name: str, lanes: int) -> None:
+    function, layer = ACTIVATIONS[name](), nn.Linear(8, 8)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(8))
+        layer.bias.zero_()
+    policy = nn.Sequential(layer, function)
+    artifact = Case(nn.Module, {"observations": (8,)}).bind("fp32", policy).refresh(policy, 1)
+    powers = 10.0 ** np.linspace(-30, 30, 2000)
+    x = np.concatenate([np.linspace(-100, 100, 20000), np.linspace(-6, 6, 20000), powers, -powers]).astype(np.float32)
+    found = on_kernels(artifact, x.reshape(-1, 8), lanes).reshape(-1)
+    wanted = function(torch.from_numpy(x.astype(np.float64))).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=3e-7, atol=1e-6)
+    # near zero, where x is all that counts, the error is relative
+    small = np.abs(x) < 1e-3
+    np.testing.assert_allclose(found[small], wanted[small], rtol=1e-6, atol=1e-36)
+    assert np.isnan(on_kernels(artifact, np.full((1, 8), np.nan, np.float32), lanes)).all()
 
 
 @st.composite
@@ -245,6 +283,17 @@ def test_a_header_that_is_not_the_models_gets_no_kernel(changes: dict[str, objec
     artifact = artifact_of("tanh-mlp", "fp32")
     assert make_chain(artifact) is not None
     assert make_chain(dataclasses.replace(artifact, **changes)) is None  # type: ignore[arg-type]
+
+
+def test_only_the_constants_of_an_activation_make_it_one() -> None:
+    for name, constant in (("gelu", 2**0.5), ("gelu", 0.5), ("gelu-tanh", 0.044715), ("gelu-tanh", 1.0)):
+        artifact = artifact_of(name, "fp32")
+        model = onnx.load_from_string(artifact.model)
+        constants = [t for t in model.graph.initializer if np.isclose(numpy_helper.to_array(t).sum(), constant)]
+        assert constants and make_chain(artifact) is not None
+        for tensor in constants:
+            tensor.CopyFrom(numpy_helper.from_array(np.float32(1.01) * numpy_helper.to_array(tensor), tensor.name))
+        assert make_chain(dataclasses.replace(artifact, model=model.SerializeToString())) is None
 
 
 def _changed(model: bytes) -> Iterator[onnx.ModelProto]:
