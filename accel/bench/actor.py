@@ -27,6 +27,7 @@ from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.envs import make_vector_env
 from accel.envs.base import Actions
+from accel.errors import ConfigError
 from accel.networks.policy import PolicyModule
 from accel.runs.trained_policy import TrainedPolicy
 from accel.transport.base import PolicyUpdate
@@ -88,6 +89,8 @@ def bench_actor(
     schemes, counts = check_schemes(schemes), check_counts(envs_per_actor, "envs-per-actor")
     check_runtimes(runtimes, RUNTIMES)
     texts = check_source(networks, run, config)
+    if isinstance(run, TrainedPolicy) and run.recorded is not None:
+        raise ConfigError("recorded observations cannot be played: give --env in place of --observations")
     config = config or TrainConfig.create()
     budget_s = seconds / len(texts) / len(counts)
     rows: list[Row] = []

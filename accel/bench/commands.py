@@ -20,7 +20,17 @@ from accel.config.parts import Activation
 from accel.display.arguments import argument
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
-from accel.imports.options import Module, Normaliser, PolicyActivation, PolicyPath, PolicySource, Rule, Weights
+from accel.imports.options import (
+    DiscreteActions,
+    Module,
+    Normaliser,
+    PolicyActivation,
+    PolicyPath,
+    PolicySource,
+    RecordedRows,
+    Rule,
+    Weights,
+)
 
 if TYPE_CHECKING:
     from accel.runs.trained_policy import TrainedPolicy
@@ -150,6 +160,8 @@ class SubjectOptions(EnvironmentOptions):
     rule: Rule = "greedy"
     policy_activation: PolicyActivation = None
     normaliser: Normaliser = None
+    observations: RecordedRows = None
+    discrete: DiscreteActions = False
 
     def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
         """See ``EnvironmentOptions.environment``; None beside an imported policy, which has its own."""
@@ -162,7 +174,7 @@ class SubjectOptions(EnvironmentOptions):
             ConfigError: options that contradict each other. CheckpointError, EnvError: it cannot be read or played.
         """
         if self.module is None and self.policy is None:
-            if said := self._said("weights", "rule", "policy_activation", "normaliser"):
+            if said := self._said("weights", "rule", "policy_activation", "normaliser", "observations", "discrete"):
                 raise ConfigError(f"{said}: these are for --policy and --module, give one of them too")
             return self.run
         own = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
@@ -180,6 +192,8 @@ class SubjectOptions(EnvironmentOptions):
             rule=self.rule,
             activation=self.policy_activation,
             normaliser=self.normaliser,
+            observations=self.observations,
+            discrete=self.discrete,
         ).load()
 
 

@@ -25,7 +25,7 @@ from accel.errors import ConfigError
 from accel.monitor.divergence import divergences
 from accel.networks import parse_network
 from accel.runs.loading import TrainedRun, load_run
-from accel.runs.playing import collect_inputs
+from accel.runs.playing import collect_inputs, held_out
 from accel.runs.trained_policy import TrainedPolicy, make_env
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
@@ -47,7 +47,7 @@ class Subject:
     Attributes:
         run: network, configuration and layout; for random weights, a run without a directory.
         weights: ``random`` or ``trained``.
-        source: of the inputs: ``environment`` or ``random numbers``.
+        source: of the inputs: ``environment``, ``recorded observations`` or ``random numbers``.
         calibration: inputs for activation ranges, [N, *shape] by name.
         held_out: other inputs, for measuring mismatch.
     """
@@ -231,8 +231,9 @@ def _played(run: TrainedPolicy, weights: str) -> Subject:
     artifact = plan.refresh(run.policy, 0)
     rows = calibration_rows + held_out_rows
     inputs = collect_inputs(run, rows, _SEED, policy=artifact, steps=_COLLECTING_STEPS)
-    calibration = {name: array[:calibration_rows] for name, array in inputs.items()}
-    return Subject(run, weights, "environment", calibration, {n: a[calibration_rows:] for n, a in inputs.items()})
+    measured, calibration = held_out(inputs, held_out_rows)
+    source = "environment" if run.recorded is None else "recorded observations"
+    return Subject(run, weights, source, calibration, measured)
 
 
 def _row_counts(spec: EnvSpec) -> tuple[int, int]:

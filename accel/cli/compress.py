@@ -16,7 +16,8 @@ from accel.display.progress import open_progress
 from accel.errors import ConfigError
 from accel.imports.options import CLI, PolicySource
 from accel.monitor.plain_text import without_controls
-from accel.runs.evaluation import compress_run, evaluate
+from accel.runs.evaluation import evaluate
+from accel.runs.recorded_quality import compress_held_out
 from accel.system.atomic import write_atomically
 
 
@@ -29,6 +30,8 @@ class CompressOptions(PolicySource):
     accel compress --policy ppo.zip --env CartPole-v1 --out policy.accel
 
     accel compress --module ppo:Agent --weights agent.safetensors --env CartPole-v1 --out policy.accel
+
+    accel compress --policy policy.onnx --observations rows.npz --out policy.accel
 
     The artifact runs with numpy and onnxruntime (compressors.PolicySession); accel export writes a bundle for another
     machine, and accel bench policy times schemes.
@@ -55,14 +58,16 @@ def main(arguments: Sequence[str]) -> int:
     with closing(open_progress(sys.stderr)) as progress:
         policy = options.load()
         progress.begin(f"compressing as {scheme}")
-        artifact = compress_run(policy, scheme, options.seed)
+        artifact, quality = compress_held_out(policy, scheme, options.seed)
         content, full = artifact.to_bytes(), len(policy.compress("fp32").to_bytes())
         try:
             write_atomically(options.out, content)
         except OSError as error:
             raise ConfigError(f"cannot write {options.out}: {error.strerror or error}") from None
         lines = [f"{options.out}: {policy.architecture} as {scheme}, {len(content):,} bytes; fp32 has {full:,}"]
-        if options.episodes:
+        if quality is not None:
+            lines += [quality, "returns are not measured: there is no environment, only recorded observations"]
+        elif options.episodes:
             result = evaluate(
                 policy,
                 artifact=artifact,

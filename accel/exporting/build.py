@@ -48,7 +48,7 @@ from accel.exporting.quality import (
 from accel.exporting.standard_operators import standard_float
 from accel.json_object import Json
 from accel.runs.loading import load_run
-from accel.runs.playing import DEFAULT_ENVS, Episodes, Policy, collect_inputs, play
+from accel.runs.playing import DEFAULT_ENVS, Episodes, Policy, collect_inputs, held_out, play
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.machine import read_machine
 from accel.system.signals import terminations_interrupt
@@ -133,6 +133,10 @@ def export(
     gate = Gate(max_return_loss, max_mismatch)
     loaded = load_run(run) if isinstance(run, Path) else run
     text = str(parse_scheme(loaded.scheme if scheme is None else scheme))
+    if loaded.recorded is not None:
+        if max_return_loss is not None:
+            raise ConfigError("max_return_loss compares returns, which recorded observations do not give: give --env")
+        episodes = 0
     with terminations_interrupt(), appearing(out) as directory:
         shown = Progress() if progress is None else progress
         builder = _Builder(loaded, target, text, directory, seed, greedy, cpu, shown)
@@ -171,8 +175,7 @@ class _Builder:
             inputs, f"inputs of the policy in {run.config.environment.env}", "wrap the environment so that they are"
         )
         # mismatch is measured on inputs that calibration has not seen
-        self._real = {name: array[:rows] for name, array in inputs.items()}
-        calibration = {name: array[rows:] for name, array in inputs.items()}
+        self._real, calibration = held_out(inputs, rows)
         progress.begin(f"compressing as {scheme}")
         self._artifact = run.compress(scheme, calibration, cpu=cpu)
         self._full = run.compress("fp32")

@@ -79,7 +79,9 @@ def summary(contract: Facts, report: Facts) -> str:
         f"relative difference from the trained policy on real inputs {mismatch['relative']:.2e}, KL "
         f"{mismatch['kl']:.1e} nats, {report['agreement']} in {mismatch['greedy_agreement']:.1%}",
     ]
-    if returns is not None:
+    if returns is None:
+        lines.append("returns are not measured")
+    else:
         lines.append(
             f"mean return {returns['model']['mean']:.5g} against {returns['fp32']['mean']:.5g} of fp32 on the same "
             f"seeds, difference {_interval(returns['difference'])}: {returns['verdict']}"

@@ -93,18 +93,18 @@ def _read(path: Path) -> dict[str, object]:
             raise ValueError("it is no JSON object")
         return value
     if path.suffix == ".npz":
-        return _read_npz(content)
+        return read_npz(content, _LIMIT_BYTES)
     if path.suffix == ".safetensors":
         return cast("dict[str, object]", load_safetensors(content))
     raise ValueError(f"its name ends in {path.suffix!r}")
 
 
-def _read_npz(content: bytes) -> dict[str, object]:
+def read_npz(content: bytes, limit: int) -> dict[str, object]:
     """The arrays of an .npz file; no memory is taken for more than it may hold. Raises ValueError."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if (size := sum(info.file_size for info in archive.infolist())) > _LIMIT_BYTES:
-                raise ValueError(f"its arrays have {size:,} bytes, and may have {_LIMIT_BYTES:,}")
+            if (size := sum(info.file_size for info in archive.infolist())) > limit:
+                raise ValueError(f"its arrays have {size:,} bytes, and may have {limit:,}")
             return {info.filename.removesuffix(".npy"): _read_npy(archive.read(info)) for info in archive.infolist()}
     except (
         *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OverflowError, RuntimeError),

@@ -26,6 +26,8 @@ _IMPORT_OPTIONS = (
     "rule",
     "activation",
     "normaliser",
+    "observations",
+    "discrete",
 )
 
 CLI = (tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction)
@@ -72,9 +74,21 @@ Normaliser = Annotated[
 ]
 
 
+RecordedRows = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        help=".npz file of recorded observations [N, *shape] in place of --env: quality is then divergence and "
+        "agreement on these rows, and returns are not measured"
+    ),
+]
+DiscreteActions = Annotated[
+    bool, tyro.conf.arg(help="with --observations: outputs are logits or Q-values of discrete actions, not means")
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicySource:
-    """A trained policy: RUN, or --policy or --module with --env."""
+    """A trained policy: RUN, or --policy or --module with --env or --observations."""
 
     run: Annotated[
         tyro.conf.Positional[Path | None], tyro.conf.arg(help="run directory of accel train, such as results/NAME")
@@ -104,6 +118,8 @@ class PolicySource:
     rule: Rule = "greedy"
     activation: PolicyActivation = None
     normaliser: Normaliser = None
+    observations: RecordedRows = None
+    discrete: DiscreteActions = False
 
     def load(self) -> TrainedPolicy:
         """The policy. Raises ConfigError for options that contradict each other, and what reading it raises."""
@@ -118,10 +134,15 @@ class PolicySource:
             return load_run(self.run, which=self.which)
         if self.which != "newest":
             raise ConfigError(f"--which {self.which} is for runs: an imported policy has one set of weights")
-        if self.env is None:
-            raise ConfigError("an imported policy needs the environment that it plays: give --env, such as CartPole-v1")
+        if (self.env is None) == (self.observations is None):
+            raise ConfigError(
+                "an imported policy needs the environment that it plays, or observations that it met: give --env, such "
+                "as CartPole-v1, or --observations FILE.npz, and not both"
+            )
+        if self.discrete and self.observations is None:
+            raise ConfigError("--discrete is for --observations: an environment says what its actions are")
         config = TrainConfig.create(
-            env=self.env,
+            **({} if self.env is None else {"env": self.env}),
             env_arg=self.env_arg,
             wrapper=self.wrapper,
             backend=self.backend,
@@ -142,12 +163,22 @@ class PolicySource:
                 activation=self.activation,
                 rule=self.rule,
                 normaliser=self.normaliser,
+                observations=self.observations,
+                discrete=self.discrete,
             )
         if self.activation is not None:
             raise ConfigError("--activation is for --policy files: a --module has its own activations")
         if self.module is None:
             raise ConfigError("give --module package:factory")
-        return import_module(self.module, config, weights=self.weights, rule=self.rule, normaliser=self.normaliser)
+        return import_module(
+            self.module,
+            config,
+            weights=self.weights,
+            rule=self.rule,
+            normaliser=self.normaliser,
+            observations=self.observations,
+            discrete=self.discrete,
+        )
 
     def check_sampling(self, sample: bool) -> None:
         """Raise ConfigError where --sample is given for a policy that is only played greedily."""

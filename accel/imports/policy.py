@@ -18,7 +18,7 @@ from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.faithful import check_faithful, check_source
 from accel.config import TrainConfig
-from accel.envs.base import VectorEnvironment
+from accel.envs.base import Seed, VectorEnvironment
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.imports import greedy
@@ -26,12 +26,13 @@ from accel.imports.adapter import AdaptedPolicy
 from accel.imports.factories import FactorySpec, load_weights, make_module, with_forward
 from accel.imports.foreign import ForeignPolicy, Source
 from accel.imports.normaliser import FixedNormaliser, read_normaliser
+from accel.imports.observations import NAME, NoEnvironment, RecordedObservations, spaces_of
 from accel.imports.readers import read_policy_file
 from accel.publishing.distillation import PolicyDivergence
 from accel.runs.evaluation import compress_run
 from accel.runs.loading import load_run
 from accel.runs.playing import collect_inputs
-from accel.runs.trained_policy import TrainedPolicy, make_env
+from accel.runs.trained_policy import Inputs, TrainedPolicy, make_env
 
 _PROOF_ROWS, _PROOF_STEPS = 128, 100
 logger = logging.getLogger("accel")
@@ -49,12 +50,15 @@ class ImportedPolicy(TrainedPolicy):
         name: what it is called in tables and cards.
         acts_by: how its outputs become actions.
         source: the command-line arguments that name it; None for a module that only this process has.
+        rows: recorded inputs in place of an environment. space: its action space then.
     """
 
     adapted: AdaptedPolicy = field(repr=False)
     name: str
     acts_by: RuleSpec
     source: tuple[str, ...] | None = field(repr=False)
+    rows: Inputs | None = field(default=None, repr=False)
+    space: spaces.Space[object] | None = None
 
     @property
     def policy(self) -> AdaptedPolicy:
@@ -70,6 +74,17 @@ class ImportedPolicy(TrainedPolicy):
     def arguments(self) -> tuple[str, ...] | None:
         """See ``TrainedPolicy.arguments``."""
         return self.source
+
+    @property
+    def recorded(self) -> Inputs | None:
+        """See ``TrainedPolicy.recorded``."""
+        return self.rows
+
+    def make_env(self, num_envs: int, seed: Seed, *, render: bool = False) -> VectorEnvironment:
+        """See ``TrainedPolicy.make_env``; what cannot be played where observations are recorded."""
+        if self.space is not None:
+            return NoEnvironment(self.spec, self.space, num_envs)
+        return super().make_env(num_envs, seed, render=render)
 
     @property
     def identity(self) -> dict[str, str | int]:
@@ -117,6 +132,8 @@ def import_module(
     weights: Path | None = None,
     rule: str = GREEDY,
     normaliser: Path | None = None,
+    observations: Path | None = None,
+    discrete: bool = False,
 ) -> ImportedPolicy:
     """A torch module, or what ``package.module:factory`` makes, as a policy.
 
@@ -127,6 +144,8 @@ def import_module(
         weights: a state dict, as .safetensors or as ``torch.save`` wrote it.
         rule: ``greedy``, ``stochastic``, or ``module:factory`` (``accel.acting.rules``).
         normaliser: a file with the statistics that observations are normalised with.
+        observations: recorded ones in place of the environment (``accel.imports.observations``). discrete: whether
+            outputs are logits or Q-values then, where the file does not say; else they are means.
     Raises:
         ConfigError, CheckpointError: it cannot be made, or is no policy for this environment; names the layer.
         CompressorError: it cannot be exported, or its graph answers observations of the environment differently.
@@ -142,7 +161,7 @@ def import_module(
 
     path = Path(name.partition(":")[2] or name) if weights is None else weights
     given = {"--module": name, "--weights": weights, "--rule": rule, "--normaliser": normaliser}
-    policy = _adopt(ForeignPolicy(name, make), path, config, given, rule, normaliser)
+    policy = _adopt(ForeignPolicy(name, make), path, config, given, rule, normaliser, observations, discrete)
     return policy if isinstance(module, str) else replace(policy, source=None)
 
 
@@ -154,15 +173,17 @@ def import_policy(
     activation: str | None = None,
     rule: str = GREEDY,
     normaliser: Path | None = None,
+    observations: Path | None = None,
+    discrete: bool = False,
 ) -> ImportedPolicy:
     """The policy in a file of any known kind (``accel.imports.readers``), of which nothing is unpickled.
 
     Args:
-        path: what ``model.save(path)`` of Stable-Baselines3 wrote, or a state dict of ``module``.
+        path: the file.
         config: its environment.
         module: ``package:factory``, where the file holds weights alone.
         activation: where the file does not name it: tanh, relu, elu, leaky_relu, gelu or silu.
-        rule, normaliser: see ``import_module``; normaliser holds VecNormalize's statistics.
+        rule, normaliser, observations, discrete: see ``import_module``.
     Raises:
         ConfigError, CheckpointError, CompressorError, EnvError, MissingExtraError: see ``import_module``.
     """
@@ -172,8 +193,9 @@ def import_policy(
             "%s was trained with VecNormalize: where that normalised observations, give --normaliser its statistics",
             path,
         )
-    options = {"--policy": path, "--module": module, "--activation": activation}
-    return _adopt(foreign, path, config, {**options, "--rule": rule, "--normaliser": normaliser}, rule, normaliser)
+    given = {"--policy": path, "--module": module, "--activation": activation, "--rule": rule}
+    given |= {"--normaliser": normaliser}
+    return _adopt(foreign, path, config, given, rule, normaliser, observations, discrete)
 
 
 def _adopt(
@@ -183,11 +205,18 @@ def _adopt(
     given: Mapping[str, Path | str | None],
     rule: str,
     normaliser: Path | None,
+    observations: Path | None,
+    discrete: bool,
 ) -> ImportedPolicy:
-    """The policy in its environment, proved equal to its source."""
+    """The policy in its environment or on recorded observations, proved equal to its source."""
     if foreign.squashes:
         config = config.replace(squash_actions=True)
-    environment = _environment(config)
+    recorded = None if observations is None else RecordedObservations.read(observations)
+    if recorded is None:
+        environment = _environment(config)
+    else:
+        config = config.replace(env=NAME)
+        environment = spaces_of(recorded, foreign, discrete, squash=config.environment.squash_actions)
     spec, env = environment.spec, config.environment.env
     if foreign.images_alone and spec.observation_dtype == "uint8":
         _require_image(environment.observation_space, config, normaliser)
@@ -206,7 +235,12 @@ def _adopt(
     )
     acts_by, source = _rule(rule, adapted, spec), _arguments(given, config, squashes=foreign.squashes)
     name, steps = foreign.architecture, foreign.env_steps
-    return _proved(ImportedPolicy(path, config, spec, steps, 0, adapted, name, acts_by, source), foreign.source)
+    policy = ImportedPolicy(path, config, spec, steps, 0, adapted, name, acts_by, source)
+    if recorded is not None:
+        source = (*source[: source.index("--env")], "--observations", str(observations), *["--discrete"] * discrete)
+        rows, space = recorded.inputs(adapted), environment.action_space
+        policy = replace(policy, source=source, rows=rows, space=space)
+    return _proved(policy, foreign.source)
 
 
 def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:

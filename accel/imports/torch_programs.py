@@ -29,6 +29,7 @@ class _TorchPolicy:
     def __init__(self, module: nn.Module, arguments: Sequence[str], path: Path) -> None:
         self._module, self._arguments, self._path = module, arguments, path
         self._states: list[State] = []
+        self._initial = {name: buffer.clone() for name, buffer in module.named_buffers()}
 
     def make(self, spec: FactorySpec) -> nn.Module:
         """See ``ForeignPolicy.make``."""
@@ -63,7 +64,8 @@ class _TorchPolicy:
 
     def _changed(self, examples: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
         """Buffers that a call changes."""
-        before = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        for name, value in self._initial.items():
+            _assign(self._module, name, value.clone())
         try:
             with torch.no_grad():
                 self._module(*(torch.rand(example.shape) for example in examples))
@@ -74,7 +76,7 @@ class _TorchPolicy:
                 "environment of its training, with its --env-arg and --wrapper"
             ) from error
         after = dict(self._module.named_buffers())
-        return [(name, value) for name, value in before.items() if not torch.equal(value, after[name])]
+        return [(name, value) for name, value in self._initial.items() if not torch.equal(value, after[name])]
 
 
 def _assign(module: nn.Module, name: str, value: Tensor) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -271,13 +271,18 @@ def collect_inputs(
         steps: vector steps over which the rows are spread evenly, so that they show more than an episode's start.
         progress: advanced after every step.
     Returns:
-        Input name to [rows, *shape], in random order; recurrent states are those met on the way.
+        Input name to [rows, *shape], in random order; recurrent states are those met on the way. Fewer rows where the
+        policy has recorded observations, and no more of them.
     Raises:
         ConfigError: ``rows`` is not positive, or ``seed`` negative; what ``TrainedPolicy.make_env`` raises.
     """
     _check_seed(seed)
     if rows < 1:
         raise ConfigError(f"rows is {rows}: at least one input is needed")
+    if run.recorded is not None:
+        count = len(next(iter(run.recorded.values())))
+        chosen = np.random.default_rng((seed, _COLLECTION)).permutation(count)[:rows]
+        return {name: array[chosen] for name, array in run.recorded.items()}
     envs = min(envs, rows)
     moments = -(-rows // envs)
     steps = max(steps, moments)
@@ -299,6 +304,12 @@ def collect_inputs(
         environment.close()
     order = np.random.default_rng((seed, _COLLECTION)).permutation(moments * envs)[:rows]
     return {name: np.concatenate(arrays)[order] for name, arrays in kept.items()}
+
+
+def held_out(inputs: Mapping[str, Array], rows: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    """So many rows, at most half of all, and the others, which may calibrate."""
+    rows = min(rows, len(next(iter(inputs.values()))) // 2)
+    return {name: a[:rows] for name, a in inputs.items()}, {name: a[rows:] for name, a in inputs.items()}
 
 
 def _sampled_inputs(

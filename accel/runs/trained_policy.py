@@ -65,6 +65,11 @@ class TrainedPolicy(ABC):
         """The rule that turns outputs into actions, by name."""
 
     @property
+    def recorded(self) -> Inputs | None:
+        """Recorded inputs in place of an environment, by name [N, *shape]; None for a policy that can be played."""
+        return None
+
+    @property
     @abstractmethod
     def identity(self) -> dict[str, str | int]:
         """What identifies the policy and its weights, in plain JSON."""

@@ -25,7 +25,7 @@ from accel.errors import ConfigError
 from accel.json_object import Json
 from accel.runs.fp32_comparison import compare_with_fp32, time_in_turns
 from accel.runs.loading import TrainedRun
-from accel.runs.playing import collect_inputs, play
+from accel.runs.playing import collect_inputs, held_out, play
 from accel.runs.trained_policy import TrainedPolicy
 from accel.sweep.experiment import Experiment
 from accel.sweep.objectives import AFTER_TRAINING, Values
@@ -58,6 +58,8 @@ class AfterTraining(Experiment):
         self._wanted = plan.metrics
         if "agreement" in self._wanted and run.spec.action.kind == "gaussian":
             raise ConfigError("agreement counts equal actions, which continuous ones never are: use kl")
+        if "return" in self._wanted and run.recorded is not None:
+            raise ConfigError("recorded observations give no return: use kl or agreement, or give --env")
         torch.set_num_threads(1)
         self._run = run
         self._options = options.model_copy(update={"batch": options.batch or run.config.acting.envs_per_actor})
@@ -223,8 +225,8 @@ class CandidateMeasurements:
         self._batch = options.batch or 1
         self.caveat: str | None = None
         self.fp32 = run.compress("fp32")
-        self._calibration = collect_inputs(run, options.rows, seed, policy=self.fp32)
-        self._inputs = collect_inputs(run, options.rows, seed + 1, policy=self.fp32)
+        inputs = collect_inputs(run, 2 * options.rows, seed, policy=self.fp32)
+        self._inputs, self._calibration = held_out(inputs, options.rows)
 
     def compress(self, scheme: str) -> CompressedPolicy:
         """The policy under a scheme, calibrated on real observations. Raises CompressorError."""

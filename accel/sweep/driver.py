@@ -126,7 +126,8 @@ def sweep_run(
     search, candidates = search or SearchOptions(), candidates or CandidateOptions()
     trained = load_run(run) if isinstance(run, Path) else run
     directory = search.directory(trained.path.stem if trained.path.is_file() else trained.path.name)
-    plan = StudyPlan.of(search, AFTER_TRAINING, directory, 100, ("return", "latency", "bytes"))
+    first = "return" if trained.recorded is None else "kl"
+    plan = StudyPlan.of(search, AFTER_TRAINING, directory, 100, (first, "latency", "bytes"))
     if plan.search.pruner != "none":
         raise ConfigError("a pruner stops training runs early, and a sweep after training has none: leave --pruner out")
     return run_sweep(AfterTraining(trained, candidates, plan), plan, directory, command)

@@ -1,0 +1,141 @@
+"""Policies with recorded observations in place of an environment: compressed, measured, exported, swept; not played."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from accel.cli import main
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.checks.verify import run_artifact
+from accel.config import TrainConfig
+from accel.errors import ConfigError
+from accel.exporting import run_policy
+from accel.imports.policy import import_policy
+from tests.accel.test_import_policy import ppo_weights, write_zip
+from tests.accel.test_programs import Recurrent, mlp, write_onnx, write_script
+
+ANY = TrainConfig.create()
+
+
+def recorded(path: Path, shape: Sequence[int], name: str = "rows", **others: np.ndarray) -> Path:
+    rows = np.random.default_rng(1).standard_normal(shape)
+    np.savez(path, **{name: rows, **others})
+    return path
+
+
+def said(words: Sequence[str], capsys: pytest.CaptureFixture[str], status: int = 0) -> str:
+    assert main([*map(str, words)]) == status
+    captured = capsys.readouterr()
+    return captured.out if status == 0 else captured.err
+
+
+@pytest.fixture
+def robot(tmp_path: Path) -> list[str]:
+    """The options of a continuous policy and 300 rows."""
+    path = write_onnx(tmp_path / "p.onnx", mlp(6, 2), [torch.zeros(1, 6)], ["obs"], ["actions"])
+    return ["--policy", str(path), "--observations", str(recorded(tmp_path / "rows.npz", (300, 6)))]
+
+
+def test_compress_says_how_far_actions_are_from_full_precision(
+    robot: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(["compress", *robot, "--out", tmp_path / "a.accel"], capsys)
+    assert "returns are not measured" in text and "mean return" not in text
+    found = re.search(r"on 150 other recorded observations: KL .* error ([\d.]+)% of the range in the mean", text)
+    assert found is not None
+    with np.load(robot[3]) as file:
+        rows = file["rows"].astype(np.float32)
+    artifact = CompressedPolicy.read(tmp_path / "a.accel")
+    full = mlp(6, 2)(torch.from_numpy(rows)).detach().numpy()
+    error = np.abs(run_artifact(artifact, {"observations": rows})[0][:, :2] - full) / np.ptp(full, axis=0)
+    assert 0.3 < float(found[1]) / (100 * error.mean()) < 3
+    assert "same greedy action in 100" in said(
+        ["compress", *robot, "--discrete", "--scheme", "fp32", "--out", tmp_path / "a.accel"], capsys
+    )
+
+
+def test_bench_sweep_and_export_take_the_rows(
+    robot: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = said(["bench", "policy", *robot, "--batch", "1", "--runtimes", "onnxruntime", "--seconds", "0.2"], capsys)
+    assert "recorded observations" in table
+    sweep = ["sweep", *robot, "--trials", "2", "--rows", "32", "--no-sensitivity", "--out", tmp_path / "swept"]
+    assert "kl" in said(sweep, capsys)
+    assert "give no return" in said([*sweep[:-1], tmp_path / "other", "--constraint", "return>=1"], capsys, 2)
+    assert "returns are not measured" in said(["export", *robot, "--out", tmp_path / "bundle"], capsys)
+    run_policy.verify(tmp_path / "bundle")
+    assert json.loads((tmp_path / "bundle" / "report.json").read_text())["returns"] is None
+    for command in (["evaluate", *robot], ["bench", "actor", *robot]):
+        assert "cannot be played" in said(command, capsys, 2)
+
+
+def test_a_recurrent_policy_comes_to_its_states_row_by_row(tmp_path: Path) -> None:
+    first = np.arange(40) % 10 == 0
+    rows = recorded(tmp_path / "rows.npz", (40, 3), first=first)
+    policy = import_policy(write_script(tmp_path / "p.pt", Recurrent()), ANY, observations=rows)
+    inputs, module = policy.recorded, Recurrent().eval()
+    assert inputs is not None
+    states = [torch.zeros(1, 1, 8)] * 2
+    with torch.no_grad():
+        for row in range(40):
+            states = [torch.zeros(1, 1, 8)] * 2 if first[row] else states
+            np.testing.assert_allclose(inputs["state_0"][row], states[0].reshape(8), atol=1e-5)
+            observed = torch.from_numpy(inputs["observations"][row])
+            states = list(module.memory(observed.reshape(1, 1, 3), tuple(states))[1])
+    assert np.abs(inputs["state_1"]).max() > 0.1
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(5, 2)
+
+    def forward(self, goal: torch.Tensor, joints: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.net(torch.cat((goal, joints), 1))
+        return answer
+
+
+def test_several_named_inputs_are_several_arrays(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "p.onnx", Two(), [torch.zeros(1, 2), torch.zeros(1, 3)], ["goal", "joints"], ["out"])
+    joints = np.random.default_rng(2).standard_normal((50, 3))
+    rows = recorded(tmp_path / "rows.npz", (50, 2), "goal", joints=joints)
+    policy = import_policy(path, ANY, observations=rows)
+    assert policy.policy.input_names == ("goal", "joints")
+    inputs = policy.recorded
+    assert inputs is not None
+    wanted = Two()(*(torch.from_numpy(inputs[name]) for name in ("goal", "joints"))).detach()
+    found = run_artifact(policy.compress("fp32"), inputs)[0]
+    np.testing.assert_allclose(found[:, :2], wanted, atol=1e-5)
+
+
+def test_a_zip_file_says_its_actions_itself(tmp_path: Path) -> None:
+    space = {":type:": "<class 'gymnasium.spaces.discrete.Discrete'>", "n": "2", "start": "0"}
+    path = write_zip(tmp_path / "p.zip", ppo_weights(4, 2), action_space=space)
+    policy = import_policy(path, ANY, observations=recorded(tmp_path / "rows.npz", (40, 4)))
+    assert policy.spec.action.kind == "categorical" and policy.spec.action.sizes == (2,)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"rows": np.zeros((3, 6))}, "N at least 16"),
+        ({"rows": np.zeros((40, 6)), "more": np.zeros((41, 6))}, "N at least 16"),
+        ({"rows": np.zeros((40, 6)), "first": np.zeros(3)}, "N at least 16"),
+        ({"rows": np.full((40, 6), np.nan)}, "no finite numbers"),
+        ({"rows": np.zeros((40, 5))}, r"takes 'obs' of \[6\], and observations have \[5\]"),
+    ],
+)
+def test_rows_that_are_none_are_named(
+    arrays: dict[str, np.ndarray], message: str, robot: list[str], tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(ConfigError, match=message):
+        import_policy(Path(robot[1]), ANY, observations=tmp_path / "bad.npz")
