@@ -103,7 +103,7 @@ class GradientAlgorithm:
 
     Attributes:
         exchange: with the run's other learners. ``make_algorithm`` sets it.
-        updates: made so far, counted where a target network follows every so many.
+        updates: made so far.
         defers: whether an update reads no number of the device's: learning rate and clipping are tensors, and whether
             loss and gradient were finite is read at the end of the next update.
         runner: what runs the parts of an update. Who trains with it may set another, see ``make_runner``.
@@ -148,21 +148,21 @@ class GradientAlgorithm:
         return make_distribution(self.spec.action, outputs)
 
     def observe(self, unroll: Unroll) -> None:
-        """Update the observation normaliser with the unroll's valid rows; with several learners, at the next update."""
+        """Collect the statistics of the unroll's valid rows for ``share_statistics``."""
         normaliser = self.network.normaliser
         if normaliser is None:
             return
         observations = torch.from_numpy(unroll["observations"][:-1])
-        rows = to_device(observations[torch.from_numpy(unroll["valid"][:-1])], self.device)
-        if self.exchange.learners == 1:
-            normaliser.update(rows)
-        else:
-            normaliser.collect(rows)
+        normaliser.collect(to_device(observations[torch.from_numpy(unroll["valid"][:-1])], self.device))
 
     def share_statistics(self) -> None:
-        """Make what learners observed since the last update part of every learner's normaliser."""
+        """Make what all learners observed since the last time part of every learner's normaliser.
+
+        The normaliser is part of the policy: it changes at the end of an update, as weights do, and not between acting
+        and learning, so that the learner's policy gives the actions of its own steps the probabilities that they had.
+        """
         normaliser = self.network.normaliser
-        if normaliser is not None and self.exchange.learners > 1:
+        if normaliser is not None and (normaliser.has_collected or self.exchange.learners > 1):
             sums = normaliser.collected()
             self.exchange.sum([sums])
             normaliser.merge(sums)
@@ -218,7 +218,7 @@ class GradientAlgorithm:
         Args:
             loss: this learner's share of a mean over all of them; afterwards the mean. terms: the same for its parts.
             pull: sets the parameters' gradients, which are zero; None: the loss has a graph for that.
-            last: whether the update ends with it; if not, ``check`` must be called at its end, outside of ``runner``.
+            last: whether the update ends with it; if not, ``finish`` must be called at its end, outside of ``runner``.
         Raises:
             DivergenceError: the loss or the norm is not finite, see ``Algorithm.update``; nothing was stepped since.
         """
@@ -231,16 +231,10 @@ class GradientAlgorithm:
         norm: Tensor = torch.linalg.vector_norm(gradient)
         if self.defers:
             self._step_unread(gradient, loss.detach(), norm)
-            if last:
-                self.check()
-            return norm
-        size, value = float(norm), float(loss.detach())
-        if not (abs(size) < float("inf") and abs(value) < float("inf")):
-            raise DivergenceError(f"loss {value}, gradient norm {size}")
-        limit = self.config.optimiser.max_gradient_norm
-        if limit is not None and size > limit:
-            gradient.mul_(limit / size)
-        self.exchange.step(self.optimizer)
+        else:
+            self._step_read(gradient, float(loss.detach()), float(norm))
+        if last:
+            self.finish()
         return norm
 
     def apply(self, gradient: Tensor, progress: float) -> None:
@@ -256,10 +250,25 @@ class GradientAlgorithm:
             self.optimizer.skip = self._health.skip
         self.optimizer.step()
 
-    def check(self) -> None:
-        """At the end of an update, where it ``defers``: whether the one before was made. Raises DivergenceError."""
+    def finish(self) -> None:
+        """End an update: its statistics become part of the policy.
+
+        Raises:
+            DivergenceError: where it ``defers``, the update before was not made.
+        """
         if self.defers:
             self._health.turn()
+        self.updates += 1
+        self.share_statistics()
+
+    def _step_read(self, gradient: Tensor, loss: float, norm: float) -> None:
+        """Clip and step from numbers that are finite. Raises DivergenceError."""
+        if not (abs(norm) < float("inf") and abs(loss) < float("inf")):
+            raise DivergenceError(f"loss {loss}, gradient norm {norm}")
+        limit = self.config.optimiser.max_gradient_norm
+        if limit is not None and norm > limit:
+            gradient.mul_(limit / norm)
+        self.exchange.step(self.optimizer)
 
     def _step_unread(self, gradient: Tensor, loss: Tensor, norm: Tensor) -> None:
         """Clip and step without the host's knowing a number; from one that is not finite on, nothing is stepped."""

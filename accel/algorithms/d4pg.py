@@ -84,9 +84,8 @@ class D4pg(ContinuousControl):
         self.target.follow(self.network, copy_weights=due)
         if due:
             self.target_critics.load_state_dict(self.critics.state_dict())
-        self.updates += 1
         learned = self.runner.run(self.descend, mark, steps, sample.weights)
-        self.check()
+        self.finish()
 
         def read() -> dict[str, float]:
             edges = (learned.targets[:, 0] + learned.targets[:, -1]).mean()

@@ -156,7 +156,7 @@ class Dqn(GradientAlgorithm):
         rate = self.set_learning_rate(progress)
         self.refresh_target()
         loss, norm, taken, targets = self.runner.run(self.descend, mark, steps, sample.steps, sample.weights)
-        self.check()
+        self.finish()
         errors = taken - targets
 
         def read() -> dict[str, float]:
@@ -193,7 +193,6 @@ class Dqn(GradientAlgorithm):
     def refresh_target(self) -> None:
         """Before every update: copy the trained network where its turn has come."""
         self.target.follow(self.network, copy_weights=self.updates % self.options.target_interval_updates == 0)
-        self.updates += 1
 
     @torch.no_grad()
     def _targets(self, steps: Transitions) -> Tensor:

@@ -48,10 +48,9 @@ class Impact(ActorCritic):
         options, rate = self.options, self.set_learning_rate(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
         self.target.follow(self.network, copy_weights=self.updates % options.target_interval_updates == 0)
-        self.updates += 1
         inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
         terms, norm, targets, kl = self.runner.run(self.descend, mark, *inputs)
-        self.check()
+        self.finish()
         return Statistics(terms, norm, targets, weights, cast(Tensor, kl), rate, options.clip_rho).update()
 
     def descend(

@@ -40,7 +40,7 @@ class Impala(ActorCritic):
         weights = self.mean_weights(batch, sample.valid_steps)
         inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
         terms, norm, targets, _ = self.runner.run(self.descend, mark, *inputs)
-        self.check()
+        self.finish()
         kl = torch.zeros((), device=self.device)
         return Statistics(terms, norm, targets, weights, kl, rate, self.options.clip_rho).update()
 

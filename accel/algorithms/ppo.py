@@ -6,7 +6,8 @@
 corrects for the stale, compressed policy μ (decoupled PPO).
 
 Source: Schulman et al. 2017, arXiv:1707.06347; Hilton et al. 2021, arXiv:2110.00641, for the two policies. Deviations:
-the critic is not clipped; targets are those of the correction, made once a batch.
+the critic is not clipped; targets are those of the correction, made once a batch; its advantage on-policy is
+δ_t + γ GAE_{t+1}.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Ppo(ActorCritic):
                 self.exchange.sum([kl])
             if is_cut or (options.target_kl is not None and float(kl) > options.target_kl):
                 break
-        self.check()
+        self.finish()
         dropped = float(left) if is_cut else 0.0
         return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho, dropped)
 

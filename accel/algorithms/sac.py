@@ -84,7 +84,7 @@ class Sac(ContinuousControl):
         rows = len(steps.returns)
         noise = self.noise(rows if between is None else between.rewards.numel()), self.noise(rows)
         learned = self.runner.run(self.descend, mark, steps, between, sample.weights, noise)
-        self.check()
+        self.finish()
         targets, errors, log_prob = learned.targets, learned.errors, learned.log_prob
 
         def read() -> dict[str, float]:

@@ -316,6 +316,8 @@ class ParameterClient(NoCoordination):
             self._ask(None, 0, done=True)
             return
         self._algorithm.networks.load_state_dict(state.tensors)
+        if (normaliser := self._algorithm.network.normaliser) is not None:
+            normaliser.collected()  # From another mean: learner 0's statistics count.
         moments = self._rewards.moments
         moments.mean, moments.variance, moments.count = answer["moments"]
         self._version = self._counters.updates = answer["updates"]

@@ -12,7 +12,7 @@ _EPSILON = 1e-8
 class ObservationNormaliser(nn.Module):
     """clamp((x − mean) · rstd, −10, 10); the identity up to the clamp until the first ``update``.
 
-    Statistics change in ``update`` alone, and merge batches in float64 (Chan et al. 1983):
+    Statistics change in ``update`` and ``merge`` alone, and merge batches in float64 (Chan et al. 1983):
     m = m_a + δ n_b / n, M2 = M2_a + M2_b + δ² n_a n_b / n, with δ = m_b − m_a and n = n_a + n_b.
 
     Attributes:
@@ -43,23 +43,10 @@ class ObservationNormaliser(nn.Module):
         """[*shape] float64, the variance (not corrected for bias) of all observations seen; zero before the first."""
         return self.running_m2 / self.count.clamp_min(1.0)
 
-    @torch.no_grad()
     def update(self, observations: Tensor) -> None:
         """Merges new observations [N, *shape], each to be given once; N may be 0."""
-        number = observations.shape[0]
-        if number == 0:
-            return
-        variance, mean = torch.var_mean(observations.double(), dim=0, correction=0)
-        self._take(number, mean - self.running_mean, number * variance)
-
-    def _take(self, number: int | Tensor, shift: Tensor, m2: Tensor) -> None:
-        """Merges ``number`` observations whose mean is ``shift`` from the running one."""
-        share = number / (self.count + number).clamp_min(1.0)
-        self.running_m2 += m2 + number * shift.square() * (1.0 - share)
-        self.running_mean += shift * share
-        self.count += number
-        self.mean.copy_(self.running_mean)
-        self.rstd.copy_((self.variance + _EPSILON).rsqrt())
+        self.collect(observations)
+        self.merge(self.collected())
 
     @torch.no_grad()
     def collect(self, observations: Tensor) -> None:
@@ -68,6 +55,11 @@ class ObservationNormaliser(nn.Module):
         count = torch.full_like(self.running_mean, len(observations))
         new = torch.stack((count, shifted.sum(0), shifted.square().sum(0)))
         self._sums = new if self._sums is None else self._sums + new
+
+    @property
+    def has_collected(self) -> bool:
+        """Whether there is something for ``collected``."""
+        return self._sums is not None
 
     def collected(self) -> Tensor:
         """[3, *shape] float64 sums since the last time: of 1, x − m and (x − m)², with m the running mean; they add up
@@ -80,9 +72,14 @@ class ObservationNormaliser(nn.Module):
         """Takes in what ``collected`` gave, added up over learners."""
         number = sums[0].flatten()[0]
         shift = sums[1] / number.clamp_min(1.0)
-        rstd = self.rstd.clone()
-        self._take(number, shift, (sums[2] - number * shift.square()).clamp_min(0.0))
-        self.rstd.copy_(torch.where(self.count > 0.0, self.rstd, rstd))  # There may be nothing yet.
+        m2 = (sums[2] - number * shift.square()).clamp_min(0.0)
+        share = number / (self.count + number).clamp_min(1.0)
+        self.running_m2 += m2 + number * shift.square() * (1.0 - share)
+        self.running_mean += shift * share
+        self.count += number
+        self.mean.copy_(self.running_mean)
+        rstd = (self.variance + _EPSILON).rsqrt()
+        self.rstd.copy_(torch.where(self.count > 0.0, rstd, self.rstd))  # There may be nothing yet.
 
     def forward(self, observations: Tensor) -> Tensor:
         """Normalises [N, *shape] float observations."""

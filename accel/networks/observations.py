@@ -50,10 +50,6 @@ class DictNormaliser(ObservationNormaliser):
         ends = list(accumulate(sizes))
         self._places = {name: slice(end - size, end) for name, size, end in zip(names, sizes, ends, strict=True)}
 
-    def update(self, observations: Tensor) -> None:
-        """Merges new records [N, *observation_shape], each to be given once; N may be 0."""
-        super().update(self._numbers(observations))
-
     def collect(self, observations: Tensor) -> None:
         """Keeps the sums of new records [N, *observation_shape] for ``collected``."""
         super().collect(self._numbers(observations))

@@ -123,6 +123,21 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(options: dict[str, object]
         assert policies[0] == policies[1] != policies[2]
 
 
+@pytest.mark.parametrize("algorithm", ["dppo", "a2c", "impala"])
+def test_a_policys_own_steps_have_importance_weights_of_one(algorithm: str, tmp_path: Path) -> None:
+    """While the normaliser moves, from the second update on: the first takes in the first statistics before it."""
+    config = configure(
+        tmp_path, algorithm=algorithm, env="Pendulum-v1", compressor="fp32", normalise_observations=True,
+        learning_rate=0.01, log_interval_s=1e-6,
+    )  # fmt: skip
+    accel.train(config)
+    later = [record for record in records(tmp_path / "run") if record["updates"] > 1]
+    assert len(later) > 5 and any(record["kl_from_batch"] or record["gradient_norm"] for record in later)
+    for record in later:
+        assert record["rho_mean"] == pytest.approx(1.0, abs=1e-5) and record["rho_clipped"] == 0.0, record
+        assert abs(record["behaviour_kl"]) < 1e-5, record
+
+
 COMPRESSED = [
     ("dqn", "prune(0.5)+int8"), ("apex", "qat"), ("r2d2", "int8"), ("sac", "prune(0.5)+int8"), ("sac", "qat"),
     ("d4pg", "prune(0.5)+int8"), ("d4pg", "qat"),
