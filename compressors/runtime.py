@@ -1,7 +1,7 @@
 """PolicySession: a loaded artifact that acts on one thread. Imports numpy and onnxruntime, never torch or onnx.
 
-A chain of dense layers runs in one call of a compiled kernel (``kernels``) where the CPU has one, anything
-else on onnxruntime.
+A policy of dense layers runs in one call of a compiled kernel (``kernels``) where the CPU has one, anything else on
+onnxruntime.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PolicySession:
         Args:
             artifact: of any scheme.
             batch: rows.
-            runtime: ``native``: on a compiled kernel if it is a chain of dense layers and this CPU has one for it, else
+            runtime: ``native``: on a compiled kernel if it is made of dense layers and this CPU has one for it, else
                 on onnxruntime; ``onnxruntime``: there in any case.
         Raises:
             ArtifactError: the CPU lacks a feature that the artifact needs, or its model cannot be loaded or has other

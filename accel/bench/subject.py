@@ -14,8 +14,7 @@ from accel.algorithms.catalogue import make_algorithm
 from accel.bench.rows import FULL_PRECISION, Notify, Row
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import CompressorError
-from accel.compressors.kernels.chain import make_chain, why_no_chain
-from accel.compressors.kernels.library import why_none
+from accel.compressors.kernels.chain import why_no_chain
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Compressor, Plan
 from accel.compressors.runtime import PolicySession, Runtime
@@ -252,10 +251,11 @@ def placed(
     every: list[tuple[Runtime, str, CompressedPolicy]] = [("onnxruntime", *item) for item in artifacts.items()]
     reasons: dict[str, list[str]] = {}
     for scheme, artifact in artifacts.items():
-        if make_chain(artifact) is not None:
+        reason = why_no_chain(artifact)
+        if not reason:
             every.append(("native", scheme, artifact))
         elif "native" in runtimes:
-            reasons.setdefault(why_none() or why_no_chain(artifact), []).append(scheme)
+            reasons.setdefault(reason, []).append(scheme)
     messages = [f"no row for compiled kernels, {', '.join(schemes)}: {why}" for why, schemes in reasons.items()]
     if {*runtimes} == {"native"} and not any(runtime == "native" for runtime, *_ in every):
         raise ConfigError("; ".join(messages))

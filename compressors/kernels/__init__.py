@@ -1,1 +1,1 @@
-"""Compiled kernels that act with chains of dense layers, without a graph runtime's fixed cost of a call."""
+"""Compiled kernels that act with policies of dense layers, without a graph runtime's fixed cost of a call."""

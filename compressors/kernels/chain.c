@@ -1,8 +1,11 @@
-/* A chain of dense layers for a few rows, in one call: float or u8 x s8 products, activations, rounding to codes.
+/* A policy of dense layers in one call for a few rows: float or u8 x s8 products, norms, sums and products of values,
+   activations, rounding to codes, one step after the other.
 
-   compressors/kernels/chain.py owns all memory and checks all sizes. Weights are packed for vectors of outputs
-   (pack_floats, pack_codes), so that a product reads them once and in order for up to eight rows. From equal codes it
-   computes what onnxruntime does: 32-bit sums of products, a float factor, rounding half to even, its rational tanh. */
+   compressors/kernels/chain.py owns all memory and checks all sizes. A row has one array of floats and one of codes, in
+   which every value has its columns: a whole number of vectors, of which what is behind the value counts for nothing.
+   Weights are packed for vectors of outputs (pack_floats, pack_codes), so that a product reads them once and in order
+   for up to eight rows. From equal codes it computes what onnxruntime does: 32-bit sums of products, a float factor,
+   rounding half to even, its rational tanh. */
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -12,27 +15,33 @@
 #define ACTIVATIONS(of) \
   of(none) of(relu) of(tanh) of(sigmoid) of(elu) of(silu) of(gelu) of(gelu_tanh) of(leaky) of(clip) of(softplus)
 
-typedef struct {
-  int32_t is_integer, activation, quantises;
-  int32_t inputs;  /* of a row; a multiple of 4 where products are of integers */
-  int32_t outputs; /* a multiple of 16 */
-  const void *weights; /* packed */
-  const void *bias;    /* [outputs], int32 or float */
-  const float *scale;  /* [outputs], of integer sums */
-  float alpha, beta;   /* of the activation */
-  float step;          /* of the codes made */
-  int32_t zero;
-} Layer;
+/* in chain.py's order; COPY takes the whole of a value, or none of it where only its activation or codes are to be made */
+enum { FLOATS_PRODUCT, CODES_PRODUCT, NORM, SUM, PRODUCT, COPY, DECODE };
 
 typedef struct {
-  int32_t layers, features, outputs, stride;
+  int32_t kind, activation, quantises;
+  int32_t from, with, to; /* first columns of the values read and made */
+  int32_t inputs;         /* of a row; a multiple of 4 where products are of integers */
+  int32_t outputs;        /* a multiple of two vectors */
+  const void *weights;    /* packed; of a norm [outputs] floats */
+  const void *bias;       /* [outputs], int32 or float */
+  const float *scale;     /* [outputs], of integer sums */
+  float alpha, beta;      /* of the activation */
+  float epsilon;          /* of the norm */
+  float step;             /* of the codes made, of a DECODE of those read */
+  int32_t zero;
+} Step;
+
+typedef struct {
+  int32_t steps, features, outputs, result, stride;
   const float *mean, *factor; /* [features] */
   float least, greatest;      /* of the observations, normalised */
-  float step;                 /* of their codes, where the first product is of integers */
+  int32_t quantises;          /* whether there are codes of them too */
+  float step;
   int32_t zero;
-  const Layer *layer;
-  float *floats[2]; /* [rows, stride], read and written in turns */
-  uint8_t *codes[2];
+  const Step *each;
+  float *floats; /* [rows, stride]; observations first */
+  uint8_t *codes;
 } Chain;
 
 /* Least and greatest code of a number less the zero point, as floats: sums beyond 32 bits saturate too. */
@@ -53,12 +62,15 @@ typedef struct {
 #define MULTIPLY(a, b) _mm512_mul_ps(a, b)
 #define DIVIDE(a, b) _mm512_div_ps(a, b)
 #define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define SQUARE_ROOT(v) _mm512_sqrt_ps(v)
 #define MIN(a, b) _mm512_min_ps(a, b)
 #define MAX(a, b) _mm512_max_ps(a, b)
 #define LOAD_INTEGERS(p) _mm512_loadu_si512(p)
 #define SET_INTEGERS(x) _mm512_set1_epi32(x)
 #define PRODUCTS(sum, x, w) _mm512_dpbusd_epi32(sum, x, w)
 #define TO_FLOATS(v) _mm512_cvtepi32_ps(v)
+#define SUBTRACT_INTEGERS(a, b) _mm512_sub_epi32(a, b)
+#define LOAD_CODES(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
 #define TO_INTEGERS(v) _mm512_cvtps_epi32(v)
 #define POWER_OF_TWO(n) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, SET_INTEGERS(127)), 23))
 #define STORE_CODES(p, v, zero) \
@@ -79,6 +91,7 @@ typedef struct {
 #define MULTIPLY(a, b) _mm256_mul_ps(a, b)
 #define DIVIDE(a, b) _mm256_div_ps(a, b)
 #define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define SQUARE_ROOT(v) _mm256_sqrt_ps(v)
 #define MIN(a, b) _mm256_min_ps(a, b)
 #define MAX(a, b) _mm256_max_ps(a, b)
 #define LOAD_INTEGERS(p) _mm256_loadu_si256((const __m256i *)(p))
@@ -87,6 +100,8 @@ typedef struct {
 #define PRODUCTS(sum, x, w) \
   _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)))
 #define TO_FLOATS(v) _mm256_cvtepi32_ps(v)
+#define SUBTRACT_INTEGERS(a, b) _mm256_sub_epi32(a, b)
+#define LOAD_CODES(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
 #define TO_INTEGERS(v) _mm256_cvtps_epi32(v)
 #define POWER_OF_TWO(n) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, SET_INTEGERS(127)), 23))
 #define STORE_CODES(p, v, zero) NAME(store_codes)(p, _mm256_add_epi32(TO_INTEGERS(v), SET_INTEGERS(zero)))

@@ -1,4 +1,4 @@
-"""A policy that is a chain of dense layers, in one call of a compiled kernel. No torch, no onnx.
+"""A policy of dense layers and what is between them, in one call of a compiled kernel. No torch, no onnx.
 
 A graph runtime looks up, checks and calls a kernel for each node: for a policy of 64×2 that takes five to eight times
 as long as the whole call here. Here the whole chain, from observations to distribution parameters, is one function.
@@ -9,6 +9,7 @@ the other way.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ import numpy as np
 from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.kernels.graph import Graph, Node, Value, read_graph
-from accel.compressors.kernels.library import lanes_here, load_kernels
+from accel.compressors.kernels.library import lanes_here, load_kernels, why_none
 
 # in the order of ACTIVATIONS in chain.c
 _ACTIVATIONS = (
@@ -38,20 +39,20 @@ _PATTERNS: dict[str, tuple[tuple[str, tuple[str | int | float, ...]], ...]] = {
         ("Mul", (3, (2 / pi) ** 0.5)), ("Tanh", (4,)), ("Add", (5, 1.0)), ("Mul", ("x", 6)), ("Mul", (7, 0.5)),
     ),
 }  # fmt: skip
-_OPERATORS = frozenset({
-    "Gemm", "FusedGemm", "QGemm", "QuantizeLinear", "Flatten", "Sub", "Mul", "Cast", "Relu", "Tanh", "Sigmoid", "Elu",
-    "Erf", "Add", "Div", "LeakyRelu", "Clip", "Softplus",
-})  # fmt: skip
+_OTHER_OPERATORS = {*_ACTIVATIONS, "Flatten", "Sub", "Cast", "Div", "Erf"}
+# in the order of chain.c
+_KINDS = ("floats", "codes", "norm", "sum", "product", "copy", "decode")
 _ALIGNMENT = 64
 # products of two bytes are summed in pairs, in 16 bits, without VNNI
 _GREATEST_WITHOUT_VNNI = 64
 _FLOAT_TYPE = 1  # of ONNX
-_DOMAINS = {"FusedGemm": "com.microsoft", "QGemm": "com.microsoft"}
+_LAST_AXIS = (1, -1, 2**64 - 1)  # of two; negative numbers are read as they are written
+_DOMAINS = dict.fromkeys(("FusedGemm", "QGemm", "QLinearAdd"), "com.microsoft")
 _SAME_OPERATOR = {"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}, "QGemm": {"alpha": 1.0, "transA": 0}}
 
 
 class _UnsuitedError(Exception):
-    """The model is no chain of the layers that the kernels know."""
+    """The model is nothing that the kernels know; says what is not."""
 
 
 @dataclass(frozen=True)
@@ -74,35 +75,45 @@ _IDENTITY = Activation()
 
 
 @dataclass(frozen=True)
-class DenseLayer:
-    """One layer: names of initializers.
+class Step:
+    """What makes one value of a row, of others: names of initializers.
 
     Attributes:
-        weight: [outputs, inputs] where ``transposed``, else [inputs, outputs].
+        kind: of ``_KINDS``; ``join``: the values read, one behind the other; ``part``: of the value read, no copy.
+        reads: the values read; 0 is the observations, n what the step n - 1 makes.
+        weight: of a product [outputs, inputs] where ``transposed``, else [inputs, outputs]; of a norm; a part's widths.
         bias: "" without one.
-        reads: codes of the input; None: floats.
+        codes: of the value read, where a product or "decode" reads codes.
         scale, zero: of the weight's codes.
-        activation: of the sums.
-        writes: codes of the output; None: floats.
+        activation: of what the step makes.
+        writes: codes of what the step makes, beside its floats.
         rescales: whether sums become codes by one factor, without floats in between.
+        parts, part: into how many parts the value read is cut, and which this is.
     """
 
-    weight: str
-    transposed: bool
-    bias: str
-    reads: CodeNames | None = None
+    kind: str
+    reads: tuple[int, ...]
+    weight: str = ""
+    transposed: bool = False
+    bias: str = ""
+    codes: CodeNames | None = None
     scale: str = ""
     zero: str = ""
+    epsilon: float = 0.0
     activation: Activation = _IDENTITY
     writes: CodeNames | None = None
     rescales: bool = False
+    parts: int = 1
+    part: int = 0
 
 
 @dataclass(frozen=True)
-class DenseChain:
-    """A model as these layers: observations less ``mean``, times ``factor``, clipped, as ``codes`` or as floats."""
+class Chain:
+    """A model as these steps: observations less ``mean``, times ``factor``, clipped, as floats and as ``codes``."""
 
-    layers: tuple[DenseLayer, ...]
+    steps: tuple[Step, ...]
+    result: int
+    """The value that is the model's output."""
     mean: str
     factor: str
     clips: tuple[tuple[str, str], ...]
@@ -113,89 +124,156 @@ class DenseChain:
     """What initializers must hold for the activations to be what they look like."""
 
 
-def find_chain(graph: Graph) -> DenseChain | None:
-    """The chain that a model is; None where it is none."""
-    if len(graph.inputs) != 1 or len(graph.outputs) != 1:
-        return None
-    try:
-        return _Reader(graph).chain()
-    except _UnsuitedError:
-        return None
-
-
 class _Reader:
-    """Follows the value from the model's input through its nodes."""
+    """Follows the values from the model's input through its nodes."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._value = graph.inputs[0].name
-        self._is_flat = len(graph.inputs[0].shape) == 2
-        self._codes: CodeNames | None = None  # the value's, while it is in codes
-        self._layers: list[DenseLayer] = []
-        self._chain = DenseChain((), "", "", (), None, {}, {})
+        self._input = graph.inputs[0].name if graph.inputs else ""
+        self._is_flat = bool(graph.inputs) and len(graph.inputs[0].shape) == 2
+        self._values = {self._input: 0}
+        self._coded: dict[str, tuple[int, CodeNames]] = {}
+        self._steps: list[Step] = []
+        self._chain = Chain((), 0, "", "", (), None, {}, {})
+        self._uses = Counter(name for node in graph.nodes for name in node.inputs)
+        self._uses.update(output.name for output in graph.outputs)
+        self._rules: dict[str, Callable[[Node], None]] = {
+            "Gemm": self._floats, "FusedGemm": self._floats, "QGemm": self._integers, "QuantizeLinear": self._quantise,
+            "DequantizeLinear": self._decode, "QLinearAdd": self._add_codes, "LayerNormalization": self._norm,
+            "Add": self._combine, "Mul": self._combine, "Concat": self._join, "Split": self._cut,
+        }  # fmt: skip
 
-    def chain(self) -> DenseChain:
+    def chain(self) -> Chain:
+        """Raises _UnsuitedError."""
         nodes = list(self._graph.nodes)
+        lacking = sorted({node.operator for node in nodes} - self._rules.keys() - _OTHER_OPERATORS)
+        if lacking:
+            raise _UnsuitedError(
+                f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not in the compiled kernels"
+            )
+        if len(self._graph.inputs) != 1 or len(self._graph.outputs) != 1:
+            raise _UnsuitedError("it has several inputs or outputs, as recurrent policies have")
         while nodes:
-            if self._layers and self._codes is None and self._composed(nodes):
-                continue
-            node = nodes.pop(0)
-            if not node.inputs or len(node.outputs) != 1 or self._graph.places.keys() & {*node.outputs}:
-                raise _UnsuitedError
-            if node.domain != _DOMAINS.get(node.operator, ""):
-                raise _UnsuitedError
-            if node.operator == "Cast" and node.attributes == {"to": _FLOAT_TYPE} and self._is_fixed(node.inputs[0]):
-                self._chain.widened[node.outputs[0]] = node.inputs[0]
-                continue
-            if node.inputs[0] != self._value:
-                raise _UnsuitedError
-            self._value = node.outputs[0]
-            self._follow(node)
-        if not self._layers or self._codes is not None or self._value != self._graph.outputs[0].name:
-            raise _UnsuitedError
-        return replace(self._chain, layers=tuple(self._layers))
+            operator = nodes[0].operator
+            try:
+                taken = self._composed(nodes) or self._take(nodes[0])
+            except _UnsuitedError:
+                raise _UnsuitedError(f"{operator} is not in a form that the compiled kernels run") from None
+            del nodes[:taken]
+        result = self._values.get(self._graph.outputs[0].name)
+        if not self._steps or result is None:
+            raise _UnsuitedError("the output is not made of dense layers in floats")
+        return replace(self._chain, steps=tuple(self._steps), result=result)
 
-    def _follow(self, node: Node) -> None:
-        operator = node.operator
-        if operator not in ("Gemm", "FusedGemm", "QGemm", "Flatten", *_ALPHAS) and node.attributes:
+    def _take(self, node: Node) -> int:
+        if not node.inputs or self._graph.places.keys() & {*node.outputs}:
             raise _UnsuitedError
-        if operator == "QGemm":
-            self._integers(node)
-        elif self._codes is not None:
+        if node.domain != _DOMAINS.get(node.operator, ""):
             raise _UnsuitedError
-        elif operator in ("Gemm", "FusedGemm"):
-            self._floats(node)
-        elif operator == "QuantizeLinear":
-            self._quantise(node)
-        elif self._layers:
-            self._activate(self._activation(node))
-        else:
-            self._normalise(node)
+        if node.operator == "Cast" and node.attributes == {"to": _FLOAT_TYPE} and self._is_fixed(node.inputs[0]):
+            self._chain.widened[node.outputs[0]] = node.inputs[0]
+        elif not self._normalises(node):
+            rule = self._rules.get(node.operator, self._alone if node.operator in _ACTIVATIONS else None)
+            if rule is None or not self._is_flat or (len(node.outputs) != 1 and node.operator != "Split"):
+                raise _UnsuitedError
+            rule(node)
+        return 1
 
-    def _normalise(self, node: Node) -> None:
+    def _normalises(self, node: Node) -> bool:
+        """Whether a node is of the normaliser, which comes first."""
         chain, others = self._chain, node.inputs[1:]
+        begins = node.inputs[0] == self._input and not self._steps and chain.codes is None and len(node.outputs) == 1
+        if not begins or not all(map(self._is_fixed, others)):
+            return False
         if node.operator == "Flatten" and node.attributes in ({}, {"axis": 1}):
             self._is_flat = True
-            return
-        if not others or not all(map(self._is_fixed, others)) or (len(others) > 1 and node.operator != "Clip"):
-            raise _UnsuitedError
-        if node.operator == "Sub" and not (chain.mean or chain.factor or chain.clips):
+        elif node.operator == "Sub" and len(others) == 1 and not (chain.mean or chain.factor or chain.clips):
             self._chain = replace(chain, mean=others[0])
-        elif node.operator == "Mul" and not (chain.factor or chain.clips):
+        elif node.operator == "Mul" and len(others) == 1 and not (chain.factor or chain.clips):
             self._chain = replace(chain, factor=others[0])
         elif node.operator == "Clip" and len(others) == 2:
             self._chain = replace(chain, clips=(*chain.clips, (others[0], others[1])))
         else:
+            return False
+        (self._input,) = node.outputs
+        self._values = {self._input: 0}
+        return True
+
+    def _value(self, name: str) -> int:
+        if name not in self._values:
             raise _UnsuitedError
+        return self._values[name]
+
+    def _code_names(self, value: str, scale: str, zero: str) -> tuple[int, CodeNames]:
+        found = self._coded.get(value)
+        if found is None or found[1] != CodeNames(scale, zero):
+            raise _UnsuitedError
+        return found
+
+    def _emit(self, step: Step, name: str = "") -> int:
+        self._steps.append(step)
+        if name:
+            self._values[name] = len(self._steps)
+        return len(self._steps)
 
     def _quantise(self, node: Node) -> None:
-        if len(node.inputs) != 3 or not all(map(self._is_fixed, node.inputs[1:])):
+        if len(node.inputs) != 3 or node.attributes or not all(map(self._is_fixed, node.inputs[1:])):
             raise _UnsuitedError
-        self._codes = CodeNames(node.inputs[1], node.inputs[2])
-        if self._layers:
-            self._layers[-1] = replace(self._layers[-1], writes=self._codes)
+        codes, value = CodeNames(*node.inputs[1:]), self._value(node.inputs[0])
+        if value == 0 and self._chain.codes in (None, codes):
+            self._chain = replace(self._chain, codes=codes)
+        elif value and self._steps[value - 1].kind != "part" and self._steps[value - 1].writes in (None, codes):
+            self._steps[value - 1] = replace(self._steps[value - 1], writes=codes)
         else:
-            self._chain = replace(self._chain, codes=self._codes)
+            value = self._emit(Step("copy", (value,), writes=codes))
+        self._coded[node.outputs[0]] = value, codes
+
+    def _decode(self, node: Node) -> None:
+        if len(node.inputs) != 3 or node.attributes:
+            raise _UnsuitedError
+        value, codes = self._code_names(*node.inputs)
+        self._emit(Step("decode", (value,), codes=codes), node.outputs[0])
+
+    def _add_codes(self, node: Node) -> None:
+        names = node.inputs
+        if len(names) != 8 or node.attributes or not all(map(self._is_fixed, names[6:])):
+            raise _UnsuitedError
+        both = [self._code_names(*names[:3]), self._code_names(*names[3:6])]
+        reads = tuple(self._emit(Step("decode", (value,), codes=codes)) for value, codes in both)
+        codes = CodeNames(*names[6:])
+        self._coded[node.outputs[0]] = self._emit(Step("sum", reads, writes=codes)), codes
+
+    def _norm(self, node: Node) -> None:
+        attributes = {"axis": -1, "epsilon": 1e-5, "stash_type": 1, **node.attributes}
+        weight, bias = (*map(self._optional, node.inputs[1:]), "", "")[:2]
+        epsilon = attributes.pop("epsilon")
+        if attributes.pop("axis") not in _LAST_AXIS or not weight or not isinstance(epsilon, float):
+            raise _UnsuitedError
+        if attributes != {"stash_type": 1}:
+            raise _UnsuitedError
+        reads = (self._value(node.inputs[0]),)
+        self._emit(Step("norm", reads, weight, bias=bias, epsilon=epsilon), node.outputs[0])
+
+    def _combine(self, node: Node) -> None:
+        if len(node.inputs) != 2 or node.attributes:
+            raise _UnsuitedError
+        kind = {"Add": "sum", "Mul": "product"}[node.operator]
+        self._emit(Step(kind, tuple(map(self._value, node.inputs))), node.outputs[0])
+
+    def _join(self, node: Node) -> None:
+        if node.attributes.keys() != {"axis"} or node.attributes["axis"] not in _LAST_AXIS:
+            raise _UnsuitedError
+        self._emit(Step("join", tuple(map(self._value, node.inputs))), node.outputs[0])
+
+    def _cut(self, node: Node) -> None:
+        if node.attributes.keys() != {"axis"} or node.attributes["axis"] not in _LAST_AXIS or len(node.inputs) > 2:
+            raise _UnsuitedError
+        whole, sizes = self._value(node.inputs[0]), self._optional("".join(node.inputs[1:]))
+        for index, name in enumerate(node.outputs):
+            self._emit(Step("part", (whole,), sizes, parts=len(node.outputs), part=index), name)
+
+    def _alone(self, node: Node) -> None:
+        self._activate(node.inputs[0], 1, self._activation(node), node.outputs[0])
 
     def _activation(self, node: Node) -> Activation:
         kind, others = node.operator, node.inputs[1:]
@@ -207,28 +285,36 @@ class _Reader:
             raise _UnsuitedError
         return Activation(kind, alpha)
 
-    def _activate(self, activation: Activation) -> None:
-        if self._layers[-1].activation.kind:
-            raise _UnsuitedError
-        self._layers[-1] = replace(self._layers[-1], activation=activation)
+    def _activate(self, name: str, uses: int, activation: Activation, made: str) -> None:
+        """Of what a step makes, if nothing else reads that; else of a copy."""
+        value = self._value(name)
+        step = self._steps[value - 1] if value else None
+        alone = self._uses[name] == uses and step is not None and step.kind != "part"
+        if alone and step is not None and step.activation == _IDENTITY and step.writes is None:
+            self._steps[value - 1] = replace(step, activation=activation)
+            self._values[made] = value
+        else:
+            self._emit(Step("copy", (value,), activation=activation), made)
 
-    def _composed(self, nodes: list[Node]) -> bool:
-        """Take an activation of several nodes, if they are the next."""
+    def _composed(self, nodes: list[Node]) -> int:
+        """Take an activation of several nodes, if they are the next; returns how many they are."""
+        name = nodes[0].inputs[0] if nodes[0].inputs else ""
+        if name not in self._values or not self._is_flat:
+            return 0
         for kind, operations in _PATTERNS.items():
             found = nodes[: len(operations)]
-            constants = self._constants_of(found, operations)
+            constants = self._constants_of(name, found, operations)
             if constants is not None:
-                self._activate(Activation(kind))
+                uses = sum(operands.count("x") for _, operands in operations)
+                self._activate(name, uses, Activation(kind), found[-1].outputs[0])
                 self._chain.constants.update(constants)
-                self._value = found[-1].outputs[0]
-                del nodes[: len(operations)]
-                return True
-        return False
+                return len(operations)
+        return 0
 
     def _constants_of(
-        self, nodes: list[Node], operations: tuple[tuple[str, tuple[str | int | float, ...]], ...]
+        self, x: str, nodes: list[Node], operations: tuple[tuple[str, tuple[str | int | float, ...]], ...]
     ) -> dict[str, float] | None:
-        """The constants that make these nodes the operations on the present value; None if they are others."""
+        """The constants that make these nodes the operations on x; None if they are others."""
         constants: dict[str, float] = {}
         if [(node.operator, node.domain) for node in nodes] != [(operator, "") for operator, _ in operations]:
             return None
@@ -239,7 +325,7 @@ class _Reader:
                     name = next(filter(self._is_fixed, given), "")
                     constants[name] = operand
                 else:
-                    name = self._value if operand == "x" else nodes[cast(int, operand)].outputs[0]
+                    name = x if operand == "x" else nodes[cast(int, operand)].outputs[0]
                 if name not in given or (operator == "Div" and name != given[0]):
                     return None
                 given.remove(name)
@@ -255,27 +341,29 @@ class _Reader:
         is_known = activation.kind in _FUSED and not attributes and len(node.inputs) in (2, 3)
         if not is_known or not self._is_fixed(self._chain.widened.get(weight, weight)):
             raise _UnsuitedError
-        self._layers.append(DenseLayer(weight, transposed, self._optional(bias), activation=activation))
+        reads = (self._value(node.inputs[0]),)
+        step = Step("floats", reads, weight, transposed, self._optional(bias), activation=activation)
+        self._emit(step, node.outputs[0])
 
     def _integers(self, node: Node) -> None:
         attributes = self._plain(node, "QGemm")
         transposed = bool(attributes.pop("transB", 0))
         names = (*node.inputs[1:], *[""] * 8)[:8]
-        reads = CodeNames(names[0], names[1])
-        if attributes or reads != self._codes or not all(map(self._is_fixed, names[2:5])):
+        value, reads = self._code_names(node.inputs[0], *names[:2])
+        if attributes or not all(map(self._is_fixed, names[2:5])):
             raise _UnsuitedError
         made = CodeNames(names[6], names[7]) if names[6] else None
         if made is not None and not (self._is_fixed(made.scale) and self._is_fixed(made.zero)):
             raise _UnsuitedError
-        layer = DenseLayer(names[2], transposed, self._optional(names[5]), reads, names[3], names[4])
-        self._layers.append(replace(layer, writes=made, rescales=made is not None))
-        self._codes = made
+        step = Step("codes", (value,), names[2], transposed, self._optional(names[5]), reads, names[3], names[4])
+        if made is None:
+            self._emit(step, node.outputs[0])
+        else:
+            self._coded[node.outputs[0]] = self._emit(replace(step, writes=made, rescales=True)), made
 
     def _plain(self, node: Node, operator: str) -> dict[str, float | int | str | None]:
         """The node's attributes, but those that must have and do have the values that make it a plain product."""
         attributes = dict(node.attributes)
-        if not self._is_flat:
-            raise _UnsuitedError
         if any(attributes.pop(name, value) != value for name, value in _SAME_OPERATOR[operator].items()):
             raise _UnsuitedError
         return attributes
@@ -289,36 +377,72 @@ class _Reader:
         return bool(name) and name in self._graph.places
 
 
-class _CLayer(ctypes.Structure):
+class _CStep(ctypes.Structure):
     _fields_ = (
-        ("is_integer", ctypes.c_int32), ("activation", ctypes.c_int32), ("quantises", ctypes.c_int32),
-        ("inputs", ctypes.c_int32), ("outputs", ctypes.c_int32), ("weights", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p), ("scale", ctypes.c_void_p), ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
+        ("kind", ctypes.c_int32), ("activation", ctypes.c_int32), ("quantises", ctypes.c_int32),
+        ("source", ctypes.c_int32), ("other", ctypes.c_int32), ("target", ctypes.c_int32), ("inputs", ctypes.c_int32),
+        ("outputs", ctypes.c_int32), ("weights", ctypes.c_void_p), ("bias", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p), ("alpha", ctypes.c_float), ("beta", ctypes.c_float), ("epsilon", ctypes.c_float),
         ("step", ctypes.c_float), ("zero", ctypes.c_int32),
     )  # fmt: skip
 
 
 class _CChain(ctypes.Structure):
     _fields_ = (
-        ("layers", ctypes.c_int32), ("features", ctypes.c_int32), ("outputs", ctypes.c_int32),
-        ("stride", ctypes.c_int32), ("mean", ctypes.c_void_p), ("factor", ctypes.c_void_p), ("least", ctypes.c_float),
-        ("greatest", ctypes.c_float), ("step", ctypes.c_float), ("zero", ctypes.c_int32),
-        ("layer", ctypes.POINTER(_CLayer)), ("floats", ctypes.c_void_p * 2), ("codes", ctypes.c_void_p * 2),
+        ("steps", ctypes.c_int32), ("features", ctypes.c_int32), ("outputs", ctypes.c_int32),
+        ("result", ctypes.c_int32), ("stride", ctypes.c_int32), ("mean", ctypes.c_void_p),
+        ("factor", ctypes.c_void_p), ("least", ctypes.c_float), ("greatest", ctypes.c_float),
+        ("quantises", ctypes.c_int32), ("step", ctypes.c_float), ("zero", ctypes.c_int32),
+        ("each", ctypes.POINTER(_CStep)), ("floats", ctypes.c_void_p), ("codes", ctypes.c_void_p),
     )  # fmt: skip
     kept: tuple[object, ...] = ()
     """What its pointers point to, alive as long as it is."""
 
 
-_latest: tuple[Graph, DenseChain | None] | None = None
+class _Columns:
+    """Columns of a row for the values that are alive, whole pairs of vectors each."""
+
+    def __init__(self, multiple: int) -> None:
+        self._multiple = multiple
+        self._free: list[tuple[int, int]] = []
+        self.total = 0
+
+    def take(self, width: int) -> tuple[int, int]:
+        """The first column of a new value, and how many it has."""
+        width = _up(width, self._multiple)
+        for index, (start, size) in enumerate(self._free):
+            if size >= width:
+                self._free[index] = start + width, size - width
+                return start, width
+        self.total += width
+        return self.total - width, width
+
+    def give_back(self, start: int, width: int) -> None:
+        """The columns of a value that nothing reads any more."""
+        joined: list[tuple[int, int]] = []
+        for begin, size in sorted([*self._free, (start, width)]):
+            if joined and sum(joined[-1]) == begin:
+                begin, size = joined[-1][0], joined[-1][1] + size
+                joined.pop()
+            joined.append((begin, size))
+        self._free = joined
 
 
-def _chain_of(model: bytes) -> tuple[Graph, DenseChain | None]:
-    """What a model is; read once for models that differ in their numbers alone, as a policy's versions do."""
+_latest: tuple[Graph, Chain | str] | None = None
+
+
+def _chain_of(model: bytes) -> tuple[Graph, Chain | str]:
+    """The chain that a model is, or why it is none; read once for versions of a policy, which differ in numbers."""
     global _latest
     found = _latest  # once: another thread may change it
     if found is None or not found[0].is_of(model):
         graph = read_graph(model)
-        _latest = found = graph, find_chain(graph)
+        chain: Chain | str
+        try:
+            chain = _Reader(graph).chain()
+        except _UnsuitedError as error:
+            chain = str(error)
+        _latest = found = graph, chain
     return found
 
 
@@ -329,33 +453,43 @@ def make_chain(artifact: CompressedPolicy, lanes: int | None = None) -> ChainKer
         artifact: its header need not be true: names, types and sizes are compared with the model's.
         lanes: floats in a vector, 16 or 8; None: the most that this CPU has.
     """
-    lanes = lanes_here() if lanes is None else lanes
-    if not lanes or len(artifact.inputs) != 1 or len(artifact.outputs) != 1:
-        return None
-    try:
-        graph, chain = _chain_of(artifact.model)
-        if chain is None or not (
-            _is_as_declared(artifact.inputs[0], graph.inputs[0])
-            and _is_as_declared(artifact.outputs[0], graph.outputs[0])
-        ):
-            return None
-        return ChainKernel(artifact, graph, chain, lanes)
-    except (ValueError, _UnsuitedError):  # no such model, or other types and sizes: onnxruntime says what is wrong
-        return None
+    made = _make(artifact, lanes_here() if lanes is None else lanes)
+    return None if isinstance(made, str) else made
 
 
 def why_no_chain(artifact: CompressedPolicy) -> str:
-    """Why the compiled kernels do not run an artifact whose ``make_chain`` is None: the operators that they lack."""
-    lacking = sorted({node.operator for node in read_graph(artifact.model).nodes} - _OPERATORS)
-    if lacking:
-        return f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not in the compiled kernels"
-    return "its layers do not follow each other in one chain, which is what the compiled kernels run"
+    """Why the compiled kernels do not run an artifact on this CPU; "" where they do."""
+    made = _make(artifact, lanes_here())
+    return made if isinstance(made, str) else ""
+
+
+def _make(artifact: CompressedPolicy, lanes: int) -> ChainKernel | str:
+    if not lanes:
+        return why_none()
+    try:
+        graph, chain = _chain_of(artifact.model)
+        if isinstance(chain, str):
+            return chain
+        if (
+            len(artifact.inputs) != 1
+            or len(artifact.outputs) != 1
+            or not (
+                _is_as_declared(artifact.inputs[0], graph.inputs[0])
+                and _is_as_declared(artifact.outputs[0], graph.outputs[0])
+            )
+        ):
+            return "its header is not of rows of floats as in its model"
+        return ChainKernel(artifact, graph, chain, lanes)
+    except _UnsuitedError as error:
+        return str(error) or "its tensors have types or sizes that the compiled kernels do not run"
+    except ValueError as error:  # onnxruntime says more
+        return f"its model is not readable ({error})"
 
 
 class ChainKernel:
     """A chain's packed weights; ``bind`` makes what runs it. Built by ``make_chain``."""
 
-    def __init__(self, artifact: CompressedPolicy, graph: Graph, chain: DenseChain, lanes: int) -> None:
+    def __init__(self, artifact: CompressedPolicy, graph: Graph, chain: Chain, lanes: int) -> None:
         self._model, self._graph, self._chain, self._lanes = artifact.model, graph, chain, lanes
         kernels = load_kernels()
         if kernels is None:
@@ -368,16 +502,20 @@ class ChainKernel:
         self._features = prod(cast("tuple[int, ...]", source.shape[1:]))
         if len(target.shape) != 2:
             raise _UnsuitedError
-        self._layers = (_CLayer * len(chain.layers))()
-        width, sizes = self._features, [self._features]
-        for made, layer in zip(self._layers, chain.layers, strict=True):
-            width = self._fill(made, layer, width)
-            sizes.append(made.outputs)
-        if width != target.shape[1]:
+        self._widths = [self._features]
+        self._columns = _Columns(2 * lanes)
+        self._places = [self._columns.take(self._features)]
+        made: list[_CStep] = []
+        for step, ends in zip(chain.steps, _ends(chain), strict=True):
+            made += self._part(step) if step.kind == "part" else self._make(step)
+            for value in ends:
+                self._columns.give_back(*self._places[value])
+        self._steps = (_CStep * len(made))(*made)
+        if self._widths[chain.result] != target.shape[1]:
             raise _UnsuitedError
-        self._outputs = width
-        # room for a whole vector, or four codes, behind the last observation
-        self._stride = max(_up(size, 2 * lanes) for size in sizes)
+        self._outputs = target.shape[1]
+        # room for a whole vector, or four codes, behind the last value
+        self._stride = self._columns.total + 2 * lanes
         self._observed = _CChain()
         self._observe(self._observed, source.shape[1:])
 
@@ -394,17 +532,14 @@ class ChainKernel:
                 f"{x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)} are not rows of {self._features} and "
                 f"{self._outputs} contiguous float32"
             )
-        kept = [self._zeros(rows * self._stride, kind) for kind in (np.float32, np.float32, np.uint8, np.uint8)]
+        floats, codes = (self._zeros(rows * self._stride, kind) for kind in (np.float32, np.uint8))
         chain = _CChain.from_buffer_copy(self._observed)
-        chain.layers, chain.features, chain.outputs = len(self._layers), self._features, self._outputs
-        chain.stride, chain.layer = self._stride, self._layers
-        chain.floats[:] = [array.ctypes.data for array in kept[:2]]
-        chain.codes[:] = [array.ctypes.data for array in kept[2:]]
+        chain.floats, chain.codes = floats.ctypes.data, codes.ctypes.data
         function = self._kernels.run_avx512 if self._lanes == 16 else self._kernels.run_avx2
         arguments = (
             ctypes.byref(chain), ctypes.c_int(rows), ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data)
         )  # fmt: skip
-        chain.kept = (self, x, y, *kept)
+        chain.kept = (self, x, y, floats, codes)
         return partial(function, *arguments)
 
     def _observe(self, chain: _CChain, shape: tuple[int | None, ...]) -> None:
@@ -422,42 +557,90 @@ class ChainKernel:
             bounds = float(self._scalar(low, np.float32)), float(self._scalar(high, np.float32))
             least, greatest = (min(max(edge, bounds[0]), bounds[1]) for edge in (least, greatest))
         chain.mean, chain.factor, chain.least, chain.greatest = self._keep(mean), self._keep(factor), least, greatest
+        chain.quantises = self._chain.codes is not None
         chain.step, chain.zero = self._step(self._chain.codes)
+        chain.steps, chain.features, chain.outputs = len(self._steps), self._features, self._outputs
+        chain.stride, chain.result, chain.each = self._stride, self._places[self._chain.result][0], self._steps
 
-    def _fill(self, made: _CLayer, layer: DenseLayer, inputs: int) -> int:
-        """Pack one layer; returns how many outputs it has."""
-        integers = layer.reads is not None
-        weight = self._weight(layer, np.int8 if integers else np.float32)
+    def _part(self, step: Step) -> list[_CStep]:
+        """Where a part of a value is."""
+        (whole,) = step.reads
+        width, parts = self._widths[whole], step.parts
+        sizes = self._array(step.weight, np.int64).tolist() if step.weight else [width // parts] * parts
+        if len(sizes) != parts or sum(sizes) != width or min(sizes) < 1:
+            raise _UnsuitedError
+        self._widths.append(sizes[step.part])
+        self._places.append((self._places[whole][0] + sum(sizes[: step.part]), 0))
+        return []
+
+    def _make(self, step: Step) -> list[_CStep]:
+        """The C steps that make a value; packs what they need."""
+        widths, sources = [self._widths[value] for value in step.reads], [self._places[v][0] for v in step.reads]
+        made = _CStep(kind=_KINDS.index("copy" if step.kind == "join" else step.kind))
+        width = widths[0]
+        if step.kind in ("floats", "codes"):
+            width = self._pack(made, step, width)
+        elif step.kind == "norm":
+            made.inputs = width
+            made.weights = self._keep(self._vector(step.weight, width, width, np.float32))
+            made.bias, made.epsilon = self._keep(self._vector(step.bias, width, width, np.float32)), step.epsilon
+        elif step.kind == "join":
+            width = sum(widths)
+        elif len(set(widths)) > 1:
+            raise _UnsuitedError
+        target, made.outputs = self._columns.take(width)
+        self._widths.append(width)
+        self._places.append((target, made.outputs))
+        made.source, made.other, made.target = sources[0], sources[-1], target
+        self._activate(made, step.activation)
+        made.quantises = step.writes is not None
+        made.step, made.zero = self._step(step.codes if step.kind == "decode" else step.writes)
+        if step.rescales:
+            made.step = 1.0
+        if step.kind == "copy":
+            made.inputs = width
+        if step.kind != "join":
+            return [made]
+        starts = [target + sum(widths[:index]) for index in range(len(widths))]
+        copies = [
+            _CStep(kind=made.kind, source=source, target=start, inputs=size)
+            for source, start, size in zip(sources, starts, widths, strict=True)
+        ]
+        return [*copies, made]
+
+    def _pack(self, made: _CStep, step: Step, inputs: int) -> int:
+        """Pack a product; returns how many outputs it has."""
+        integers = step.codes is not None
+        weight = self._weight(step, np.int8 if integers else np.float32)
         n, k = weight.shape
         if k != inputs:
             raise _UnsuitedError
         outputs = _up(n, 2 * self._lanes)
-        made.is_integer = integers
-        self._activate(made, layer.activation)
-        made.inputs, made.outputs = _up(k, 4) if integers else k, outputs
-        bias = self._zeros(outputs, np.int32 if integers else np.float32)
-        if layer.bias:
-            given = self._array(layer.bias, bias.dtype)
-            if given.shape != (n,):
-                raise _UnsuitedError
-            bias[:n] = given
+        made.inputs = _up(k, 4) if integers else k
+        bias = self._vector(step.bias, n, outputs, np.int32 if integers else np.float32)
         packed = self._zeros(outputs * made.inputs, weight.dtype)
-        strides = (step // weight.itemsize for step in weight.strides)
+        strides = (stride // weight.itemsize for stride in weight.strides)
         arguments = (weight.ctypes.data, n, k, *strides, self._lanes)
-        if layer.reads is not None:
-            made.scale = self._keep(self._scales(layer, layer.reads, weight, outputs))
-            zero = int(self._scalar(layer.reads.zero, np.uint8))
+        if step.codes is not None:
+            made.scale = self._keep(self._scales(step, step.codes, weight, outputs))
+            zero = int(self._scalar(step.codes.zero, np.uint8))
             self._kernels.pack_codes(*arguments, zero, packed.ctypes.data, bias.ctypes.data)
         else:
             self._kernels.pack_floats(*arguments, packed.ctypes.data)
         made.weights, made.bias = self._keep(packed), self._keep(bias)
-        made.quantises = layer.writes is not None
-        made.step, made.zero = self._step(layer.writes)
-        if layer.rescales:
-            made.step = 1.0
         return int(n)
 
-    def _activate(self, made: _CLayer, activation: Activation) -> None:
+    def _vector(self, name: str, n: int, columns: int, dtype: type[np.generic]) -> Array:
+        """An initializer [n], zeros if "", and zeros behind it to a whole number of vectors."""
+        padded = self._zeros(_up(columns, 2 * self._lanes), dtype)
+        if name:
+            given = self._array(name, dtype)
+            if given.shape != (n,):
+                raise _UnsuitedError
+            padded[:n] = given
+        return padded
+
+    def _activate(self, made: _CStep, activation: Activation) -> None:
         made.activation = _ACTIVATIONS.index(activation.kind)
         made.alpha = activation.alpha
         if activation.kind == "Clip":
@@ -466,25 +649,25 @@ class ChainKernel:
                 for name, unbounded in zip(activation.bounds, (-inf, inf), strict=True)
             )
 
-    def _weight(self, layer: DenseLayer, dtype: type[np.generic]) -> Array:
-        half = self._chain.widened.get(layer.weight)
-        found = self._array(layer.weight, dtype) if half is None else self._array(half, np.float16).astype(np.float32)
+    def _weight(self, step: Step, dtype: type[np.generic]) -> Array:
+        half = self._chain.widened.get(step.weight)
+        found = self._array(step.weight, dtype) if half is None else self._array(half, np.float16).astype(np.float32)
         if found.ndim != 2:
             raise _UnsuitedError
-        return found if layer.transposed else found.T
+        return found if step.transposed else found.T
 
-    def _scales(self, layer: DenseLayer, reads: CodeNames, weight: Array, outputs: int) -> Array:
+    def _scales(self, step: Step, reads: CodeNames, weight: Array, outputs: int) -> Array:
         """Of the integer sums, one for each output, with the rounding of single precision at every product."""
         n = len(weight)
-        scale = self._array(layer.scale, np.float32)
-        if scale.shape not in ((), (1,), (n,)) or self._array(layer.zero, np.int8).any():
+        scale = self._array(step.scale, np.float32)
+        if scale.shape not in ((), (1,), (n,)) or self._array(step.zero, np.int8).any():
             raise _UnsuitedError
         if self._lanes == 8 and np.abs(weight.view(np.int8).astype(np.int16)).max() > _GREATEST_WITHOUT_VNNI:
             raise _UnsuitedError
         with np.errstate(all="ignore"):  # what is not finite becomes so in the answers too
             factors = np.multiply(scale, self._scalar(reads.scale, np.float32))
-            if layer.rescales and layer.writes is not None:
-                factors = np.divide(factors, self._scalar(layer.writes.scale, np.float32))
+            if step.rescales and step.writes is not None:
+                factors = np.divide(factors, self._scalar(step.writes.scale, np.float32))
         padded = self._zeros(outputs, np.float32)
         padded[:n] = factors
         return padded
@@ -516,6 +699,17 @@ class ChainKernel:
     def _keep(self, array: Array) -> int:
         self._kept.append(array)
         return int(array.ctypes.data)
+
+
+def _ends(chain: Chain) -> list[list[int]]:
+    """The values that nothing reads after each step; a part's columns are those of the whole."""
+    wholes, last = [0], {0: 0}
+    for index, step in enumerate(chain.steps, 1):
+        wholes.append(wholes[step.reads[0]] if step.kind == "part" else index)
+        last.update(dict.fromkeys((wholes[value] for value in step.reads), index))
+        last.setdefault(wholes[index], index)
+    last.pop(wholes[chain.result])
+    return [[value for value, end in last.items() if end == index] for index in range(1, len(chain.steps) + 1)]
 
 
 def _is_as_declared(spec: TensorSpec, value: Value) -> bool:

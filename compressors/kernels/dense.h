@@ -2,17 +2,17 @@
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-#define ACTIVATION(name) INLINE FLOATS NAME(name)(const Layer *layer __attribute__((unused)), FLOATS x)
+#define ACTIVATION(name) INLINE FLOATS NAME(name)(const Step *step __attribute__((unused)), FLOATS x)
 
 ACTIVATION(none) { return x; }
 
 /* A NaN stays one in all of these, as the second operand of MIN and MAX does. */
 ACTIVATION(relu) { return MAX(SET(0.0f), x); }
 
-ACTIVATION(clip) { return MIN(SET(layer->beta), MAX(SET(layer->alpha), x)); }
+ACTIVATION(clip) { return MIN(SET(step->beta), MAX(SET(step->alpha), x)); }
 
 ACTIVATION(leaky) {
-  return MULTIPLY_ADD(SET(layer->alpha), MIN(SET(0.0f), x), MAX(SET(0.0f), x));
+  return MULTIPLY_ADD(SET(step->alpha), MIN(SET(0.0f), x), MAX(SET(0.0f), x));
 }
 
 /* onnxruntime's: a ratio of polynomials on [-9, 9]. */
@@ -56,18 +56,18 @@ ACTIVATION(sigmoid) {
 
 ACTIVATION(elu) {
   FLOATS power, rest = NAME(exponential)(MIN(SET(0.0f), x), &power);
-  return MULTIPLY_ADD(SET(layer->alpha), ADD(rest, SUBTRACT(power, SET(1.0f))), MAX(SET(0.0f), x));
+  return MULTIPLY_ADD(SET(step->alpha), ADD(rest, SUBTRACT(power, SET(1.0f))), MAX(SET(0.0f), x));
 }
 
 /* The product of x and a factor that vanishes far below 0: x is bounded there, so that huge numbers become 0. */
 ACTIVATION(silu) {
-  return MULTIPLY(MAX(SET(-87.0f), x), NAME(sigmoid)(layer, x));
+  return MULTIPLY(MAX(SET(-87.0f), x), NAME(sigmoid)(step, x));
 }
 
 ACTIVATION(gelu_tanh) {
   x = MAX(SET(-9.0f), x);
   FLOATS cubic = MULTIPLY_ADD(MULTIPLY(x, x), MULTIPLY(x, SET(0.044715f)), x);
-  return MULTIPLY(x, NAME(sigmoid)(layer, MULTIPLY(cubic, SET(1.59576912160573f))));
+  return MULTIPLY(x, NAME(sigmoid)(step, MULTIPLY(cubic, SET(1.59576912160573f))));
 }
 
 /* x (1 + erf(x / sqrt 2)) / 2; erf is a ratio of polynomials on [-4, 4], as in Eigen. */
@@ -108,25 +108,25 @@ INLINE void NAME(round)(FLOATS v, float step, int zero, uint8_t *codes) {
   STORE_CODES(codes, v, zero);
 }
 
-/* Of all sums of a layer, in place or as codes. */
+/* The activation of a whole value, in place, and its codes. */
 #define FINISH(name)                                                                                             \
-  static TARGET void NAME(finish_##name)(const Layer *layer, int rows, long stride, float *floats, uint8_t *codes) { \
+  static TARGET void NAME(finish_##name)(const Step *step, int rows, long stride, float *floats, uint8_t *codes) { \
     for (int r = 0; r < rows; r++)                                                                               \
-      for (long i = r * stride; i < r * stride + layer->outputs; i += LANES) {                                   \
-        FLOATS v = NAME(name)(layer, LOAD(floats + i));                                                          \
-        if (layer->quantises) NAME(round)(v, layer->step, layer->zero, codes + i);                               \
-        else STORE(floats + i, v);                                                                               \
+      for (long i = r * stride; i < r * stride + step->outputs; i += LANES) {                                   \
+        FLOATS v = NAME(name)(step, LOAD(floats + i));                                                          \
+        STORE(floats + i, v);                                                                                    \
+        if (step->quantises) NAME(round)(v, step->step, step->zero, codes + i);                                  \
       }                                                                                                          \
   }
 ACTIVATIONS(FINISH)
 
 #define ENTRY(name) NAME(finish_##name),
-static void (*const NAME(finish)[])(const Layer *, int, long, float *, uint8_t *) = {ACTIVATIONS(ENTRY)};
+static void (*const NAME(finish)[])(const Step *, int, long, float *, uint8_t *) = {ACTIVATIONS(ENTRY)};
 
-INLINE void NAME(integers)(const int R, const Layer *layer, int j, const uint8_t *x, long stride, float *y) {
-  int fours = layer->inputs / 4;
-  const int32_t *bias = (const int32_t *)layer->bias + j;
-  const int8_t *w = (const int8_t *)layer->weights + (long)j * layer->inputs, *v = w + (long)LANES * layer->inputs;
+INLINE void NAME(integers)(const int R, const Step *step, int j, const uint8_t *x, long stride, float *y) {
+  int fours = step->inputs / 4;
+  const int32_t *bias = (const int32_t *)step->bias + j;
+  const int8_t *w = (const int8_t *)step->weights + (long)j * step->inputs, *v = w + (long)LANES * step->inputs;
   INTEGERS a[MAX_ROWS], b[MAX_ROWS];
   for (int r = 0; r < R; r++) a[r] = LOAD_INTEGERS(bias), b[r] = LOAD_INTEGERS(bias + LANES);
   for (int i = 0; i < fours; i++) {
@@ -139,19 +139,19 @@ INLINE void NAME(integers)(const int R, const Layer *layer, int j, const uint8_t
       b[r] = PRODUCTS(b[r], these, second);
     }
   }
-  FLOATS scale = LOAD(layer->scale + j), next = LOAD(layer->scale + j + LANES);
+  FLOATS scale = LOAD(step->scale + j), next = LOAD(step->scale + j + LANES);
   for (int r = 0; r < R; r++) {
     STORE(y + r * stride + j, MULTIPLY(TO_FLOATS(a[r]), scale));
     STORE(y + r * stride + j + LANES, MULTIPLY(TO_FLOATS(b[r]), next));
   }
 }
 
-INLINE void NAME(floats)(const int R, const Layer *layer, int j, const float *x, long stride, float *y) {
-  const float *bias = (const float *)layer->bias + j;
-  const float *w = (const float *)layer->weights + (long)j * layer->inputs, *v = w + (long)LANES * layer->inputs;
+INLINE void NAME(floats)(const int R, const Step *step, int j, const float *x, long stride, float *y) {
+  const float *bias = (const float *)step->bias + j;
+  const float *w = (const float *)step->weights + (long)j * step->inputs, *v = w + (long)LANES * step->inputs;
   FLOATS a[MAX_ROWS], b[MAX_ROWS];
   for (int r = 0; r < R; r++) a[r] = LOAD(bias), b[r] = LOAD(bias + LANES);
-  for (int i = 0; i < layer->inputs; i++) {
+  for (int i = 0; i < step->inputs; i++) {
     FLOATS first = LOAD(w + (long)i * LANES), second = LOAD(v + (long)i * LANES);
     for (int r = 0; r < R; r++) {
       FLOATS this = SET(x[r * stride + i]);
@@ -166,47 +166,112 @@ INLINE void NAME(floats)(const int R, const Layer *layer, int j, const float *x,
 }
 
 /* Two vectors of outputs for all rows, so that their weights stay in the cache. */
-INLINE void NAME(block)(const int R, const Layer *layer, int j, long from, const Chain *chain, int now) {
-  long at = from * chain->stride;
-  float *y = chain->floats[!now] + at;
-  if (layer->is_integer) NAME(integers)(R, layer, j, chain->codes[now] + at, chain->stride, y);
-  else NAME(floats)(R, layer, j, chain->floats[now] + at, chain->stride, y);
+INLINE void NAME(block)(const int R, const Step *step, int j, const Chain *chain, long row) {
+  long at = row * chain->stride + step->from;
+  float *y = chain->floats + row * chain->stride + step->to;
+  if (step->kind == CODES_PRODUCT) NAME(integers)(R, step, j, chain->codes + at, chain->stride, y);
+  else NAME(floats)(R, step, j, chain->floats + at, chain->stride, y);
 }
 
-static TARGET void NAME(dense)(const Layer *layer, int rows, const Chain *chain, int now) {
-  for (int j = 0; j < layer->outputs; j += 2 * LANES)
-    for (int from = 0; from < rows; from += MAX_ROWS) switch (rows - from) {
-        case 1: NAME(block)(1, layer, j, from, chain, now); break;
-        case 2: NAME(block)(2, layer, j, from, chain, now); break;
-        case 3: NAME(block)(3, layer, j, from, chain, now); break;
+static TARGET void NAME(dense)(const Step *step, int rows, const Chain *chain) {
+  for (int j = 0; j < step->outputs; j += 2 * LANES)
+    for (int row = 0; row < rows; row += MAX_ROWS) switch (rows - row) {
+        case 1: NAME(block)(1, step, j, chain, row); break;
+        case 2: NAME(block)(2, step, j, chain, row); break;
+        case 3: NAME(block)(3, step, j, chain, row); break;
 #if MAX_ROWS == 8
-        case 4: NAME(block)(4, layer, j, from, chain, now); break;
-        case 5: NAME(block)(5, layer, j, from, chain, now); break;
-        case 6: NAME(block)(6, layer, j, from, chain, now); break;
-        case 7: NAME(block)(7, layer, j, from, chain, now); break;
+        case 4: NAME(block)(4, step, j, chain, row); break;
+        case 5: NAME(block)(5, step, j, chain, row); break;
+        case 6: NAME(block)(6, step, j, chain, row); break;
+        case 7: NAME(block)(7, step, j, chain, row); break;
 #endif
-        default: NAME(block)(MAX_ROWS, layer, j, from, chain, now);
+        default: NAME(block)(MAX_ROWS, step, j, chain, row);
       }
-  if (layer->activation || layer->quantises)
-    NAME(finish)[layer->activation](layer, rows, chain->stride, chain->floats[!now], chain->codes[!now]);
+}
+
+/* The first count of a vector, others zero. */
+INLINE FLOATS NAME(load_part)(const float *x, int count) {
+  if (count >= LANES) return LOAD(x);
+  float part[LANES] = {0};
+  memcpy(part, x, count * sizeof(float));
+  return LOAD(part);
+}
+
+INLINE float NAME(total)(FLOATS a, FLOATS b) {
+  float parts[LANES], sum = 0;
+  STORE(parts, ADD(a, b));
+  for (int i = 0; i < LANES; i++) sum += parts[i];
+  return sum;
+}
+
+/* (x - mean) / sqrt(variance + epsilon) w + b of a row. */
+static TARGET void NAME(norm)(const Step *step, const float *x, float *y) {
+  int n = step->inputs;
+  const float *w = step->weights, *bias = step->bias;
+  FLOATS a = SET(0.0f), b = a;
+  for (int i = 0; i < n; i += 2 * LANES) {
+    a = ADD(a, NAME(load_part)(x + i, n - i));
+    if (i + LANES < n) b = ADD(b, NAME(load_part)(x + i + LANES, n - i - LANES));
+  }
+  FLOATS mean = SET(NAME(total)(a, b) / n), square = SET(0.0f);
+  int whole = n / LANES * LANES;
+  for (int i = 0; i < whole; i += LANES) {
+    FLOATS v = SUBTRACT(LOAD(x + i), mean);
+    STORE(y + i, v);
+    square = MULTIPLY_ADD(v, v, square);
+  }
+  if (whole < n) {
+    STORE(y + whole, SUBTRACT(LOAD(x + whole), mean));
+    FLOATS v = NAME(load_part)(y + whole, n - whole);
+    square = MULTIPLY_ADD(v, v, square);
+  }
+  FLOATS factor = DIVIDE(SET(1.0f), SQUARE_ROOT(SET(NAME(total)(square, SET(0.0f)) / n + step->epsilon)));
+  for (int i = 0; i < n; i += LANES)
+    STORE(y + i, MULTIPLY_ADD(MULTIPLY(LOAD(y + i), factor), LOAD(w + i), LOAD(bias + i)));
+}
+
+/* What a step does to each row alone. */
+static TARGET void NAME(row)(const Step *step, const float *x, const float *with, const uint8_t *codes, float *y) {
+  switch (step->kind) {
+    case NORM: NAME(norm)(step, x, y); break;
+    case SUM:
+      for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, ADD(LOAD(x + i), LOAD(with + i)));
+      break;
+    case PRODUCT:
+      for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, MULTIPLY(LOAD(x + i), LOAD(with + i)));
+      break;
+    case COPY: memcpy(y, x, step->inputs * sizeof(float)); break;
+    case DECODE:
+      for (int i = 0; i < step->outputs; i += LANES) {
+        INTEGERS code = SUBTRACT_INTEGERS(LOAD_CODES(codes + i), SET_INTEGERS(step->zero));
+        STORE(y + i, MULTIPLY(TO_FLOATS(code), SET(step->step)));
+      }
+  }
 }
 
 TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
-  int now = 0;
+  float *floats = chain->floats;
+  uint8_t *codes = chain->codes;
+  long stride = chain->stride;
   for (int r = 0; r < rows; r++)
     for (int i = 0; i < chain->features; i += LANES) {
-      long at = (long)r * chain->stride + i;
-      float row[LANES] = {0};
-      int count = chain->features - i < LANES ? chain->features - i : LANES;
-      memcpy(row, x + (long)r * chain->features + i, count * sizeof(float));
-      FLOATS v = MULTIPLY(SUBTRACT(LOAD(row), LOAD(chain->mean + i)), LOAD(chain->factor + i));
+      FLOATS v = NAME(load_part)(x + (long)r * chain->features + i, chain->features - i);
+      v = MULTIPLY(SUBTRACT(v, LOAD(chain->mean + i)), LOAD(chain->factor + i));
       v = MIN(SET(chain->greatest), MAX(SET(chain->least), v));
-      STORE(chain->floats[0] + at, v);
-      if (chain->layer->is_integer) NAME(round)(v, chain->step, chain->zero, chain->codes[0] + at);
+      STORE(floats + r * stride + i, v);
+      if (chain->quantises) NAME(round)(v, chain->step, chain->zero, codes + r * stride + i);
     }
-  for (int i = 0; i < chain->layers; i++, now = !now) NAME(dense)(chain->layer + i, rows, chain, now);
+  for (const Step *step = chain->each; step < chain->each + chain->steps; step++) {
+    if (step->kind <= CODES_PRODUCT) NAME(dense)(step, rows, chain);
+    else
+      for (long at = 0; at < rows * stride; at += stride)
+        NAME(row)(step, floats + at + step->from, floats + at + step->with, codes + at + step->from,
+                  floats + at + step->to);
+    if (step->activation || step->quantises)
+      NAME(finish)[step->activation](step, rows, stride, floats + step->to, codes + step->to);
+  }
   for (int r = 0; r < rows; r++)
-    memcpy(y + (long)r * chain->outputs, chain->floats[now] + (long)r * chain->stride, chain->outputs * sizeof(float));
+    memcpy(y + (long)r * chain->outputs, floats + r * stride + chain->result, chain->outputs * sizeof(float));
 }
 
 #undef INLINE
@@ -227,12 +292,15 @@ TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
 #undef MULTIPLY
 #undef DIVIDE
 #undef MULTIPLY_ADD
+#undef SQUARE_ROOT
 #undef MIN
 #undef MAX
 #undef LOAD_INTEGERS
 #undef SET_INTEGERS
 #undef PRODUCTS
 #undef TO_FLOATS
+#undef LOAD_CODES
+#undef SUBTRACT_INTEGERS
 #undef TO_INTEGERS
 #undef POWER_OF_TWO
 #undef STORE_CODES

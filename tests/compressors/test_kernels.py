@@ -14,10 +14,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
-from torch import nn
+from torch import Tensor, nn
 
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.kernels import library
@@ -43,6 +44,43 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
+class Wired(nn.Module):
+    """Linear layers with a sum, a product, both halves of a value, values side by side, and norms between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.i, self.a, self.b, self.c = nn.Linear(11, 37), nn.Linear(37, 37), nn.Linear(37, 74), nn.Linear(85, 37)
+        self.norms = nn.ModuleList(nn.LayerNorm(37) for _ in range(2))
+        self.head = nn.Linear(37, 6)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        h = F.silu(self.norms[0](self.i(observations)))
+        h = h + self.a(F.elu(self.a(h)))
+        gated = F.glu(self.b(h))
+        x = self.c(torch.cat([observations, gated * torch.tanh(self.i(observations)), h], -1))
+        return self.head(h + F.gelu(self.norms[1](x)))
+
+
+class ResidualMLP(nn.Module):
+    """x + f(x) between integer layers: a sum of codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.i, self.a, self.b, self.head = nn.Linear(11, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 6)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        h = F.silu(self.i(observations))
+        return self.head(h + self.b(F.silu(self.a(h))))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    **{name: partial(MLP, activation) for name, activation in ACTIVATIONS.items()},
+    "norm": partial(MLP, lambda: nn.Sequential(nn.LayerNorm(32), nn.ELU())),
+    "wired": Wired,
+    "residual": ResidualMLP,
+}
+
+
 @pytest.fixture(autouse=True)
 def _kernels() -> None:
     if not lanes_here():
@@ -51,7 +89,7 @@ def _kernels() -> None:
 
 @functools.cache
 def artifact_of(case: str, scheme: str, seed: int = 0) -> CompressedPolicy:
-    kind = CASES[case] if case in CASES else Case(partial(MLP, ACTIVATIONS[case]), {"observations": (11,)})
+    kind = CASES[case] if case in CASES else Case(NETWORKS[case], {"observations": (11,)})
     module = randomise(kind.make(), seed)
     return kind.bind(scheme, module).refresh(module, version=1)
 
@@ -89,7 +127,7 @@ def assert_agree(artifact: CompressedPolicy, x: Floats, found: Floats) -> None:
         *itertools.product(
             CHAINS, ["fp32", "fp16", INT8, "int8(reduce_range,x8,per_channel)", "int8(reduce_range,x4)"]
         ),
-        *itertools.product(ACTIVATIONS, ["fp32", INT8]),
+        *itertools.product(NETWORKS, ["fp32", INT8]),
     ],
 )
 def test_a_chain_computes_what_onnxruntime_does(case: str, scheme: str, lanes: int) -> None:
@@ -178,6 +216,62 @@ def integer_chains(draw: st.DrawFn) -> CompressedPolicy:
             ]
         nodes += [helper.make_node("QGemm", inputs, [made], domain="com.microsoft", transB=int(transposed)), *following]
     return artifact_from(nodes, tensors, sizes[0], sizes[-1])
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> CompressedPolicy:
+    """Any values from any values before: products, norms, activations, sums, values side by side, parts of one."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    features = draw(st.integers(1, 40))
+    values, nodes, tensors = [("x", features)], [], {}
+
+    def add(operator: str, inputs: list[str], widths: list[int], **attributes: float) -> None:
+        names = [f"v{len(values) + index}" for index in range(len(widths))]
+        nodes.append(helper.make_node(operator, inputs, names, **attributes))
+        values.extend(zip(names, widths, strict=True))
+
+    def parameter(*shape: int) -> str:
+        tensors[name := f"t{len(tensors)}"] = (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+        return name
+
+    def dense(name: str, width: int, outputs: int) -> None:
+        add("Gemm", [name, parameter(outputs, width), parameter(outputs)], [outputs], transB=1)
+
+    dense(*values[0], draw(st.integers(1, 40)))
+    for _ in range(draw(st.integers(1, 12))):
+        name, width = draw(st.sampled_from(values))
+        others = [other for other, its in values if its == width]
+        match draw(st.sampled_from(["dense", "norm", "activation", "Add", "Mul", "join", "cut"])):
+            case "dense":
+                dense(name, width, draw(st.integers(1, 40)))
+            case "norm":
+                add("LayerNormalization", [name, parameter(width), parameter(width)], [width], axis=-1, epsilon=0.1)
+            case "activation":
+                add(draw(st.sampled_from(["Tanh", "Elu", "Softplus", "Relu"])), [name], [width])
+            case "Add" | "Mul" as operator:
+                add(operator, [name, draw(st.sampled_from(others))], [width])
+            case "join":
+                other, its = draw(st.sampled_from(values))
+                add("Concat", [name, other, name], [2 * width + its], axis=1)
+            case "cut":
+                widths = [width // 2, width - width // 2]
+                tensors[sizes := f"t{len(tensors)}"] = np.array(widths, np.int64)
+                if min(widths):
+                    add("Split", [name, sizes], widths, axis=-1)
+    nodes[-1].output[-1] = "y"
+    return artifact_from(nodes, tensors, features, values[-1][1])
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@given(artifact=programs(), rows=st.integers(1, 9), seed=st.integers(0, 999))
+def test_any_wiring_computes_what_onnxruntime_does(
+    lanes: int, artifact: CompressedPolicy, rows: int, seed: int
+) -> None:
+    features = artifact.inputs[0].shape[1] or 0
+    x = np.random.default_rng(seed).standard_normal((rows, features)).astype(np.float32)
+    wanted = on_onnxruntime(artifact, x)
+    scale = 1.0 + np.abs(wanted).max()
+    np.testing.assert_allclose(on_kernels(artifact, x, lanes) / scale, wanted / scale, rtol=1e-4, atol=1e-4)
 
 
 def artifact_from(
