@@ -45,7 +45,7 @@ from accel.exporting.quality import (
     random_inputs,
     reference_outputs,
 )
-from accel.exporting.standard_operators import standard_float
+from accel.exporting.standard_operators import standard_artifact, standard_float
 from accel.json_object import Json
 from accel.runs.loading import load_run
 from accel.runs.playing import DEFAULT_ENVS, Episodes, Policy, collect_inputs, held_out, play
@@ -177,7 +177,8 @@ class _Builder:
         # mismatch is measured on inputs that calibration has not seen
         self._real, calibration = held_out(inputs, rows)
         progress.begin(f"compressing as {scheme}")
-        self._artifact = run.compress(scheme, calibration, cpu=cpu)
+        artifact = run.compress(scheme, calibration, cpu=cpu)
+        self._artifact = standard_artifact(artifact) if target.name == "onnx" else artifact
         self._full = run.compress("fp32")
         self._random = random_inputs(self._artifact.inputs, self._real, np.random.default_rng(seed))
 

@@ -27,6 +27,8 @@ _FILES = MappingProxyType(
         "SHA256SUMS": "checksums, for `sha256sum --check SHA256SUMS`",
     }
 )
+# oldest release that reads a version of ONNX's format
+_LEAST_RUNTIME = MappingProxyType({8: "1.16", 10: "1.18"})
 _ACTED = MappingProxyType({"greedy": "taking the most likely actions", "sampled": "sampling actions"})
 _ENGINES = MappingProxyType(
     {
@@ -221,6 +223,7 @@ def _interface(contract: Facts) -> str:
         f"{observation['normalisation']['method']}.",
         f"- Actions ({action['kind']}, {_choices(action)}): {action['post_processing']}.",
         "- Opset: " + ", ".join(f"{domain} {version}" for domain, version in contract["model"]["opset"].items()) + ".",
+        f"- {_runtime(contract['model'])}",
         f"- {_cpu(contract)}",
     ]
     for state in contract["recurrent_state"]:
@@ -243,6 +246,13 @@ def _choices(action: Facts) -> str:
     if action["kind"] == "gaussian":
         return f"low {action['low']}, high {action['high']}"
     return f"sizes {action['sizes']}, start {action['start']}"
+
+
+def _runtime(model: Facts) -> str:
+    """The least onnxruntime, and whether others can run the model."""
+    least = f"`model.onnx` needs onnxruntime {_LEAST_RUNTIME[model['ir_version']]} or newer"
+    own = [name for name in model["operators"] if "." in name]
+    return f"{least}; {', '.join(own)} are its own operators." if own else f"{least}, and has standard operators only."
 
 
 def _cpu(contract: Facts) -> str:

@@ -10,7 +10,7 @@ products have two equivalent standard forms:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.graph.wiring import AttributeValue, attributes
 from accel.compressors.runtime import session_options
 from accel.errors import ExportError
@@ -61,6 +62,16 @@ Rule = Callable[[NodeProto, FloatDraft], None]
 def standard_float(model: ModelProto) -> ModelProto:
     """Standard operators in place of fused floating-point ones; integer operators stay."""
     return _rewrite(model, dict.fromkeys(_UNFUSED, _unfuse))
+
+
+def standard_artifact(artifact: CompressedPolicy) -> CompressedPolicy:
+    """A policy of floats in standard operators, which onnxruntime fuses when it loads it; others as they are."""
+    model = onnx.load_from_string(artifact.model)
+    fused = {f"{MICROSOFT}.{name}" for name in _UNFUSED}
+    found = {name for name in operators(model) if name.startswith(MICROSOFT)}
+    if not found or not found <= fused:
+        return artifact
+    return replace(artifact, model=standard_float(model).SerializeToString(), optimisation="all")
 
 
 def integer_products(model: ModelProto) -> ModelProto:

@@ -17,7 +17,8 @@ from accel.compressors.protobuf import message_fields
 
 # Field numbers in onnx.proto.
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_RAW = 7, 5, 8, 9
-IR_VERSION = 10
+# of the format: 8 is opset 17's own and read by onnxruntime 1.16, 10 has 4-bit integers and needs 1.18
+IR_VERSION, WITH_INT4 = 8, 10
 MICROSOFT = "com.microsoft"
 
 
@@ -106,7 +107,10 @@ def _model(
         initializer=[_tensor(name, slot) for name, slot in slots.items()],
     )
     imports = opset_imports(nodes, opset)
-    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="compressors")
+    has_int4 = any(slot.element in (TensorProto.INT4, TensorProto.UINT4) for slot in slots.values())
+    return helper.make_model(
+        graph, opset_imports=imports, ir_version=WITH_INT4 if has_int4 else IR_VERSION, producer_name="compressors"
+    )
 
 
 def opset_imports(nodes: Sequence[NodeProto], opset: int) -> list[OperatorSetIdProto]:

@@ -31,7 +31,7 @@ from tests.accel import trained_runs
 from tests.accel.test_verify import resum, run_program
 from tests.accel.trained_runs import make_network, make_run
 
-STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror")
+STRICT = ("-std=c99", "-pedantic-errors", "-Wall", "-Wextra", "-Werror")
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -139,3 +142,20 @@ def test_rows_that_are_none_are_named(
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(ConfigError, match=message):
         import_policy(Path(robot[1]), ANY, observations=tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp16"])
+def test_a_bundle_of_floats_has_standard_operators_and_needs_nothing_but_an_old_onnxruntime(
+    scheme: str, robot: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bundle"
+    said(["export", *robot, "--scheme", scheme, "--out", path], capsys)
+    for name in ("model.onnx", "fp32.onnx"):
+        model = onnx.load(path / name)
+        assert model.ir_version == 8 and {entry.domain for entry in model.opset_import} == {""}
+    card = (path / "MODEL_CARD.md").read_text()
+    assert "`model.onnx` needs onnxruntime 1.16 or newer, and has standard operators only." in card
+    absent = "import sys; [sys.modules.setdefault(n, None) for n in ('accel', 'onnx', 'torch', 'tyro', 'xxhash')]"
+    run = f"{absent}; sys.argv[1:] = ['--verify']; import runpy; runpy.run_path('run_policy.py', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", run], cwd=path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -26,14 +26,14 @@ from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import ExportFormat, Vectors, Written
 from accel.exporting.formats.c_check import BUILD, CHECK, RUN, VECTORS, check_program, chosen_rows, vectors_header
-from accel.exporting.formats.c_products import arrange_products
+from accel.exporting.formats.c_products import arrange_products, with_qualified_calls
 from accel.exporting.run_policy import empty_arrays
 from accel.exporting.standard_operators import fixed_batch, integer_products, operators
 from accel.json_object import Json
 from accel.system.extras import install_command
 
 SOURCE, HEADER, FUNCTION = "policy.c", "policy.h", "policy"
-_FLAGS = ("-std=c99", "-O2")
+_FLAGS = ("-std=c99", "-pedantic-errors", "-O2")
 _TIMEOUT_S = 600
 _KEYWORDS = frozenset(
     "and asm auto bool break case catch char class const continue default delete do double else enum explicit export "
@@ -85,6 +85,7 @@ class CFormat(ExportFormat):
                 "as fp32 or int8, or another format"
             ) from error
         source, packed = arrange_products(source, model)
+        source = with_qualified_calls(source)
         (directory / SOURCE).write_text(source, encoding="utf-8")
         (directory / HEADER).write_text(_header(artifact), encoding="utf-8")
         (directory / VECTORS).write_text(vectors_header(vectors), encoding="ascii")

@@ -19,7 +19,7 @@ from accel.exporting.run_policy import spread
 
 CHECK, VECTORS = "check.c", "vectors.h"
 # the program lies outside the bundle: a bundle with files that its checksums do not list is refused
-BUILD, RUN = "gcc -std=c99 -O2 -o ../check check.c policy.c -lm", "../check"
+BUILD, RUN = "gcc -std=c99 -pedantic-errors -O2 -o ../check check.c policy.c -lm", "../check"
 # room for test vectors on a small device; fewer than four rows would test little
 _MAX_BYTES, _MIN_ROWS = 64 * 1024, 4
 _WIDTH = 110

@@ -165,6 +165,22 @@ def _function(line: str, form: re.Match[str], matrix: PackedMatrix | None) -> st
     )
 
 
+def with_qualified_calls(source: str) -> str:
+    """Casts where a matrix goes to a parameter of constants, which C99 does not convert by itself."""
+    kinds: dict[str, list[str]] = {}
+    for name, text in re.findall(r"^EMX_NODE_FN void (\w+)\((.*)\) \{$", source, re.MULTILINE):
+        found = [re.fullmatch(r"(const \w+) \w+\[[^]]*\]((?:\[\d+\])+)", part) for part in text.split(", ")]
+        kinds[name] = ["" if match is None else f"({match[1]} (*){match[2]})" for match in found]
+
+    def call(match: re.Match[str]) -> str:
+        casts, values = kinds.get(match[2], []), match[3].split(", ")
+        if len(casts) != len(values):
+            return match[0]
+        return f"{match[1]}{match[2]}({', '.join(map(''.join, zip(casts, values, strict=True)))});"
+
+    return re.sub(r"^( +)(\w+)\(([\w, ]*)\);$", call, source, flags=re.MULTILINE)
+
+
 def _once(pattern: str, text: str, source: str) -> str:
     """Replace what a pattern matches, which is there once. Raises ExportError."""
     changed, count = re.subn(pattern, lambda _: text, source, flags=re.MULTILINE | re.DOTALL)
