@@ -25,8 +25,11 @@ from accel.display.text import show
 from accel.errors import AccelError, ConfigError
 from accel.launch.forked import train_in_child
 from accel.launch.learners import abort_job, learn
+from accel.launch.outcome import WRITER_S, status_of
 from accel.launch.train import is_local, start
+from accel.runs.directory import wait_for_writer
 from accel.runs.job import Job, check_config, process_started_at
+from accel.supervision.processes import ending_descendants
 from accel.system.machine import usable_cores
 from accel.transport.launcher import LaunchInfo, detect_launch
 
@@ -97,12 +100,16 @@ def main(arguments: Sequence[str]) -> int:
         raise
     alone = job.config.acting.actors == 0 and info.size == 1
     is_here = alone or (not info.is_launched and is_local(job.config))
-    if is_here and sys.platform.startswith("linux"):
-        return train_in_child(job)
-    summary = learn(job, info) if info.is_launched and not alone else start(job, may_exit=True)
+    if info.is_launched and not alone:
+        summary = learn(job, info)
+    else:
+        with ending_descendants(lambda: wait_for_writer(job.path, WRITER_S) if job.path.exists() else None):
+            if is_here and sys.platform.startswith("linux"):
+                return train_in_child(job)
+            summary = start(job, may_exit=True)
     if info.is_launched or is_here:
         show(f"{summary.text()}\n")
-    return 0
+    return status_of(summary)
 
 
 def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:

@@ -11,7 +11,9 @@ from accel.launch import mpirun
 from accel.launch.outcome import (
     EXIT_ABORTED,
     EXIT_INTERRUPTED,
+    EXIT_STOPPED,
     WRITER_S,
+    how_it_ended,
     how_to_continue,
     registered_here,
     summary_of,
@@ -57,11 +59,12 @@ def start_mpirun(job: Job) -> Summary:
     if (summary := summary_of(job)) is not None:
         if ended.trouble or ended.status:
             why = ended.trouble or "a rank or a node was lost on the way"
-            logger.warning("the run is complete; mpirun ended with status %d: %s", ended.status, why)
+            logger.warning("%s; mpirun ended with status %d: %s", how_it_ended(summary), ended.status, why)
         return summary
     learner = ended.learner
-    if elsewhere and learner is not None and ended.learner_ended and learner.status == 0:
-        raise JobError(f"the run is complete; its directory {job.path} is on {learner.host}", 0)
+    if elsewhere and learner is not None and ended.learner_ended and learner.status in (0, EXIT_STOPPED):
+        how = "was stopped" if learner.status else "is complete"
+        raise JobError(f"the run {how}; its directory {job.path} is on {learner.host}", learner.status)
     wait_for_writer(job.path, WRITER_S)
     began = elsewhere or written_at(starts) != before
     # What cannot be gone on with, as it is complete or its checkpoint damaged, cannot be by the same command again.

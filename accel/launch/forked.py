@@ -24,7 +24,15 @@ from accel.display.errors import report_errors
 from accel.display.text import show
 from accel.errors import JobError
 from accel.launch.one_process import learn_alone
-from accel.launch.outcome import EXIT_ABORTED, EXIT_INTERRUPTED, WRITER_S, how_to_continue, summary_of
+from accel.launch.outcome import (
+    EXIT_ABORTED,
+    EXIT_INTERRUPTED,
+    WRITER_S,
+    how_it_ended,
+    how_to_continue,
+    status_of,
+    summary_of,
+)
 from accel.launch.this_machine import learn_here
 from accel.runs.directory import wait_for_writer
 from accel.runs.job import Job
@@ -41,7 +49,7 @@ logger = logging.getLogger("accel")
 
 
 def train_in_child(job: Job) -> int:
-    """Train in a child; returns the exit status, 0 where this job's summary was written.
+    """Train in a child; returns the exit status, that of its summary where this job has written one.
 
     In the child this raises SystemExit.
 
@@ -84,7 +92,7 @@ def _train(job: Job, memory: memoryview) -> int:
         else:
             summary = learn_alone(job, leave=leave, activity=activity)
         show(f"{summary.text()}\n")
-        return 0
+        return status_of(summary)
 
     try:
         status = report_errors(work, "accel train")
@@ -114,10 +122,10 @@ class _Command:
                 status = self._wait()
         finally:
             self._killer.end(_KEEPER_S)
-        if summary_of(self._job) is not None:
-            if status != 0:
-                logger.warning("the run is complete; then %s", self._trouble or f"its process {_ended(status)}")
-            return 0
+        if (summary := summary_of(self._job)) is not None:
+            if status != status_of(summary):
+                logger.warning("%s; then %s", how_it_ended(summary), self._trouble or f"its process {_ended(status)}")
+            return status_of(summary)
         said = (status if status > 0 else self._memory[WORDS] - 1) if self._told else 0
         if said not in (0, EXIT_INTERRUPTED):
             return said

@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from accel.system.signals import STOPPED
+
 if TYPE_CHECKING:
     from accel.runs.job import Job
     from accel.runs.summary import Summary
 
 EXIT_ABORTED = 3
+EXIT_STOPPED = 4
+"""Of a run that was told to stop before its end, and did so in good order."""
 EXIT_INTERRUPTED = 130
 WRITER_S = 60.0
 """How long a learner's checkpoint may be written after its end."""
@@ -27,6 +31,16 @@ def summary_of(job: Job) -> Summary | None:
         return None
     summary = Summary.read(job.path)
     return summary if summary.job == job.token else None
+
+
+def status_of(summary: Summary) -> int:
+    """The exit status of a run that left a summary."""
+    return EXIT_STOPPED if summary.reason.startswith(STOPPED) else 0
+
+
+def how_it_ended(summary: Summary) -> str:
+    """Of a run that left a summary, in a few words."""
+    return f"the run was {summary.reason}" if status_of(summary) else "the run is complete"
 
 
 def how_to_continue(job: Job, host: str | None = None) -> str:

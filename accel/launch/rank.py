@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 
+from accel.launch.outcome import EXIT_STOPPED, status_of
 from accel.supervision.heartbeat import Heartbeat
 from accel.system.garbage import leave_to_the_system
 from accel.system.module_path import add_working_directory
@@ -52,7 +53,7 @@ def main() -> int:
     status = report_errors(lambda: _learn(info), "accel train")
     heartbeat.stop()
     heartbeat.say("ended", status)
-    return status
+    return 0 if status == EXIT_STOPPED else status  # mpirun has words of its own for a status.
 
 
 def _join(info: LaunchInfo) -> int:
@@ -68,7 +69,7 @@ def _learn(info: LaunchInfo) -> int:
 
     summary = learn(Job.from_text(sys.argv[1]), info)
     show(f"{summary.text()}\n")
-    return 0
+    return status_of(summary)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from typing import TypeAlias
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
 FORWARDED = signal.SIGUSR1  # What ``accel.launch.mpirun`` passes on for the user's own signal.
+STOPPED = "stopped"
+"""How the reasons begin that signals give."""
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, FORWARDED)
 
@@ -72,7 +74,7 @@ class StopRequest:
         if self._insists(number):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self._reason = "stopped on request" if number == FORWARDED else f"stopped by {signal.Signals(number).name}"
+        self._reason = f"{STOPPED} on request" if number == FORWARDED else f"{STOPPED} by {signal.Signals(number).name}"
 
 
 def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int | None]:

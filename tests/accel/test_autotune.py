@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -521,8 +520,7 @@ def _learned(run: TrainingRun, level: str, env_steps: int) -> dict[str, Any] | N
 
 
 def _stop(run: TrainingRun) -> None:
-    run.process.send_signal(signal.SIGTERM)
-    assert run.finish() == 0, run.output
+    run.stop()
     assert "stopped on request" in run.summary().reason
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import accel
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
 from accel.errors import ConfigError, EnvError
+from accel.launch.outcome import EXIT_STOPPED
 from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import TIMEOUT_S
 from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity, Watchdog
@@ -123,13 +124,16 @@ def test_a_run_that_never_began_has_nothing_to_go_on_from(tmp_path: Path) -> Non
 
 
 @contextmanager
-def start(path: Path, wrapper: str, *more: str) -> Iterator[subprocess.Popen[str]]:
+def start(
+    path: Path, wrapper: str, *more: str, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """The command, with environments of the same kind; a test that fails does not wait for it."""
     words = ["--algorithm", "impala", "--actors", "0", "--envs-per-actor", "2", "--unroll-length", "16"]
     words += ["--wrapper", f"{TROUBLED}{wrapper}", "--actor-timeout-s", "1", "--checkpoint-interval-s", "0.01"]
     words += ["--results-dir", str(path), "--name", "run", "--batch-unrolls", "1", "--network", "mlp:16x1", *more]
     with subprocess.Popen(
-        [sys.executable, "-m", "accel", "train", *words], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "accel", "train", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as command:  # fmt: skip
         try:
@@ -207,9 +211,22 @@ def test_what_environments_have_started_ends_with_the_command(number: signal.Sig
         command.send_signal(number)
         output, _ = command.communicate(timeout=300)
         _wait(lambda: not any(map(is_running, family)))
-    assert command.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 0), output
+    assert command.returncode == (-signal.SIGKILL if number == signal.SIGKILL else EXIT_STOPPED), output
     assert not any(map(is_running, family))
     assert (tmp_path / "run" / "summary.json").exists() == (number == signal.SIGTERM)
+
+
+@LINUX
+@pytest.mark.parametrize("actors", [0, 1])
+def test_daemons_of_environments_end_with_the_command(actors: int, tmp_path: Path) -> None:
+    """Those that have left their session, and have no variable of it."""
+    diary = tmp_path / "diary"
+    words = ("--actors", str(actors), "--max-seconds", "0.1", "--launcher", "local")
+    with start(tmp_path, "Daemon", *words, environment={"TROUBLED_DIARY": str(diary)}) as command:
+        output, _ = command.communicate(timeout=300)
+    assert command.returncode == 0, output
+    daemons = [int(line) for line in diary.read_text().split()]
+    assert daemons and not any(map(is_running, daemons))
 
 
 def test_an_evaluation_that_hangs_is_given_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

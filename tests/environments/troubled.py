@@ -275,6 +275,21 @@ class Simulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.simulators = [subprocess.Popen(["sleep", "86400"], start_new_session=apart) for apart in (False, True)]
 
 
+class Daemon(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Starts a daemon that has nothing of its parents': no session, no variables, no parent."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        subprocess.run(["sh", "-c", f"env -i setsid sleep 86400 & echo $! >> {os.environ[DIARY]}"], check=True)
+
+
+class RaisesAlways(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Raises in every step."""
+
+    def step(self, action: Any) -> Any:
+        raise ValueError(f"no step was ever made ({action})")
+
+
 class Raises(_Failing):
     """Raises in every step after some, and cannot be closed either."""
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from accel.acting.supervisor import FIRST_RESTARTS
+from accel.launch.outcome import EXIT_STOPPED
 from tests.environments.troubled import DIARY, order_failure
 from tests.mpi.training_runs import ENDLESS, TrainingRun
 
@@ -53,8 +55,7 @@ def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(launch
         assert "the simulator broke; it is made anew" in job.output and "troubled.py" in job.output
         assert restarts(job) == len(told) + 1
         assert job.ranks() == ranks
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         summary = job.summary()
         assert summary.actor_restarts == len(told) + 1 and summary.environment_restarts == 1
         assert summary.dead_actors == 0 and {record["actors_alive"] for record in job.records()} >= {1, 2}
@@ -76,6 +77,14 @@ def test_an_actor_that_keeps_failing_is_given_up_and_the_run_ends_with_a_checkpo
         assert "all 1 actors are gone" in job.output and "--resume" in job.output
         assert job.checkpoints() and not (job.path / "summary.json").exists()
         assert job.leaves_no_rank(list(job.known))
+
+
+def test_environments_that_raise_in_every_step_end_the_run_soon(tmp_path: Path) -> None:
+    words = ("--actors", "2", *ENDLESS, "--wrapper", f"{TROUBLED}RaisesAlways")
+    with TrainingRun(tmp_path, *words, launcher="local") as job:
+        assert job.finish() not in (0, EXIT_STOPPED), job.output
+        assert "no step was ever made" in job.output and "failures in a row" in job.output
+        assert job.output.count("actor 0 failed") == FIRST_RESTARTS + 1
 
 
 def test_the_time_limit_is_kept_whatever_the_environments_do(tmp_path: Path) -> None:
@@ -112,8 +121,7 @@ def test_a_stopped_process_is_replaced_and_a_silent_rank_killed_and_the_others_g
         job.wait_for(lambda: "actor 2 gives no sign of life; " in job.output, "telling of the rank")
         assert job.leaves_no_rank([children[2], ranks[3], children[3]])
         job.wait_for(lambda: restarts(job) == 1 and job.records()[-1]["actors_alive"] == 2, "replacing the process")
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         assert job.summary().dead_actors == 1 and job.summary().reason == "stopped on request"
 
 

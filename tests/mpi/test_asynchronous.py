@@ -43,8 +43,7 @@ def test_a_learner_that_pauses_keeps_no_other_waiting_and_a_signal_stops_both(tm
         job.wait_for(
             lambda: any(row["gradient_lag_max"] is not None for row in job.records()[seen:]), "learner 1's return"
         )
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         summary, last = job.summary(), job.records()[-1]
         assert summary.reason == "stopped on request" and last["actors_alive"] == 3
         assert job.leaves_no_rank(list(ranks.values()))

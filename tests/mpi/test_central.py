@@ -50,8 +50,7 @@ def test_an_actor_killed_while_it_asks_is_replaced(tmp_path: Path) -> None:
             job.wait_for(lambda: job.records()[-1]["actor_restarts"] > before, "replacing the process")  # noqa: B023
         job.wait_for_records(2)
         assert job.records()[-1]["actors_alive"] == 2
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
 
 
 def test_a_killed_inference_rank_ends_the_job_which_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

@@ -33,8 +33,7 @@ def test_two_learners_share_three_actors_and_stop_on_request(tmp_path: Path) -> 
         ranks = job.wait_for_records(3)
         assert sorted(ranks) == [0, 1, 2, 3, 4]
         job.wait_for(lambda: job.records()[-1]["updates"] > 0, "an update")
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         summary, last = job.summary(), job.records()[-1]
         assert summary.reason == "stopped on request" and summary.dead_actors == 0 and summary.updates > 0
         assert last["actors_alive"] == 3

@@ -91,8 +91,7 @@ def test_what_environments_have_started_ends_with_their_actor(tmp_path: Path) ->
         job.wait_for(lambda: job.records()[-1]["actor_restarts"] == 1, "replacing the actor")
         everything = job.processes()
         assert len(simulators(ranks[1])) == 2
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         assert job.leaves_no_rank(everything)
 
 

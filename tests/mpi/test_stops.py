@@ -52,8 +52,7 @@ def kept_env_steps(path: Path) -> int:
 def test_a_signal_to_the_command_ends_an_update(number: signal.Signals, launcher: str, tmp_path: Path) -> None:
     with in_an_update(tmp_path, *SMALL, "--actors", "2", launcher=launcher) as job:
         everything = job.processes()
-        job.process.send_signal(number)
-        job.finish()
+        job.stop(number)
         assert kept_env_steps(job.path) == job.summary().env_steps > 0, job.output
         assert job.leaves_no_rank(everything)
 

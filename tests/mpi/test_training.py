@@ -53,8 +53,7 @@ def test_three_actors_of_unequal_speed(tmp_path: Path) -> None:
     with TrainingRun(tmp_path, *words, environment={DIARY: str(tmp_path)}) as job:
         job.wait_for_records(2)
         job.wait_for(lambda: leave_behind(steps_taken(tmp_path)), "leaving the slowest behind")
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         summary, records = job.summary(), job.records()
         # Actors import nothing of the learner's.
         reports = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("modules-*.json")}
@@ -105,8 +104,7 @@ def test_stalled_learner_then_sigterm_then_resume_then_sigint(tmp_path: Path) ->
         with TrainingRun(tmp_path, "--actors", "1") as second:
             assert second.finish() != 0
             assert "exists already" in second.output and "--resume" in second.output
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         assert job.leaves_no_rank(list(ranks.values()))
         first = job.summary()
         assert "stopped on request" in first.reason and job.checkpoints()[-1] == first.env_steps
@@ -114,8 +112,7 @@ def test_stalled_learner_then_sigterm_then_resume_then_sigint(tmp_path: Path) ->
         ranks = again.wait_for_records(2)
         assert len(ranks) == 2
         again.wait_for(lambda: again.records()[-1]["updates"] > first.updates, "learning on")
-        again.process.send_signal(signal.SIGINT)
-        assert again.finish() == 0, again.output
+        again.stop(signal.SIGINT)
         assert f"going on at {first.env_steps} environment steps" in again.output
         second_part, steps = again.summary(), [record["env_steps"] for record in again.records()]
         assert second_part.env_steps > first.env_steps and second_part.updates > first.updates
@@ -151,8 +148,7 @@ def test_a_checkpoint_is_written_when_there_is_something_new(tmp_path: Path) -> 
     with TrainingRun(tmp_path, *words, "--checkpoint-interval-s", "0.05") as job:
         job.wait_for(lambda: len(job.records()) >= 5, "five records")
         assert job.records()[-1]["env_steps"] == 0 and not job.checkpoints()
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         assert not job.checkpoints() and "there is no checkpoint yet" in job.output
 
 
@@ -176,8 +172,7 @@ def test_a_dead_actor_and_one_that_answers_no_more_keep_nobody(tmp_path: Path) -
         os.kill(ranks[1], signal.SIGKILL)
         job.wait_for(lambda: job.records()[-1]["actors_alive"] == 2, "noticing the dead actor")
         os.kill(ranks[2], signal.SIGSTOP)
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         summary = job.summary()
         assert summary.dead_actors == 1 and summary.reason == "stopped on request"
         assert "1 actors died" in job.output and "actors [1] did not stop within 30 s" in job.output
@@ -190,8 +185,7 @@ def test_broken_environments_in_one_actor_are_told_and_made_anew(tmp_path: Path)
         job.wait_for_records(1)
         job.wait_for(lambda: job.records()[-1]["environment_restarts"] > 8, "making environments anew")
         job.wait_for_records(2)
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         assert "actor 1: environment 0 raised ValueError: the simulator broke; it is made anew" in job.output
         assert "troubled.py" in job.output, "where it broke"
         assert job.summary().reason == "stopped on request" and job.records()[-1]["actors_alive"] == 2

@@ -62,8 +62,7 @@ def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: No
         # TCP tries again only seconds later: until then the actor is silent, and a run that ended would call it dead.
         job.wait_for(lambda: steps_come_from_two(job), "steps of the other one behind the link")
         job.wait_for(lambda: alive(job) == 2, "having the other one behind the link back")
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         assert job.summary().dead_actors == 1 and job.summary().reason == "stopped on request"
         assert "did not stop" not in job.output
         assert nodes.is_quiet("a") and nodes.is_quiet("b")
@@ -85,8 +84,7 @@ def test_actors_of_a_node_share_policies_and_go_on_without_the_one_that_relays_t
         job.wait_for(lambda: alive(job) == 2, "noticing the dead actor")
         updates = job.records()[-1]["updates"]
         job.wait_for(lambda: job.records()[-1]["updates"] > updates + 3, "rounds without it")
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         assert job.summary().dead_actors == 1
         assert nodes.is_quiet("a") and nodes.is_quiet("b")
 
@@ -112,8 +110,7 @@ def test_actors_behind_a_link_that_comes_back_start_anew(nodes: Nodes, tmp_path:
         job.wait_for(lambda: alive(job) == 3, "having all actors back")
         assert "actor 1 is heard again, and starts anew" in job.output
         job.wait_for_records(2)
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         assert job.summary().dead_actors == 0 and job.summary().actor_restarts == 2
         assert nodes.is_quiet("a") and nodes.is_quiet("b")
 
@@ -126,8 +123,7 @@ def test_the_link_is_down_for_good(nodes: Nodes, tmp_path: Path) -> None:
         nodes.do("unplug")
         job.wait_for(lambda: alive(job) == 1, "noticing that both actors are silent")
         job.wait_for(lambda: not nodes.processes("b", "accel.launch.rank"), "ending on the other side")
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         assert job.summary().dead_actors == 2 and job.summary().reason == "stopped on request"
         assert nodes.is_quiet("a")
 
@@ -150,16 +146,14 @@ def test_a_node_is_killed(nodes: Nodes, tmp_path: Path) -> None:
         job.wait_for_records(2)
         assert "10.77.0.2:2 does not answer; its ranks start on the other hosts" in job.output
         assert f"going on at {kept} environment steps" in job.output and alive(job) == 3
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
         kept = job.summary().env_steps
     nodes.do("boot", "b")
     with nodes.train(tmp_path, "--resume", str(job.path)) as job:
         job.wait_for_records(2)
         assert f"going on at {kept} environment steps" in job.output and alive(job) == 3
         assert len(nodes.processes("b", "accel.launch.actor")) == 2
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 0, job.output
+        job.stop()
 
 
 @pytest.mark.parametrize("victim", ["starter", "mpirun", "prted"])

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import pytest
 
+from accel.launch.outcome import EXIT_STOPPED
 from accel.runs.summary import Summary
 from accel.supervision.processes import descendants, is_running
 from accel.transport.launcher import mpirun_command
@@ -161,6 +162,11 @@ class TrainingRun:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"the job was still running after {limit_s:g} s; it printed\n{self.output}")
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Have the command end the run in good order."""
+        self.process.send_signal(number)
+        assert self.finish() == EXIT_STOPPED, self.output
 
     def summary(self) -> Summary:
         """The run's summary, from its file."""
