@@ -11,6 +11,7 @@ input of the network but says which actions are allowed.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from abc import ABC, abstractmethod
@@ -25,6 +26,7 @@ from gymnasium import spaces
 from accel.envs.images import looks_like_image
 from accel.envs.spaces import (
     ACTION_MASK,
+    MAX_ELEMENTS,
     ActionSpec,
     AutoresetMode,
     EnvSpec,
@@ -64,7 +66,12 @@ class ObservationLayout(ABC):
     def spec(
         self, action: ActionSpec, autoreset: AutoresetMode, frame_stack: int = 1, frame_fill: FrameFill = "zero"
     ) -> EnvSpec:
-        """The layout of an environment with these observations."""
+        """The layout of an environment with these observations. Raises EnvError: they are too large."""
+        if math.prod(self.shape) > MAX_ELEMENTS:
+            raise EnvError(
+                f"observations of shape {self.shape} have {math.prod(self.shape):,} numbers, more than "
+                f"{MAX_ELEMENTS:,}: make them smaller with a wrapper (--wrapper)"
+            )
         masked = any(part.name == ACTION_MASK for part in self.parts) and action.kind != "gaussian"
         action = replace(action, masked=masked)
         return EnvSpec(self.shape, self.dtype, action, autoreset, frame_stack, frame_fill, self.parts)

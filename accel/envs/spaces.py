@@ -25,7 +25,8 @@ MASKED = -1e9
 ALLOWED_ABOVE = 0.5 * MASKED
 """What tells logits and values of allowed actions from MASKED."""
 # numbers of one observation, and of one action's parts
-_MAX_ELEMENTS = 2**26
+MAX_ELEMENTS = 2**26
+"""Numbers of one observation at most."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,8 @@ class EnvSpec:
     def from_json(cls, value: Json) -> Self:
         """Inverse of ``to_json``; raises KeyError, TypeError or ValueError on a foreign object."""
         shape = _sizes(value["observation_shape"])
-        if math.prod(shape) > _MAX_ELEMENTS:
-            raise ValueError(f"observations of shape {shape} have more than {_MAX_ELEMENTS:,} numbers")
+        if math.prod(shape) > MAX_ELEMENTS:
+            raise ValueError(f"observations of shape {shape} have more than {MAX_ELEMENTS:,} numbers")
         dtype = _storage(value["observation_dtype"])
         parts, *record = lay_out_record(_part(part) for part in cast("list[Json]", value.get("parts", [])))
         if parts and record != [shape, dtype]:
@@ -248,8 +249,8 @@ def _storage(value: object) -> Storage:
 def _sizes(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
         raise TypeError(f"{value!r} is no list of integers")
-    if not all(0 < v <= _MAX_ELEMENTS for v in value):
-        raise ValueError(f"{value!r} are not sizes from 1 to {_MAX_ELEMENTS:,}")
+    if not all(0 < v <= MAX_ELEMENTS for v in value):
+        raise ValueError(f"{value!r} are not sizes from 1 to {MAX_ELEMENTS:,}")
     return tuple(value)
 
 

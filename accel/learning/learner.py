@@ -20,6 +20,7 @@ from accel.learning.asynchronous import AsynchronousGradients
 from accel.learning.coordination import Coordination, NoCoordination, SynchronousLearners
 from accel.learning.counters import Counters
 from accel.learning.device import choose_device, choose_precision, keep_freed_memory
+from accel.learning.memory import check_memory
 from accel.learning.schedule import make_schedule
 from accel.runs.checkpoint import CheckpointState, load_generators, pack_generators, pack_state, unpack_state
 from accel.runs.loading import PREFIX
@@ -46,6 +47,7 @@ class Learner:
         actors: Callable[[], int],
         connect: Callable[[torch.device], GradientExchange] | None = None,
     ) -> None:
+        check_memory(config, spec)
         self.config, self.device = config, device = _prepare_torch(config, cores)
         self.spec = spec
         self.exchange: GradientExchange = LocalGradients() if connect is None else connect(device)

@@ -63,6 +63,8 @@ class Session(Callback):
     ) -> None:
         self.job, self.run, self.transport, self.actor = job, run, place.transport, actor
         self._place = place
+        # The clock may be set while the run goes on.
+        self._before_s, self._made_s = max(time.time() - job.started_at, 0.0), time.monotonic()
         self._evaluation: LiveEvaluation = NoEvaluation()
         actors = Actors(place.transport, group.processes)
         self.learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect)
@@ -98,7 +100,7 @@ class Session(Callback):
             self._announce(resumed_at)
             with closing(self._evaluate_meanwhile()) as self._evaluation:
                 reason = self._learn()
-                wall_s = time.time() - self.job.started_at
+                wall_s = self._before_s + time.monotonic() - self._made_s
                 lost_actors = max(self.job.config.acting.actors, 1) - self.loop.actors_alive
                 self._finish_beside(reason)  # While actors wait: those that were stopped give the job ten seconds.
                 stop_actors(self.transport, self.job.config.run.peer_timeout_s)

@@ -19,6 +19,16 @@ REFILLS = 16
 """A full store is renewed in this many parts, spread over the renewal interval."""
 
 
+MOST_BYTES = 256 << 20
+"""Of observations that are kept, or that a policy is run on at once."""
+
+
+def rows_within(rows: int, spec: EnvSpec) -> int:
+    """So many rows, or as many as ``MOST_BYTES`` hold; at least two."""
+    row_bytes = int(np.prod(spec.observation_shape)) * np.dtype(spec.observation_dtype).itemsize
+    return max(min(rows, MOST_BYTES // max(row_bytes, 1)), 2)
+
+
 class RecentInputs:
     """The last ``capacity`` inputs sampled from those observed, by name.
 

@@ -32,7 +32,7 @@ from accel.networks.fake_quantisation import FakeQuantisation
 from accel.networks.observations import example_inputs
 from accel.publishing.background import BackgroundWorker, ModuleCopy, Snapshot
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
-from accel.publishing.inputs import REFILLS, Array, RecentInputs, policy_inputs, replay_states
+from accel.publishing.inputs import REFILLS, Array, RecentInputs, policy_inputs, replay_states, rows_within
 from accel.publishing.level import FULL_PRECISION, Level, distillation_schedule, interval_updates
 from accel.publishing.validation import Divergence, ValidationInputs, Validator
 
@@ -123,7 +123,8 @@ class Publisher:
             "network": config.policy.network,
         }
         self.levels = tuple(dict.fromkeys(_canonical(s) for s in (levels or (config.compression.compressor,))))
-        self._recent = RecentInputs(config.compression.calibration_size, self._renewal_updates(), config.run.seed)
+        kept = rows_within(config.compression.calibration_size, network.spec)
+        self._recent = RecentInputs(kept, self._renewal_updates(), config.run.seed)
         self._validation_inputs = ValidationInputs(network.spec, network.state_shapes, self._recent)
         self._divergence = PolicyDivergence(network.spec.action) if divergence is None else divergence
         self._bound: dict[str, Level] = {}

@@ -39,7 +39,7 @@ from accel.compressors.errors import ArtifactError, VerificationError
 from accel.compressors.qat.differences import CodeDifferences, code_differences
 from accel.compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
 from accel.envs.spaces import EnvSpec
-from accel.publishing.inputs import RecentInputs, random_inputs
+from accel.publishing.inputs import RecentInputs, random_inputs, rows_within
 
 FULL_ROWS = 256
 FULL_IMAGES = 32
@@ -87,8 +87,7 @@ class ValidationInputs:
 
     def full(self) -> Inputs:
         """Rows of a full check, [N, *shape] by name."""
-        rows = FULL_IMAGES if self._spec.has_images else FULL_ROWS
-        return self._recent.newest(rows) if self._recent.rows else self._random_rows()
+        return self._recent.newest(self._full_rows()) if self._recent.rows else self._random_rows()
 
     def quick(self) -> Inputs:
         """Rows of a quick check, other ones at each call; views, valid until the next call."""
@@ -105,13 +104,15 @@ class ValidationInputs:
         portions = [{**self._recent.next_few(rows)} for _ in range(EXTENSION - 1)]
         return {name: np.concatenate([portion[name] for portion in portions]) for name in portions[0]}
 
+    def _full_rows(self) -> int:
+        return rows_within(FULL_IMAGES if self._spec.has_images else FULL_ROWS, self._spec)
+
     def _quick_rows(self) -> int:
-        return QUICK_IMAGES if self._spec.has_images else QUICK_ROWS
+        return rows_within(QUICK_IMAGES if self._spec.has_images else QUICK_ROWS, self._spec)
 
     def _random_rows(self) -> Inputs:
         if not self._random:
-            rows = FULL_IMAGES if self._spec.has_images else FULL_ROWS
-            self._random = random_inputs(self._spec, self._state_shapes, rows)
+            self._random = random_inputs(self._spec, self._state_shapes, self._full_rows())
         return self._random
 
 

@@ -1,0 +1,46 @@
+"""What does not fit into memory is refused with its sizes, and checks of large observations look at few."""
+
+from __future__ import annotations
+
+import pytest
+from gymnasium import spaces
+
+from accel.config import TrainConfig
+from accel.envs.observations import observation_layout
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.errors import ConfigError, EnvError
+from accel.learning.memory import check_memory
+from accel.publishing.inputs import MOST_BYTES, RecentInputs, rows_within
+from accel.publishing.validation import ValidationInputs
+
+ACTION = ActionSpec("categorical", (2,))
+LARGE = EnvSpec((25_000_000,), "float32", ACTION)
+"""Observations of 100 MB."""
+
+
+def test_a_batch_that_does_not_fit_is_refused() -> None:
+    config = TrainConfig.create(network="mlp:4x1", unroll_length=4096, envs_per_actor=64)
+    with pytest.raises(ConfigError, match=r"needs [\d.]+ GiB of memory.*unrolls of 4096 steps of 64.*\(25000000,\)"):
+        check_memory(config, LARGE)
+
+
+def test_a_network_that_does_not_fit_is_refused_before_it_is_made() -> None:
+    config = TrainConfig.create(network="mlp:65536x9", envs_per_actor=1, unroll_length=8)
+    with pytest.raises(ConfigError, match="for the network 'mlp:65536x9'"):
+        check_memory(config, EnvSpec((4,), "float32", ACTION))
+
+
+def test_what_fits_passes() -> None:
+    check_memory(TrainConfig.create(network="nature-cnn"), EnvSpec((4, 84, 84), "uint8", ACTION))
+
+
+def test_observations_beyond_any_use_are_the_environments_error() -> None:
+    with pytest.raises(EnvError, match="100,000,000 numbers, more than 67,108,864: make them smaller"):
+        observation_layout(spaces.Box(0, 255, (4, 5000, 5000), "uint8")).spec(ACTION, "next_step")
+
+
+def test_checks_of_large_observations_look_at_few() -> None:
+    recent = RecentInputs(rows_within(512, LARGE), 16, 0)
+    found = ValidationInputs(LARGE, (), recent).full()
+    assert all(2 <= len(rows) and rows.nbytes <= MOST_BYTES for rows in found.values())
+    assert rows_within(512, EnvSpec((17,), "float32", ACTION)) == 512
