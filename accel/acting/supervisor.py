@@ -8,8 +8,8 @@ policy. What was sent before stays; the unroll that was being written is lost.
 
 The rank itself tells the learner that it lives, with every unroll and every ``BEAT_S``; and when a step or reset takes
 ``LATE_S`` and ``LATE_TIMES`` the longest one before it, so that no round of the synchronous schedule waits for it, hung
-or not. An actor ends after ``max_actor_restarts`` failures in a row; an environment that does not keep to gymnasium's
-interface ends it at its first failure.
+or not. An actor ends after ``max_actor_restarts`` failures in a row, and after ``FIRST_RESTARTS`` before its first
+unroll; an environment that does not keep to gymnasium's interface ends it at its first failure.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from accel.transport.remote_actor import RemoteActor
 
 BEAT_S = 2.0
 LATE_S, LATE_TIMES = 1.0, 5.0
+FIRST_RESTARTS = 3
+"""Of an actor that has not sent an unroll yet: what fails at once, again and again, is the environment's."""
 EXIT_ABORTED = 3
 _LOOK_S = 0.1
 _GRACE_S, _STEP_GRACE_S = 5.0, 1.0
@@ -266,7 +268,8 @@ class ActorSupervisor:
         if self._config is None or (self._answer is not None and "error" in self._answer):
             child.fail(now_s, 0)  # The learner knows, and ends the run.
             return
-        pause_s = child.fail(now_s, self._config.max_actor_restarts)
+        most = self._config.max_actor_restarts
+        pause_s = child.fail(now_s, most if self._unrolls else min(most, FIRST_RESTARTS))
         told: Json = {"down": why, "failures": child.failures, "traceback": child.last_words.get("traceback", "")}
         told["final"] = bool(child.last_words.get("final")) and not is_steady  # At once: so will the next one.
         if pause_s is not None and not told["final"]:

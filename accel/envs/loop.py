@@ -160,13 +160,14 @@ class EnvLoop(VectorEnvironment):
         return self._observations, rewards, terminated, truncated
 
     def _checked_once(self, i: int) -> Callable[[object], StepOfOne]:
-        """Environment i's ``step``, which holds its first observation against the space, and costs nothing after it."""
+        """Environment i's ``step``, which looks at its first observation and reward, and costs nothing after it."""
         step = self.envs[i].step
 
         def first(action: object) -> StepOfOne:
             result: object = step(action)
-            if isinstance(result, tuple) and result:
+            if isinstance(result, tuple) and len(result) == 5:
                 self.layout.check(result[0])
+                _check_reward(result[1])
             self._steps[i] = step
             return cast(StepOfOne, result)
 
@@ -221,6 +222,14 @@ class EnvLoop(VectorEnvironment):
                 if i not in self._broken:
                     closing.callback(env.close)
             self.envs = []
+
+
+def _check_reward(reward: object) -> None:
+    """Raises InterfaceError: it is no number, which numpy may still take for one."""
+    shape = np.shape(cast("Any", reward))
+    if isinstance(reward, str | bytes) or shape:
+        kind = f"{type(reward).__name__} of shape {shape}" if shape else f"a {type(reward).__name__}"
+        raise InterfaceError(f"the reward {reward!r:.80} ({kind}) is not one number: return float(reward)")
 
 
 def _named(error: Exception, who: str, wanted: str) -> InterfaceError | None:

@@ -99,7 +99,8 @@ class HeartbeatReader:
             if not start:
                 break
             body, end, after = rest.partition(_END)
-            if not end and len(rest) <= _MAX_SIGN_BYTES:
+            is_open = not end and len(rest) <= _MAX_SIGN_BYTES and b"\n" not in rest
+            if is_open and _START not in rest:  # An environment may print half of one, and no more.
                 self._held = start + rest
                 return text, signs
             sign = _parse(body) if end else None

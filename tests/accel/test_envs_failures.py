@@ -16,7 +16,8 @@ from accel.algorithms.catalogue import agree, make_algorithm
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.envs.loop import EnvLoop
-from accel.errors import EnvError
+from accel.envs.masks import announces_masks
+from accel.errors import EnvError, InterfaceError
 from accel.experience.unroll import UnrollLayout
 from accel.launch.train import train
 from accel.publishing.publisher import Publisher
@@ -51,6 +52,41 @@ class Fragile(gymnasium.Env[Any, Any]):
         if self.steps == self.breaks_at:
             raise ValueError("the simulator broke")
         return np.array([self.number, self.t], np.float32), 1.0, self.t == EPISODE, False, {}
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    """Gives a reward, and an info at the start, that gymnasium does not want."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, reward: object, info: object = None) -> None:
+        self.reward, self.info = reward, info
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), self.info
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), self.reward, False, False, None
+
+
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [("1.0", "'1.0' (a str)"), (np.array([1.0]), "ndarray of shape (1,)"), ([1.0, 2.0], "list of shape (2,)")],
+)
+def test_a_reward_that_is_no_number_is_named(reward: object, told: str) -> None:
+    loop = EnvLoop(lambda: Odd(reward), 1, seed=0)
+    loop.reset()
+    with pytest.raises(InterfaceError, match=r"environment 0, step.*the reward .* is not one number") as raised:
+        loop.step(np.zeros(1, np.int64))
+    assert told in str(raised.value)
+
+
+def test_infos_that_are_none_are_taken_for_empty_ones() -> None:
+    assert not announces_masks(Odd(1.0), 0)
+    loop = EnvLoop(lambda: Odd(1.0), 1, seed=0)
+    loop.reset()
+    assert loop.step(np.zeros(1, np.int64))[1].tolist() == [1.0]
 
 
 def loop_of(breaks_at: dict[int, int], envs: int = 3) -> EnvLoop:
