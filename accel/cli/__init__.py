@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from accel.display.errors import report_errors
 from accel.system.garbage import leave_to_the_system
@@ -61,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # It was closed, and the next file that is opened would take its place.
             setattr(sys, name, open(os.devnull, "w"))
+    with suppress(RuntimeError):  # Some system users have none, which Open MPI does not start without.
+        os.environ.setdefault("HOME", str(Path.home()))
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if not argv or argv[0] in {"-h", "--help"}:
         print(usage())

@@ -35,12 +35,13 @@ _REQUIRED = ("torch", "onnxruntime", "onnx", "numpy", "gymnasium")
 _MPI_EXTRAS = ("mpi", "openmpi")
 LIBRARY_PROBE = "from accel.transport.mpi import mpi_library; print(mpi_library())"
 _MARK = "accel-doctor "
+"""Begins what a rank says, whole in one write: lines of unbuffered ranks mix otherwise."""
 _RANK_PROBE = f"""
-import json
+import json, os
 from accel.transport.join import join_world
 from accel.transport.launcher import detect_launch
 endpoint = join_world(detect_launch())
-print({_MARK!r} + json.dumps([endpoint.rank, endpoint.size, endpoint.fault_tolerant]), flush=True)
+os.write(1, ({_MARK!r} + json.dumps([endpoint.rank, endpoint.size, endpoint.fault_tolerant]) + "\\n").encode())
 """
 _FAULT_PROBE = f"""
 import json, os, signal, sys, time
@@ -56,7 +57,7 @@ while True:
     except PeerFailed:
         break
     time.sleep(0.01)
-print({_MARK!r} + json.dumps(sorted(endpoint.failed_ranks())), flush=True)
+os.write(1, ({_MARK!r} + json.dumps(sorted(endpoint.failed_ranks())) + "\\n").encode())
 """
 _GPU_PROBE = "import json, torch; print(json.dumps([torch.cuda.is_available(), torch.version.cuda]))"
 _TERMINATION_S = 5.0

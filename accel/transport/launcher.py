@@ -277,7 +277,8 @@ def _version_text(mpirun: Path) -> str:
     try:
         done = subprocess.run([str(mpirun), "--version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise LaunchError(f"{mpirun} does not run: {error}; repair or replace this MPI") from error
+        words = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
+        raise LaunchError(f"{mpirun} does not run: {words or error}; repair or replace this MPI") from error
     return done.stdout + done.stderr
 
 

@@ -188,6 +188,14 @@ def test_signs_are_separated_from_the_output_wherever_it_is_cut(parts: list[byte
     assert found == signs
 
 
+def test_half_a_sign_holds_nothing_back() -> None:
+    """An environment prints one: what follows it is shown at once, and the learner's own sign is seen."""
+    reader, sign = HeartbeatReader(), RankStatus(0, "host", 1, "joined")
+    assert reader.feed(b"\x1b]accel;never ended\n") == (b"\x1b]accel;never ended\n", [])
+    text, signs = reader.feed(b"\x1b]accel;" + encode(sign))
+    assert signs == [sign] and text == b"\x1b]accel;"
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, which tells a child of its parent's end")
 def test_a_killed_starter_takes_its_command_with_it() -> None:
     start = f"mpirun.run({python(CHILD)!r}, ranks=1, can_stop=lambda: True, patience_s=100.0)"
