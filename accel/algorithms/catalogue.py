@@ -59,6 +59,7 @@ _CLASSES = {
     "r2d2": "accel.algorithms.r2d2:R2d2",
     "d4pg": "accel.algorithms.d4pg:D4pg",
     "sac": "accel.algorithms.sac:Sac",
+    "td3": "accel.algorithms.td3:Td3",
 }
 
 

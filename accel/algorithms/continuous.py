@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from accel.acting.rules import RuleSpec
 from accel.algorithms.base import GradientAlgorithm
+from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
@@ -87,3 +90,47 @@ class ContinuousControl(GradientAlgorithm):
     def shares(self, rows: int, weights: Tensor | None) -> Tensor:
         """[N] what each row's loss counts for in the mean, under a sample's importance weights."""
         return torch.full((rows,), 1.0 / rows, device=self.device) if weights is None else weights / rows
+
+
+class DeterministicControl(ContinuousControl):
+    """A base: the policy has no noise of its own, actors add a Gaussian's; beside it is a target policy.
+
+    Args:
+        noise: σ of the actors', in halves of the action range. The others: as for ``ContinuousControl``.
+    Attributes:
+        target: the target policy, which normalises observations as the policy, the critics and their targets do.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvSpec,
+        device: torch.device,
+        noise: float,
+        *,
+        critics: int = 1,
+        critic_outputs: int = 1,
+    ) -> None:
+        outputs = spec.action.action_size
+        super().__init__(config, spec, device, outputs=outputs, critics=critics, critic_outputs=critic_outputs)
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self.target.normaliser = self.network.normaliser
+        self.networks.add_module("target", self.target)
+        self.rule = RuleSpec("gaussian-noise", {"noise": noise})
+        self._log_noise = math.log(noise)
+
+    def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
+        """What actors sample: the policy's action in [-1, 1], with noise around it."""
+        means = torch.tanh(outputs.float())
+        return make_distribution(self.spec.action, torch.cat((means, torch.full_like(means, self._log_noise)), -1))
+
+
+def bounded(outputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """tanh of a policy's outputs [N, n], and the way back from the gradient of the actions to that of the outputs.
+
+    It fades only towards the bound that a descent step moves to: g (1 − a) where that raises the action, g (1 + a)
+    where it lowers it. tanh's own, g (1 − a²), is nothing at either bound, and a policy that an early critic has driven
+    there stays.
+    """
+    actions = torch.tanh(outputs)
+    return actions, lambda gradient: gradient * torch.where(gradient < 0.0, 1.0 - actions, 1.0 + actions)

@@ -14,33 +14,17 @@ uniform; returns are not corrected for the policy that acted.
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from accel.acting.rules import RuleSpec
 from accel.algorithms.base import Phase, Update
-from accel.algorithms.continuous import ContinuousControl
-from accel.algorithms.distributions import ActionDistribution, make_distribution
+from accel.algorithms.continuous import DeterministicControl, bounded
 from accel.config import TrainConfig
 from accel.config.algorithms import D4pgConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.stores.base import Sample, Transitions
-
-
-def bounded(outputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """tanh of a policy's outputs [N, n], and the way back from the gradient of the actions to that of the outputs.
-
-    It fades only towards the bound that a descent step moves to: g (1 − a) where that raises the action, g (1 + a)
-    where it lowers it. tanh's own, g (1 − a²), is nothing at either bound, and a policy that an early critic has driven
-    there stays.
-    """
-    actions = torch.tanh(outputs)
-    return actions, lambda gradient: gradient * torch.where(gradient < 0.0, 1.0 - actions, 1.0 + actions)
 
 
 class D4pgStep(NamedTuple):
@@ -59,23 +43,13 @@ class D4pgStep(NamedTuple):
     targets: Tensor
 
 
-class D4pg(ContinuousControl):
+class D4pg(DeterministicControl):
     """Args: as for ``GradientAlgorithm``; the options give the atoms, the noise and the targets' interval."""
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: D4pgConfig) -> None:
-        super().__init__(config, spec, device, outputs=spec.action.action_size, critic_outputs=options.atoms)
-        self.target = copy.deepcopy(self.network).requires_grad_(False)
-        self.target.normaliser = self.network.normaliser  # that of the critics and their targets
-        self.networks.add_module("target", self.target)
+        super().__init__(config, spec, device, options.noise, critic_outputs=options.atoms)
         self.options = options
-        self.rule = RuleSpec("gaussian-noise", {"noise": options.noise})
         self._atoms = torch.linspace(options.least_value, options.greatest_value, options.atoms, device=device)
-
-    def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
-        """What actors sample: the policy's action in [-1, 1], with noise around it."""
-        means = torch.tanh(outputs.float())
-        log_std = torch.full_like(means, math.log(self.options.noise))
-        return make_distribution(self.spec.action, torch.cat((means, log_std), -1))
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""

@@ -29,3 +29,9 @@ class FlatParameters:
             parameter.data = view.copy_(parameter.data)
             parameter.grad = self.gradient[start:stop].view(parameter.shape)
             start = stop
+
+    def part(self, start: int, stop: int) -> nn.Parameter:
+        """A piece of both vectors, for an optimiser of its own."""
+        part = nn.Parameter(self.values.data[start:stop])
+        part.grad = self.gradient[start:stop]
+        return part

@@ -387,6 +387,26 @@ class SacConfig(RetraceableConfig):
         return self.n_step
 
 
+class Td3Config(AlgorithmConfig):
+    """TD3: a deterministic policy, twin critics, smoothed target actions, a delayed policy, from replay."""
+
+    system: ClassVar[Mapping[str, object]] = CONTINUOUS_SYSTEM
+    stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
+
+    algorithm: Literal["td3"] = "td3"
+    n_step: int = Field(1, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    noise: float = Field(0.1, gt=0, le=2, description="σ of the actors' Gaussian noise, in halves of the action range")
+    target_noise: float = Field(0.2, ge=0, le=2, description="deviation of the noise on the targets' actions")
+    target_noise_clip: float = Field(0.5, ge=0, le=2, description="that noise is clipped to [-c, c]")
+    policy_interval_updates: Count = Field(2, description="d, updates of the critics for one of policy and targets")
+    target_rate: float = Field(0.005, gt=0, le=1, description="τ, Polyak averaging coefficient of the targets")
+
+    @property
+    def bootstrap_steps(self) -> int:
+        """n."""
+        return self.n_step
+
+
 class CustomAlgorithmConfig(AlgorithmConfig):
     """An algorithm of the user's own, as module:factory."""
 
@@ -421,6 +441,7 @@ AnyAlgorithm = (
     | R2d2Config
     | D4pgConfig
     | SacConfig
+    | Td3Config
     | CustomAlgorithmConfig
 )
 
@@ -439,4 +460,5 @@ ALGORITHMS: Mapping[str, type[AnyAlgorithm]] = {
     "r2d2": R2d2Config,
     "d4pg": D4pgConfig,
     "sac": SacConfig,
+    "td3": Td3Config,
 }

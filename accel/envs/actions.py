@@ -31,7 +31,7 @@ def action_spec(space: spaces.Space[object], *, squash: bool) -> ActionSpec:
     if squash:
         raise EnvError(
             f"squashed actions need a Box action space, and this environment has {space}: leave --squash-actions off; "
-            "d4pg and sac, which have it on, learn other environments"
+            "d4pg, sac and td3, which have it on, learn other environments"
         )
     if isinstance(space, spaces.Discrete):
         return ActionSpec("categorical", (int(space.n),))
@@ -49,7 +49,7 @@ def _box_spec(space: spaces.Box, squash: bool) -> ActionSpec:
     if squash and not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise EnvError(
             f"squashed actions need finite bounds, and this environment has {space}: leave --squash-actions off, or "
-            "bound its actions with a wrapper for d4pg and sac"
+            "bound its actions with a wrapper for d4pg, sac and td3"
         )
     return ActionSpec("gaussian", (low.size,), tuple(low.tolist()), tuple(high.tolist()), squash)
 

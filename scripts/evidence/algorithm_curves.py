@@ -61,6 +61,7 @@ CASES: Mapping[str, Case] = {
     "r2d2": Case("CartPole-v1", 20_000),
     "d4pg": Case("Pendulum-v1", 10_000),
     "sac": Case("Pendulum-v1", 8_000),
+    "td3": Case("Pendulum-v1", 10_000),
 }
 Run = dict[str, object]
 

@@ -47,6 +47,10 @@ PTR_PPO: dict[str, object] = {
     "algorithm": "ptr-ppo", "env": "CartPole-v1", "network": "mlp:64x2", "compressor": "int8", "envs_per_actor": 8,
     "unroll_length": 64, "passes": 4, "minibatches": 4, "replay_capacity": 8192, "total_env_steps": 200_000,
 }  # fmt: skip
+TD3: dict[str, object] = {
+    "algorithm": "td3", "env": "Pendulum-v1", "network": "mlp:64x2", "batch_size": 64, "samples_per_insert": 64.0,
+    "envs_per_actor": 4, "stop_window": 16, "total_env_steps": 30_000,
+}  # fmt: skip
 SURROGATE = {"algorithm": "ppo", "passes": 4, "minibatches": 4, "unroll_length": 32}
 
 CASES: dict[str, tuple[dict[str, object], float]] = {
@@ -84,6 +88,7 @@ CASES: dict[str, tuple[dict[str, object], float]] = {
     "normalised observations and rewards": (
         BOX | {"normalise_observations": True, "normalise_rewards": True, "optimizer": "rmsprop"}, 8.0,
     ),
+    "Pendulum, TD3, int8": (TD3, -300.0),
     "memory": (MEMORY, 0.95),
     "memory, R2D2, int8": (R2D2, 0.95),
     "memory, int8, Retrace": (MEMORY | {"compressor": "int8", "corrector": "retrace"}, 0.95),

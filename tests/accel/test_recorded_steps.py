@@ -28,7 +28,7 @@ from tests.contracts.test_algorithms import CPU, Chain, config, equal, ignore, p
 Result = TypeVar("Result")
 UPDATES = 20
 NAMES = ["impala", "impala, retrace", "a2c", "ppo", "dppo", "ptr-ppo", "impact", "dqn", "dqn, retrace",
-         "dqn, prioritised", "apex", "d4pg", "sac", "sac, retrace", "sac, n-step"]  # fmt: skip
+         "dqn, prioritised", "apex", "d4pg", "td3", "sac", "sac, retrace", "sac, n-step"]  # fmt: skip
 
 
 class Tape(TorchDispatchMode):
@@ -151,7 +151,7 @@ def test_recorded_steps_learn_to_the_bit_what_plain_ones_do(name: str, optimizer
     )
     assert train(plain, its_chain) == train(recorded, chain), "metrics"
     assert equal(parameters(plain), parameters(recorded))
-    assert recorder.records >= 1 and recorder.replays >= UPDATES - WARM_RUNS
+    assert recorder.records >= 1 and recorder.replays >= UPDATES - WARM_RUNS * recorder.records
     assert recorded.runner.outcome == "on"
 
 

@@ -84,6 +84,7 @@ RUNS: dict[str, dict[str, object]] = {
     "r2d2": {"algorithm": "r2d2", **REPLAY, "network": "mlp:16x1+lstm:8", "batch_size": 4},
     "d4pg": {"algorithm": "d4pg", **REPLAY, "env": "Pendulum-v1", "target_interval_updates": 3},
     "sac": {"algorithm": "sac", **REPLAY, "env": "Pendulum-v1"},
+    "td3": {"algorithm": "td3", **REPLAY, "env": "Pendulum-v1"},
 }  # fmt: skip
 
 

@@ -95,6 +95,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "apex": {"algorithm": "apex", "learning_starts": 300},
     "sac": {"algorithm": "sac", "env": "Pendulum-v1", "learning_starts": 300, "samples_per_insert": 32.0},
     "d4pg": {"algorithm": "d4pg", "env": "Pendulum-v1", "learning_starts": 300, "samples_per_insert": 32.0},
+    "td3": {"algorithm": "td3", "env": "Pendulum-v1", "learning_starts": 300, "samples_per_insert": 32.0},
     "dqn": {"algorithm": "dqn", "learning_starts": 300, "batch_size": 32, "normalise_rewards": True},
 }  # fmt: skip
 
@@ -140,7 +141,7 @@ def test_a_policys_own_steps_have_importance_weights_of_one(algorithm: str, tmp_
 
 COMPRESSED = [
     ("dqn", "prune(0.5)+int8"), ("apex", "qat"), ("r2d2", "int8"), ("sac", "prune(0.5)+int8"), ("sac", "qat"),
-    ("d4pg", "prune(0.5)+int8"), ("d4pg", "qat"),
+    ("d4pg", "prune(0.5)+int8"), ("d4pg", "qat"), ("td3", "qat"),
 ]  # fmt: skip
 
 
@@ -148,7 +149,7 @@ COMPRESSED = [
 def test_policies_of_every_action_rule_act_compressed(algorithm: str, scheme: str, tmp_path: Path) -> None:
     """Published, checked by the rule's own divergence, measured against the learner's, and evaluated at the end."""
     network = "mlp:16x1+lstm:8" if algorithm == "r2d2" else "mlp:64x2"
-    env = "Pendulum-v1" if algorithm in {"sac", "d4pg"} else "CartPole-v1"
+    env = "Pendulum-v1" if algorithm in {"sac", "d4pg", "td3"} else "CartPole-v1"
     options = {"env": env, "network": network, "compressor": scheme, "learning_starts": 300, "batch_size": 16,
                "samples_per_insert": 4.0, "total_env_steps": 1000, "unroll_length": 8,
                "calibration_size": 64}  # fmt: skip

@@ -18,7 +18,8 @@ from accel.acting.rules import Seat, make_rule
 from accel.algorithms.actor_critic import Targets
 from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
-from accel.algorithms.d4pg import bounded, project
+from accel.algorithms.continuous import bounded
+from accel.algorithms.d4pg import project
 from accel.algorithms.impact import surrogate_log_ratio
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.qat.fake_quantiser import FakeQuantiser
@@ -74,6 +75,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
         "greatest_value": 3.0,
         "normalise_rewards": False,
     },
+    "td3": {"algorithm": "td3", "batch_size": 16, "target_rate": 0.05},
     "dqn, plain": {**DQN, "double": False, "duelling": False, "n_step": 1},
     "the page's": {"algorithm": "tests.contracts.page_algorithm:factory"},
 }  # fmt: skip
@@ -94,7 +96,7 @@ def config(name: str, **changes: object) -> TrainConfig:
 
 
 def spec_of(name: str) -> EnvSpec:
-    return BOX if name.startswith(("sac", "d4pg")) else SPEC
+    return BOX if name.startswith(("sac", "d4pg", "td3")) else SPEC
 
 
 def ignore(_phase: str) -> None:
@@ -436,7 +438,7 @@ def test_weights_of_replayed_trajectories_scale_their_losses() -> None:
 # --- continuous actions ---
 
 
-@pytest.mark.parametrize("name", ["sac", "d4pg"])
+@pytest.mark.parametrize("name", ["sac", "d4pg", "td3"])
 def test_an_algorithm_of_continuous_actions_refuses_others(name: str) -> None:
     unbounded = EnvSpec((2,), "float32", ActionSpec("gaussian", (1,), (-2.0,), (6.0,)))
     for spec, told in ((SPEC, "continuous"), (unbounded, "squash"), (replace(BOX, observation_shape=(3, 8, 8)), "mlp")):
@@ -491,20 +493,23 @@ def test_sacs_targets_are_those_of_the_definition() -> None:
 
 
 def critic_losses(algorithm: Any, steps: Transitions, targets: Tensor, weights: Tensor, noise: Tensor) -> Tensor:
-    """SAC's or D4PG's whole loss, differentiable, from the networks' modules alone."""
+    """SAC's, D4PG's or TD3's whole loss, differentiable, from the networks' modules alone."""
     first = torch.zeros(1, len(steps.returns), dtype=torch.bool)
     outputs = algorithm.network(steps.observations.unsqueeze(0), first).params[0]
     observations = algorithm.network.normaliser(steps.observations)
     frozen = copy.deepcopy(algorithm.critics)
-    if algorithm.config.algorithm.algorithm == "d4pg":
-        log_probs = algorithm.critics(observations, steps.actions.clamp(-1, 1))[0].log_softmax(-1)
+    if algorithm.config.algorithm.algorithm in {"d4pg", "td3"}:
+        rated = algorithm.critics(observations, steps.actions.clamp(-1, 1))
         tanh = torch.tanh(outputs)
-        o = algorithm.options
-        atoms = torch.linspace(o.least_value, o.greatest_value, o.atoms)
-        rated = frozen(observations, tanh)[0].softmax(-1) @ atoms
-        (g,) = torch.autograd.grad(-rated.mean(), tanh, retain_graph=True)
+        o, of_policy = algorithm.options, frozen(observations, tanh)[0]
+        if algorithm.config.algorithm.algorithm == "d4pg":
+            atoms = torch.linspace(o.least_value, o.greatest_value, o.atoms)
+            errors, of_policy = -(targets * rated[0].log_softmax(-1)).sum(-1), of_policy.softmax(-1) @ atoms
+        else:
+            errors = 0.5 * (rated.squeeze(-1) - targets).square().sum(0)
+        (g,) = torch.autograd.grad(-of_policy.mean(), tanh, retain_graph=True)
         inverted = (g * torch.where(g < 0, 1 - tanh, 1 + tanh)).detach()
-        return -((targets * log_probs).sum(-1) * weights).mean() + (outputs * inverted).sum()
+        return (errors * weights).mean() + (outputs * inverted).sum()
     values = algorithm.critics(observations, torch.tanh(steps.actions)).squeeze(-1)
     mean, log_std = outputs.chunk(2, -1)
     samples = mean + log_std.clamp(-5, 2).exp() * noise
@@ -519,7 +524,7 @@ def critic_losses(algorithm: Any, steps: Transitions, targets: Tensor, weights: 
 
 @pytest.mark.parametrize("way", ["by hand", "autograd"])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-@pytest.mark.parametrize("name", ["sac", "d4pg"])
+@pytest.mark.parametrize("name", ["sac", "d4pg", "td3"])
 def test_gradients_of_continuous_control_are_those_of_the_losses(name: str, activation: str, way: str) -> None:
     algorithm: Any = make_algorithm(
         config(name, activation=activation, network="mlp:8x2", normalise_observations=True), BOX, CPU
@@ -533,6 +538,8 @@ def test_gradients_of_continuous_control_are_those_of_the_losses(name: str, acti
     noise = algorithm.noise(64)
     if name == "sac":
         arguments = None, weights, (algorithm.noise(64), noise)
+    elif name == "td3":
+        arguments = weights, noise, True
     with nullcontext() if way == "by hand" else torch_alone():
         before = {n: p.detach().clone() for n, p in algorithm.networks.named_parameters()}
         step = algorithm.descend(ignore, steps, *arguments)
@@ -551,6 +558,25 @@ def test_gradients_of_continuous_control_are_those_of_the_losses(name: str, acti
             torch.testing.assert_close(
                 found[n], parameter.grad, rtol=2e-3, atol=2e-5, msg=lambda text, n=n: f"{n}: {text}"
             )
+
+
+def test_td3_delays_policy_and_targets_and_smooths_the_targets_actions() -> None:
+    algorithm, chain = make("td3", policy_interval_updates=3, target_noise=0.4, target_noise_clip=0.5)
+    learner: Any = algorithm
+    sample = chain.sample()
+    assert sample.transitions is not None
+    for update in range(7):
+        before = parameters(algorithm)
+        algorithm.update(sample, 0.0, ignore)
+        changed = {name.split(".")[0] for name, value in parameters(algorithm).items() if not value.equal(before[name])}
+        assert changed == {"critics"} | ({"online", "target", "target_critics"} if update % 3 == 0 else set())
+    steps, noise = sample.transitions, torch.tensor([[-3.0], [-1.0], [0.0], [0.5]]).repeat(4, 1)
+    step = learner.descend(ignore, steps, None, noise, False)
+    with torch.no_grad():
+        actions = torch.tanh(of(learner.target, steps.next_observations))
+        smoothed = (actions + torch.tensor([[-0.5], [-0.4], [0.0], [0.2]]).repeat(4, 1)).clamp(-1.0, 1.0)
+        values = learner.target_critics(steps.next_observations, smoothed).squeeze(-1).amin(0)
+    assert torch.allclose(step.targets, steps.returns + steps.discounts * values, atol=1e-5)
 
 
 @pytest.mark.parametrize("duelling", [False, True])

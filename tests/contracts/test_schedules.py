@@ -221,7 +221,7 @@ def test_a_finished_run_has_made_every_update_that_it_owes(name: str, tmp_path: 
     assert (record["updates"], record["updates_owed"]) == (summary.updates, 0)
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "apex", "r2d2", "sac", "d4pg"])
+@pytest.mark.parametrize("algorithm", ["dqn", "apex", "r2d2", "sac", "d4pg", "td3"])
 def test_by_default_actors_are_ahead_by_an_unroll_at_most(algorithm: str) -> None:
     """Of those that are taken in: what waits in the transport is bounded by its buffers."""
     config = TrainConfig.create(algorithm=algorithm)
