@@ -41,6 +41,7 @@ class ForeignPolicy:
         samples: whether the outputs say what a sampled action is.
         scales_images: whether it takes images in [0, 1].
         images_alone: whether bytes that are no image are treated otherwise than the module does.
+        takes_parts: whether a Dict observation's parts are arguments of ``make``'s module.
         env_steps: of its training.
         spaces: what the file says of its observation and action space.
         normalised: whether observations were normalised outside the policy; None where the file does not tell.
@@ -54,6 +55,7 @@ class ForeignPolicy:
     samples: bool = True
     scales_images: bool = False
     images_alone: bool = False
+    takes_parts: bool = False
     env_steps: int = 0
     spaces: SavedSpaces = field(default_factory=SavedSpaces)
     normalised: bool | None = None

@@ -77,7 +77,9 @@ class _OnnxPolicy:
     def foreign(self) -> ForeignPolicy:
         """See ``ForeignPolicy``."""
         widths = [str(layer) for layer in self._graph.layer_sizes]
-        return ForeignPolicy(f"ONNX: {'-'.join(widths) or 'no dense layers'}", self._make, self._answer)
+        return ForeignPolicy(
+            f"ONNX: {'-'.join(widths) or 'no dense layers'}", self._make, self._answer, takes_parts=True
+        )
 
     def _make(self, spec: FactorySpec) -> nn.Module:
         self._observed = in_order(self._observed, spec, self._path)

@@ -213,7 +213,7 @@ def _adopt(
         config = config.replace(squash_actions=True)
     recorded = None if observations is None else RecordedObservations.read(observations)
     if recorded is None:
-        environment = _environment(config)
+        environment = _environment(config, foreign)
     else:
         config = config.replace(env=NAME)
         environment = spaces_of(recorded, foreign, discrete, squash=config.environment.squash_actions)
@@ -258,14 +258,14 @@ def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:
     return policy
 
 
-def _environment(config: TrainConfig) -> VectorEnvironment:
-    """What the policy plays, closed again. Raises ConfigError for a Dict observation or an action mask."""
+def _environment(config: TrainConfig, foreign: ForeignPolicy) -> VectorEnvironment:
+    """What the policy plays, closed again. Raises ConfigError for a Dict observation that the policy does not take."""
     environment = make_env(config, 1)
     environment.close()
-    if parts := environment.spec.parts:
+    if (parts := environment.spec.parts) and not foreign.takes_parts:
         raise ConfigError(
-            f"{config.environment.env} observes {', '.join(part.name for part in parts)}, and imported policies "
-            "take one array: add --wrapper gymnasium.wrappers:FlattenObservation for a Dict, or --wrapper "
+            f"{config.environment.env} observes {', '.join(part.name for part in parts)}, and this policy "
+            "takes one array: add --wrapper gymnasium.wrappers:FlattenObservation for a Dict, or --wrapper "
             "accel.envs.masks:without_masks where a mask comes in info"
         )
     return environment

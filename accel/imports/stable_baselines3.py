@@ -1,5 +1,5 @@
-"""Policies in zip files of Stable-Baselines3 and sb3-contrib: PPO, A2C, TRPO, DQN, QRDQN, SAC, TQC, TD3, DDPG and ARS
-with MlpPolicy or CnnPolicy.
+"""Policies in zip files of Stable-Baselines3 and sb3-contrib: PPO, A2C, TRPO, RecurrentPPO, DQN, QRDQN, SAC, TQC,
+CrossQ, TD3, DDPG and ARS with MlpPolicy or CnnPolicy.
 
 Weights and layer sizes come from the tensors in ``policy.pth``. From ``data``, JSON with pickles in base64 among its
 values, only plain values are read: the policy's class, the spaces, the activation function's name, squashing, the step
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from accel.errors import CheckpointError, ConfigError
 from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
+from accel.imports.recurrent import SteppedPolicy, read_cores
 from accel.imports.saved_spaces import SavedSpaces
 from accel.imports.torch_files import read_tensors
 from accel.system.untrusted import parse_json
@@ -75,6 +76,25 @@ _FAMILIES = (
         ("mlp_extractor.shared_net", "mlp_extractor.policy_net"),
         "tanh",
     ),
+    _Family(
+        "RecurrentPPO",
+        ("sb3_contrib.common.recurrent.policies",),
+        "action_net",
+        ("pi_features_extractor", "features_extractor"),
+        ("mlp_extractor.policy_net",),
+        "tanh",
+        by_layers=False,
+    ),
+    _Family(
+        "CrossQ",
+        ("sb3_contrib.crossq.policies",),
+        "actor.mu",
+        ("actor.features_extractor",),
+        ("actor.latent_pi",),
+        "relu",
+        squashes=True,
+        by_layers=False,
+    ),
     _Family("SAC or TQC", _SAC, "actor.mu", ("actor.features_extractor",), ("actor.latent_pi",), "relu", squashes=True),
     _Family(
         "SAC or TQC with gSDE",
@@ -100,12 +120,13 @@ _FAMILIES = (
 )
 _OTHER_CLASSES = {
     "maskable": "one with masks of allowed actions",
-    "recurrent": "recurrent",
-    "crossq": "CrossQ's, with batch renormalisation",
 }
 # of PPO's and A2C's critics; and what does not decide the greedy action
-_VALUE_PARTS = ("value_net", "vf_features_extractor", "mlp_extractor.value_net")
+_VALUE_PARTS = ("value_net", "vf_features_extractor", "mlp_extractor.value_net", "lstm_critic", "critic.")
 _OTHER_PARTS = ("log_std", "actor.log_std")
+_MEMORY = "lstm_actor."
+# of CrossQ's batch renormalisation
+_NORM_EPSILON = 0.001
 
 
 class StableBaselines3(PolicyReader):
@@ -151,6 +172,8 @@ def read_saved_policy(path: Path, activation: str | None = None) -> ForeignPolic
     squashes = family.squashes or options.get("squash_output") is True
     squashes |= family.name == "ARS" and spaces.action == "Box" and _ends_in_tanh(data, options)
     scales_images = options.get("normalize_images") is not False
+    if family.name == "CrossQ":
+        weights = _without_norms(weights, family.body[0], family.head)
     parts = OrderedDict[str, nn.Module]()
     features, texts = _features(weights, family, path)
     parts["features"] = features
@@ -167,8 +190,12 @@ def read_saved_policy(path: Path, activation: str | None = None) -> ForeignPolic
         parts["mean"] = _MeanOverQuantiles(int(_positive(options, "n_quantiles", 200, path)))
     log_std = weights.get("log_std")
     architecture = f"{family.name}: {'-'.join(texts) or 'linear'} {kind.__name__}"
-    module = nn.Sequential(parts)
-    samples = family is _FAMILIES[0]
+    module: nn.Module = nn.Sequential(parts)
+    if family.name == "RecurrentPPO":
+        if not (cores := read_cores(weights, _MEMORY)):
+            raise CheckpointError(f"{path}: its policy is recurrent, and layer '{_MEMORY}weight_ih_l0' is missing")
+        module = SteppedPolicy(parts.pop("features"), cores, nn.Sequential(parts))
+    samples = family.name in ("PPO or A2C", "RecurrentPPO")
     # Of these the attribute is set by VecNormalize alone; others keep it always.
     tells = samples or family.name == "ARS"
     normalised = data.get("_last_original_obs") is not None if tells else None
@@ -184,6 +211,33 @@ def read_saved_policy(path: Path, activation: str | None = None) -> ForeignPolic
         spaces=spaces,
         normalised=normalised,
     )
+
+
+def _without_norms(weights: Mapping[str, Tensor], body: str, head: str) -> dict[str, Tensor]:
+    """CrossQ's layers, each with the normalisation before it inside: W (s (x − m) / √(v + ε) + t) + b.
+
+    Raises: CheckpointError: a layer is damaged.
+    """
+    kept = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{body}.")}
+    found = sorted({int(match[1]) for name in weights if (match := re.match(rf"{re.escape(body)}\.(\d+)\.", name))})
+    gain, shift, count = torch.ones(()).double(), torch.zeros(()).double(), 0
+    try:
+        for place in [*(f"{body}.{index}" for index in found), head]:
+            if f"{place}.scale" in weights:
+                scale, bias, mean, variance = (
+                    weights[f"{place}.{part}"].double() for part in ("scale", "bias", "ra_mean", "ra_var")
+                )
+                gain = scale / torch.sqrt(variance + _NORM_EPSILON)
+                shift = bias - mean * gain
+                continue
+            weight, bias = (weights[f"{place}.{part}"].double() for part in ("weight", "bias"))
+            name = head if place == head else f"{body}.{2 * count}"
+            kept[f"{name}.weight"] = (weight * gain).float()
+            kept[f"{name}.bias"] = (bias + (weight * shift).sum(dim=1)).float()
+            gain, shift, count = torch.ones(()).double(), torch.zeros(()).double(), count + 1
+    except (KeyError, RuntimeError, IndexError) as error:
+        raise CheckpointError(f"layer {place!r} is damaged or incomplete: {error}") from error
+    return kept
 
 
 class _MeanOverQuantiles(nn.Module):
@@ -257,7 +311,8 @@ def _family(weights: Mapping[str, Tensor], home: str, path: Path) -> _Family:
             f"{path}: no policy of {', '.join(f.name for f in families)}, it holds {', '.join(list(weights)[:4])}: "
             f"{_REMEDY}"
         )
-    known = (*family.features, *family.body, family.head.rstrip("."), *_OTHER_PARTS)
+    memory = (_MEMORY,) if family.name == "RecurrentPPO" else ()
+    known = (*family.features, *family.body, family.head.rstrip("."), *memory, *_OTHER_PARTS)
     actor, dot, _ = family.head.partition(".")
     for name in weights:
         acts = name.startswith(f"{actor}.") if dot else not name.startswith(_VALUE_PARTS)
@@ -280,7 +335,8 @@ def _activation(data: Mapping[str, object], path: Path) -> str | None:
     by_class = {kind.__name__: name for name, kind in ACTIVATIONS.items()}
     if found is None or found[1] not in by_class:
         raise ConfigError(
-            f"{path}: activation function {text!r} is unknown: give --activation, one of {', '.join(ACTIVATIONS)}"
+            f"{path}: activation function {text!r} is unknown: give --activation, one of {', '.join(ACTIVATIONS)}, if "
+            f"that is what it is with its usual arguments; else {_REMEDY}"
         )
     return by_class[found[1]]
 

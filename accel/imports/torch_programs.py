@@ -29,11 +29,12 @@ class _TorchPolicy:
     def __init__(self, module: nn.Module, arguments: Sequence[str], path: Path) -> None:
         self._module, self._arguments, self._path = module, arguments, path
         self._states: list[State] = []
+        self._observed: Sequence[str] = arguments
         self._initial = {name: buffer.clone() for name, buffer in module.named_buffers()}
 
     def make(self, spec: FactorySpec) -> nn.Module:
         """See ``ForeignPolicy.make``."""
-        self._arguments = in_order(self._arguments, spec, self._path)
+        self._observed = in_order(self._arguments, spec, self._path)
         examples = [torch.zeros(1, *part.shape) for part in spec.inputs]
         self._states = [State(name, name, tuple(value.shape)) for name, value in self._changed(examples)]
         for state in self._states:
@@ -52,15 +53,19 @@ class _TorchPolicy:
             return [value.numpy() for value in self._run(*(torch.from_numpy(value) for value in row))]
 
     def _run(self, *rows: Tensor) -> list[Tensor]:
-        observed, held = rows[: len(self._arguments)], rows[len(self._arguments) :]
+        observed, held = rows[: len(self._observed)], rows[len(self._observed) :]
         for state, value in zip(self._states, held, strict=True):
             _assign(self._module, state.source, state.of_rows(value.clone()))
-        outputs: object = self._module(*observed)
+        outputs: object = self._module(*self._in_own_order(observed))
         outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
         if not isinstance(outputs, Tensor):
             raise ConfigError(f"{self._path} returns {type(outputs).__name__}: a policy returns a tensor first")
         buffers = dict(self._module.named_buffers())
         return [outputs, *(state.to_rows(buffers[state.source]) for state in self._states)]
+
+    def _in_own_order(self, observed: Sequence[Tensor]) -> list[Tensor]:
+        values = dict(zip(self._observed, observed, strict=True))
+        return [values[name] for name in self._arguments]
 
     def _changed(self, examples: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
         """Buffers that a call changes."""
@@ -68,7 +73,7 @@ class _TorchPolicy:
             _assign(self._module, name, value.clone())
         try:
             with torch.no_grad():
-                self._module(*(torch.rand(example.shape) for example in examples))
+                self._module(*self._in_own_order([torch.rand(example.shape) for example in examples]))
         except Exception as error:  # somebody else's program
             reason = (str(error).strip().splitlines() or ["no message"])[-1]
             raise ConfigError(
@@ -114,7 +119,7 @@ class TorchScripts(PolicyReader):
             reason = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"TorchScript archive {file.path} cannot be loaded: {reason}") from error
         program = _TorchPolicy(module, arguments, file.path)
-        return ForeignPolicy(f"TorchScript: {module.original_name}", program.make, program.answer)
+        return ForeignPolicy(f"TorchScript: {module.original_name}", program.make, program.answer, takes_parts=True)
 
 
 class ExportedPrograms(PolicyReader):
@@ -137,7 +142,7 @@ class ExportedPrograms(PolicyReader):
             reason = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"torch.export program {file.path} cannot be loaded: {reason}") from error
         policy = _TorchPolicy(module, program.graph_signature.user_inputs, file.path)
-        return ForeignPolicy("torch.export program", policy.make, policy.answer)
+        return ForeignPolicy("torch.export program", policy.make, policy.answer, takes_parts=True)
 
     def _require_tensors(self, file: PolicyFile) -> None:
         """Raise ConfigError for a pickle that builds more than tensors: torch's loader would run what it names."""

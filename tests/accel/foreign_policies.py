@@ -194,3 +194,10 @@ class Inference(nn.Module):
     def act_inference(self, x: torch.Tensor) -> torch.Tensor:
         answer: torch.Tensor = self.actor(x)
         return answer
+
+
+def in_parts(env: Any) -> Any:
+    """A vector as the two parts of a Dict."""
+    low, high = env.observation_space.low, env.observation_space.high
+    space = spaces.Dict({"goal": spaces.Box(low[:1], high[:1]), "joints": spaces.Box(low[1:], high[1:])})
+    return TransformObservation(env, lambda row: {"goal": row[:1], "joints": row[1:]}, space)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accel.config import TrainConfig
-from accel.errors import ConfigError
+from accel.errors import CheckpointError, ConfigError
 from accel.imports.policy import import_policy
 from tests.accel.test_import_policy import HERE, linear, ppo_weights, weights_of, write_zip
 
@@ -40,8 +40,6 @@ def relu_net(weights: dict[str, Tensor], prefix: str, x: np.ndarray) -> np.ndarr
     ("module", "what"),
     [
         ("sb3_contrib.common.maskable.policies", "masks of allowed actions"),
-        ("sb3_contrib.common.recurrent.policies", "recurrent"),
-        ("sb3_contrib.crossq.policies", "CrossQ"),
         ("__main__", "a class of its own"),
     ],
 )
@@ -138,3 +136,55 @@ def test_sac_with_state_dependent_noise_keeps_its_clamp(hidden: bool, tmp_path: 
     means = linear(weights, "actor.mu.0", features)
     assert np.abs(means).max() > 2.5
     assert np.allclose(import_policy(path, PENDULUM).act(x), 2 * np.tanh(np.clip(means, -2, 2)), atol=1e-5)
+
+
+def test_a_recurrent_ppo_keeps_its_lstms_state(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    lstm, critic = nn.LSTM(4, 16), nn.LSTM(4, 16)
+    weights = weights_of({"mlp_extractor.policy_net.0": (8, 16), "mlp_extractor.value_net.0": (8, 16)})
+    weights |= weights_of({"action_net": (2, 8), "value_net": (1, 8)})
+    for name, module in (("lstm_actor", lstm), ("lstm_critic", critic)):
+        weights |= {f"{name}.{part}": tensor for part, tensor in module.state_dict().items()}
+    home = policy_class("sb3_contrib.common.recurrent.policies")
+    policy = import_policy(write_zip(tmp_path / "a.zip", weights, policy_class=home), CARTPOLE).policy
+    assert policy.state_shapes == ((16,), (16,))
+    rows = torch.randn(6, 3, 4)
+    hidden = lstm(rows)[0].detach().numpy()
+    wanted = linear(weights, "action_net", np.tanh(linear(weights, "mlp_extractor.policy_net.0", hidden)))
+    states = [torch.zeros(3, 16)] * 2
+    for row, expected in zip(rows, wanted, strict=True):
+        with torch.no_grad():
+            found, *states = policy(row, *states)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    lost = {name: tensor for name, tensor in weights.items() if not name.startswith("lstm_actor")}
+    with pytest.raises(CheckpointError, match="recurrent, and layer 'lstm_actor"):
+        import_policy(write_zip(tmp_path / "b.zip", lost, policy_class=home), CARTPOLE)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["between", "also last"])
+def test_batch_renormalisation_of_crossq_is_inside_its_layers(last: bool, tmp_path: Path) -> None:
+    weights = weights_of({"actor.latent_pi.1": (16, 3), "actor.latent_pi.4": (8, 16), "actor.mu": (1, 8)})
+    weights |= weights_of({"actor.log_std": (1, 8)})
+    generator = np.random.default_rng(5)
+    norms = {0: 3, 3: 16} | ({6: 8} if last else {})
+    for index, size in norms.items():
+        for part, low in (("scale", 0.5), ("bias", -0.5), ("ra_mean", -1.0), ("ra_var", 0.1)):
+            drawn = generator.uniform(low, low + 1.5, size).astype(np.float32)
+            weights[f"actor.latent_pi.{index}.{part}"] = torch.from_numpy(drawn)
+        weights[f"actor.latent_pi.{index}.steps"] = torch.tensor(10)
+    path = write_zip(tmp_path / "a.zip", weights, policy_class=policy_class(CONTRIB.format("crossq")))
+    policy = import_policy(path, PENDULUM)
+
+    def normalised(index: int, x: np.ndarray) -> np.ndarray:
+        scale, bias, mean, variance = (
+            weights[f"actor.latent_pi.{index}.{part}"].numpy() for part in ("scale", "bias", "ra_mean", "ra_var")
+        )
+        answer: np.ndarray = (x - mean) / np.sqrt(variance + 0.001) * scale + bias
+        return answer
+
+    rows = torch.randn(9, 3)
+    x = np.maximum(linear(weights, "actor.latent_pi.1", normalised(0, rows.numpy())), 0)
+    x = np.maximum(linear(weights, "actor.latent_pi.4", normalised(3, x)), 0)
+    wanted = linear(weights, "actor.mu", normalised(6, x) if last else x)
+    np.testing.assert_allclose(policy.policy(rows)[0][:, :1], wanted, atol=1e-5)
+    assert policy.config.environment.squash_actions and policy.architecture == "CrossQ: 16-8 ReLU"

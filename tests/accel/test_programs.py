@@ -390,3 +390,28 @@ def test_a_checkpoint_with_other_layers_is_refused(tmp_path: Path) -> None:
     torch.save(checkpoint, tmp_path / "model.pt")  # noqa: TID251
     with pytest.raises(ConfigError, match=r"'cnn\.0\.weight' is none of a plain policy of rsl_rl"):
         import_policy(tmp_path / "model.pt", PENDULUM)
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(3, 1)
+
+    def forward(self, joints: Tensor, goal: Tensor) -> Tensor:
+        answer: Tensor = self.net(torch.cat((joints, goal), 1))
+        return answer
+
+
+@pytest.mark.parametrize("kind", ["onnx", "script"])
+def test_named_inputs_are_the_parts_of_a_dict_observation(kind: str, tmp_path: Path) -> None:
+    config, path = PENDULUM.replace(wrapper=("tests.accel.foreign_policies:in_parts",)), tmp_path / "p"
+    if kind == "onnx":
+        write_onnx(path, Parts(), [torch.zeros(1, 2), torch.zeros(1, 1)], ["joints", "goal"], ["out"])
+    else:
+        write_script(path, Parts())
+    policy = import_policy(path, config)
+    assert policy.policy.input_names == ("goal", "joints")
+    goal, joints = torch.randn(5, 1), torch.randn(5, 2)
+    torch.testing.assert_close(policy.policy(goal, joints)[0][:, :1], Parts()(joints, goal), atol=1e-5, rtol=0)
+    with pytest.raises(ConfigError, match=r"takes .*, and the environment observes observations"):
+        import_policy(path, PENDULUM)
