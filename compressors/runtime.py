@@ -18,7 +18,7 @@ from accel.compressors.arrays import FloatArray
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import ArtifactError
-from accel.compressors.kernels.chain import make_chain
+from accel.compressors.kernels.chain import make_chain, why_no_chain
 
 Array = NDArray[np.generic]
 Runtime = Literal["native", "onnxruntime"]
@@ -64,6 +64,7 @@ class PolicySession:
         artifact: the one loaded.
         batch: rows in every input and output.
         runtime: what runs it: ``native`` or ``onnxruntime``.
+        ran_on: the same, and why the compiled kernels do not run it, where they were asked to.
         inputs: name to array; observations [batch, *shape] first, then recurrent state (zero at first).
         outputs: name to array; distribution parameters [batch, P] first, then the next recurrent state.
         run: computes ``outputs`` from ``inputs``. Raises ArtifactError: the model fails on this batch.
@@ -95,6 +96,8 @@ class PolicySession:
         self.artifact = artifact
         self._kernel = make_chain(artifact) if runtime == "native" else None
         self.runtime: Runtime = "onnxruntime" if self._kernel is None else "native"
+        wanted = self.runtime == runtime
+        self.ran_on = self.runtime if wanted else f"{self.runtime} ({why_no_chain(artifact)})"
         self._session = _load(artifact) if self._kernel is None else None
         self._bind(batch)
 

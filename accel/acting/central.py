@@ -225,7 +225,7 @@ class PolicyBatcher:
             session = PolicySession(artifact, batch=1, runtime=self._wanted_runtime)
             self._scheme_id = self._schemes.index(artifact.scheme)
             self._question, self._answer = _message_of(artifact.inputs), _message_of(artifact.outputs)
-            self._sessions, self.runtime = {1: session}, session.runtime
+            self._sessions, self.runtime = {1: session}, session.ran_on
             self._refused = False
         if not self._refused:  # An update without a payload refers to the last one that had one.
             self.version = update.version

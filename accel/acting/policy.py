@@ -122,7 +122,7 @@ class SessionPolicy:
             self._check_contract(artifact)
             session = PolicySession(artifact, batch=self._layout.envs, runtime=self._wanted_runtime)
             self._use(session)
-            self.scheme, self.runtime = artifact.scheme, session.runtime
+            self.scheme, self.runtime = artifact.scheme, session.ran_on
         self.version = update.version
         return deserialise_s
 

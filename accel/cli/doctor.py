@@ -165,12 +165,12 @@ def _processor(machine: Machine) -> Iterator[Finding]:
     reason = why_none()
     if reason:
         yield Finding("kernels", "note", "none: every policy runs on onnxruntime", reason)
-    elif lanes_here() == 16:
-        yield Finding("kernels", "ok", "AVX-512 and VNNI: policies of dense layers run natively")
     else:
-        floats = VNNI in features  # whose int8 has codes of 8 bits, which AVX2 cannot sum
-        value = f"AVX2: policies of dense layers run natively{', int8 on onnxruntime' if floats else ''}"
-        yield Finding("kernels", "ok", value)
+        best = "AVX-512 and VNNI" if lanes_here() == 16 else "AVX2"
+        floats = lanes_here() < 16 and VNNI in features  # whose int8 has codes of 8 bits, which AVX2 cannot sum
+        what = "in fp32 and fp16 " if floats else ""
+        value = f"{best}: policies of dense layers, norms, residual sums and gates run natively {what}".rstrip()
+        yield Finding("kernels", "ok", f"{value}, others on onnxruntime")
     cores = f"{machine.usable_cores:g} usable of {machine.cores}"
     if machine.usable_cores < 2:
         advice = "learner and actors share one core; ask the scheduler or the container for more"

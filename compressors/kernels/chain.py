@@ -663,7 +663,7 @@ class ChainKernel:
         if scale.shape not in ((), (1,), (n,)) or self._array(step.zero, np.int8).any():
             raise _UnsuitedError
         if self._lanes == 8 and np.abs(weight.view(np.int8).astype(np.int16)).max() > _GREATEST_WITHOUT_VNNI:
-            raise _UnsuitedError
+            raise _UnsuitedError("weights of 8 bits need AVX-512 with VNNI in the compiled kernels")
         with np.errstate(all="ignore"):  # what is not finite becomes so in the answers too
             factors = np.multiply(scale, self._scalar(reads.scale, np.float32))
             if step.rescales and step.writes is not None:
@@ -680,7 +680,7 @@ class ChainKernel:
     def _array(self, name: str, dtype: type[np.generic] | np.dtype[np.generic]) -> Array:
         array = self._graph.array(self._model, name)
         if array.dtype != dtype:
-            raise _UnsuitedError
+            raise _UnsuitedError(f"{name} is {array.dtype}, where the compiled kernels take {np.dtype(dtype)}")
         return array
 
     def _scalar(self, name: str, dtype: type[np.generic]) -> Array:

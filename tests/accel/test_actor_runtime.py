@@ -7,19 +7,25 @@ from pathlib import Path
 import pytest
 
 import accel
-from accel.compressors.kernels.library import lanes_here
+from accel.compressors.kernels.library import lanes_here, why_none
 
-NATIVE = "native" if lanes_here() else "onnxruntime"
+NATIVE = "native" if lanes_here() else f"onnxruntime ({why_none()})"
+
+SIGNED = "/torso/Tanh_output_0:zero is int8, where the compiled kernels take uint8"
+RECURRENT = "it has several inputs or outputs, as recurrent policies have"
 
 
 @pytest.mark.parametrize(
     ("options", "runtime"),
     [
         ({"compressor": "fp32"}, NATIVE),
-        ({"compressor": "anneal(fp32@0;int8(s8s8)@300)"}, f"{NATIVE}, onnxruntime" if lanes_here() else NATIVE),
+        (
+            {"compressor": "anneal(fp32@0;int8(s8s8)@300)"},
+            f"{NATIVE}, onnxruntime ({SIGNED})" if lanes_here() else NATIVE,
+        ),
         ({"compressor": "fp32", "actor_runtime": "onnxruntime"}, "onnxruntime"),
         ({"compressor": "fp32", "actor_runtime": "torch"}, "torch"),
-        ({"compressor": "fp32", "network": "mlp:8x1+lstm:8"}, "onnxruntime"),
+        ({"compressor": "fp32", "network": "mlp:8x1+lstm:8"}, f"onnxruntime ({RECURRENT})" if lanes_here() else NATIVE),
         ({"compressor": "fp32", "env_workers": 2}, NATIVE),
     ],
 )
