@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from math import prod
 from typing import NoReturn
 
 import numpy as np
@@ -36,6 +37,7 @@ class IntegerLayer:
         bias_codes: initializer for the bias's codes, "" without bias.
         activation: the layer's input, whose scale the bias uses.
         stem: prefix of the weight's initializers; layers that share a weight have different ones.
+        inputs: how many products each of its sums has.
         channel_axis: the weight's output axis if each output has its own scale, else None.
     """
 
@@ -45,6 +47,7 @@ class IntegerLayer:
     bias_codes: str
     activation: str
     stem: str
+    inputs: int
     channel_axis: int | None
 
 
@@ -274,7 +277,8 @@ class IntegerGraph:
         if bias:
             self.slots[bias_codes] = Slot(self._graph.parameters[bias].shape, TensorProto.INT32)
         axis = channel_axis if per_channel else None
-        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, x.activation, stem, axis)
+        inputs = prod(shape) // shape[channel_axis]
+        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, x.activation, stem, inputs, axis)
         self.layers.append(layer)
         return layer
 

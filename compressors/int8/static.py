@@ -23,7 +23,7 @@ from onnx import NodeProto
 from accel.compressors.arrays import Array
 from accel.compressors.artifact import Optimisation
 from accel.compressors.cpu import ARM, VNNI, cpu_features
-from accel.compressors.errors import CalibrationError, SchemeError
+from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
 from accel.compressors.graph.optimise import optimised_nodes
 from accel.compressors.graph.payload import Payload, Slot
 from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
@@ -144,6 +144,7 @@ class Int8Encoder(Encoder):
         self._clipped = dict.fromkeys(integer.clipped, narrowed(self._codes, bits))
         check_layers(options.scheme, dict(options.layers), integer.names)
         self.layers = integer.layers
+        self._check_sums(options)
         self.int4_layers = integer.int4_layers
         self.floats = integer.floats
         self._measured = integer.measured
@@ -160,6 +161,16 @@ class Int8Encoder(Encoder):
         self._int4_writer = layer_writer(self.int4_layers, graph)
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
+
+    def _check_sums(self, options: Int8) -> None:
+        """Sums wrap silently beyond 32 bits, in the kernels and in onnxruntime."""
+        most = np.iinfo(np.int32).max // (self._codes.levels * self.weight_codes.maximum)
+        for layer in self.layers:
+            if layer.inputs > most:
+                raise UnsupportedLayerError(
+                    f"{options.scheme}: layer {layer.name!r} sums {layer.inputs:,} products, and more than {most:,} "
+                    f"can exceed 32 bits: keep it in floats (int8({layer.name}=float)), or use fp16 or fp32"
+                )
 
     def codes_of(self, activation: str) -> IntegerType:
         """The codes that an activation may have."""

@@ -63,6 +63,19 @@ def test_pixels_reach_the_first_convolution_as_they_are() -> None:
     assert set(found) == {"QLinearConv", "Flatten", "QGemm"}
 
 
+@pytest.mark.parametrize(("scheme", "most"), [("int8(s8s8)", 66_311), ("int8(reduce_range)", 131_586)])
+def test_sums_that_can_exceed_32_bits_are_refused(scheme: str, most: int) -> None:
+    for inputs in (most, most + 1):
+        case = Case(nn.Module, {"observations": (inputs,)})
+        policy = nn.Sequential(nn.Linear(inputs, 2), nn.ReLU(), nn.Linear(2, 2))
+        if inputs == most:
+            case.bind(scheme, policy, rows=0)
+            continue
+        with pytest.raises(UnsupportedLayerError, match=rf"layer '0' sums {inputs:,} products, .* {most:,} .*0=float"):
+            case.bind(scheme, policy, rows=0)
+        case.bind(f"{scheme[:-1]},0=float)", policy, rows=0)
+
+
 def test_pooling_runs_channels_last() -> None:
     case = CASES["resnet"]
     module = case.make()
