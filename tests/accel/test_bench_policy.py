@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from accel.bench.timing import interleave, timed_calls
 from accel.compressors.errors import SchemeError
 from accel.compressors.kernels.library import lanes_here
 from accel.config import TrainConfig
+from accel.config.parts import Activation
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError, RunDirectoryError
 from tests.accel.bench_rows import check_rows
@@ -216,6 +218,14 @@ def test_a_sample_averages_many_short_calls_and_one_long_call(
 def test_bad_input_is_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         bench_policy(**options)
+
+
+@pytest.mark.skipif(not lanes_here(), reason="a CPU with compiled kernels")
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_every_activation_runs_in_kernels(activation: Activation) -> None:
+    subject = random_subject("mlp:16x2", default_spec("mlp:16x2"), activation=activation)
+    artifacts = subject.artifacts(["int8(reduce_range)"], pytest.fail)
+    assert len(placed(artifacts, ["native"], pytest.fail)) == 2
 
 
 @pytest.mark.skipif(not lanes_here(), reason="a CPU with compiled kernels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -111,8 +112,18 @@ def test_training_and_acting_agree_on_every_policy_gradient(text: str, spec: Env
 def test_what_is_differentiated_by_hand_has_the_gradients_of_autograd(text: str, spec: EnvSpec, critic: str) -> None:
     separate = critic != "shared" and text.startswith("mlp") and "+" not in text
     kind = "action-value" if critic == "action-value" and spec.action.kind == "categorical" else "value"
-    network = build_network(text, spec, critic=kind, separate_value_torso=separate, seed=0, normalise_observations=True)
-    arguments = _observations(spec, 3, 2), _first(3, 2), _state(network, 2)
+    _compare_gradients(
+        build_network(text, spec, critic=kind, separate_value_torso=separate, seed=0, normalise_observations=True), kind
+    )
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_every_activation_has_the_gradients_of_autograd(activation: Activation) -> None:
+    _compare_gradients(build_network("mlp:16x2", VECTOR, activation=activation, seed=0), "value")
+
+
+def _compare_gradients(network: PolicyNetwork, kind: str) -> None:
+    arguments = _observations(network.spec, 3, 2), _first(3, 2), _state(network, 2)
     expected = network(*arguments)
     predictions = expected.values if kind == "value" else expected.action_values
     of_params, of_predictions = torch.randn_like(expected.params), torch.randn_like(predictions)
