@@ -137,8 +137,8 @@ def with_forward(module: nn.Module, spec: EnvSpec) -> nn.Module:
         return InferenceActor(module)
     if isinstance(module, torch.jit.ScriptModule):
         raise ConfigError(
-            f"{module.original_name} is a TorchScript program, whose graph cannot be exported with its weights apart: "
-            "give the class that it was made from, and its state_dict() with --weights"
+            f"{module.original_name} is a TorchScript program: save it with torch.jit.save, and give the file as "
+            "--policy, in place of --module"
         )
     if type(module).forward is not nn.Module.forward:
         return module

@@ -231,7 +231,7 @@ def _adopt(
         spec,
         log_std=foreign.log_std,
         normaliser=None if normaliser is None else read_normaliser(normaliser, spec.observation_shape),
-        scales_images=foreign.scales_images,
+        scales_images=foreign.scales_images or _makes_bytes(config),
     )
     acts_by, source = _rule(rule, adapted, spec), _arguments(given, config, squashes=foreign.squashes)
     name, steps = foreign.architecture, foreign.env_steps
@@ -269,6 +269,14 @@ def _environment(config: TrainConfig, foreign: ForeignPolicy) -> VectorEnvironme
             "accel.envs.masks:without_masks where a mask comes in info"
         )
     return environment
+
+
+def _makes_bytes(config: TrainConfig) -> bool:
+    """Whether images of floats are shown as bytes, which the policy gets back as floats in [0, 1]."""
+    found = any(wrapper.endswith(":ImageBytes") for wrapper in config.environment.wrapper)
+    if found:
+        logger.warning("ImageBytes shows images as bytes: the policy gets them divided by 255, as floats in [0, 1]")
+    return found
 
 
 def _require_image(space: spaces.Space[object] | None, config: TrainConfig, normaliser: Path | None) -> None:

@@ -201,3 +201,9 @@ def in_parts(env: Any) -> Any:
     low, high = env.observation_space.low, env.observation_space.high
     space = spaces.Dict({"goal": spaces.Box(low[:1], high[:1]), "joints": spaces.Box(low[1:], high[1:])})
     return TransformObservation(env, lambda row: {"goal": row[:1], "joints": row[1:]}, space)
+
+
+def as_picture(env: Any) -> Any:
+    """CartPole's numbers as an image of floats in [0, 1]."""
+    space = spaces.Box(0, 1, (2, 2, 1), np.float32)
+    return TransformObservation(env, lambda row: np.float32(1 / (1 + np.exp(-row))).reshape(2, 2, 1), space)
