@@ -112,6 +112,8 @@ class Chain:
     """A model as these steps: observations less ``mean``, times ``factor``, clipped, as floats and as ``codes``."""
 
     steps: tuple[Step, ...]
+    ends: tuple[tuple[int, ...], ...]
+    """After each step the values whose columns are free: nothing reads them any more."""
     result: int
     """The value that is the model's output."""
     mean: str
@@ -134,7 +136,7 @@ class _Reader:
         self._values = {self._input: 0}
         self._coded: dict[str, tuple[int, CodeNames]] = {}
         self._steps: list[Step] = []
-        self._chain = Chain((), 0, "", "", (), None, {}, {})
+        self._chain = Chain((), (), 0, "", "", (), None, {}, {})
         self._uses = Counter(name for node in graph.nodes for name in node.inputs)
         self._uses.update(output.name for output in graph.outputs)
         self._rules: dict[str, Callable[[Node], None]] = {
@@ -163,7 +165,18 @@ class _Reader:
         result = self._values.get(self._graph.outputs[0].name)
         if not self._steps or result is None:
             raise _UnsuitedError("the output is not made of dense layers in floats")
-        return replace(self._chain, steps=tuple(self._steps), result=result)
+        return replace(self._chain, steps=tuple(self._steps), ends=self._ends(result), result=result)
+
+    def _ends(self, result: int) -> tuple[tuple[int, ...], ...]:
+        """See ``Chain.ends``; a part's columns are those of the whole."""
+        wholes, last = [0], {0: 0}
+        for index, step in enumerate(self._steps, 1):
+            wholes.append(wholes[step.reads[0]] if step.kind == "part" else index)
+            last.update(dict.fromkeys((wholes[value] for value in step.reads), index))
+            last.setdefault(wholes[index], index)
+        last.pop(wholes[result])
+        steps = range(1, len(self._steps) + 1)
+        return tuple(tuple(value for value, end in last.items() if end == index) for index in steps)
 
     def _take(self, node: Node) -> int:
         if not node.inputs or self._graph.places.keys() & {*node.outputs}:
@@ -506,7 +519,7 @@ class ChainKernel:
         self._columns = _Columns(2 * lanes)
         self._places = [self._columns.take(self._features)]
         made: list[_CStep] = []
-        for step, ends in zip(chain.steps, _ends(chain), strict=True):
+        for step, ends in zip(chain.steps, chain.ends, strict=True):
             made += self._part(step) if step.kind == "part" else self._make(step)
             for value in ends:
                 self._columns.give_back(*self._places[value])
@@ -699,17 +712,6 @@ class ChainKernel:
     def _keep(self, array: Array) -> int:
         self._kept.append(array)
         return int(array.ctypes.data)
-
-
-def _ends(chain: Chain) -> list[list[int]]:
-    """The values that nothing reads after each step; a part's columns are those of the whole."""
-    wholes, last = [0], {0: 0}
-    for index, step in enumerate(chain.steps, 1):
-        wholes.append(wholes[step.reads[0]] if step.kind == "part" else index)
-        last.update(dict.fromkeys((wholes[value] for value in step.reads), index))
-        last.setdefault(wholes[index], index)
-    last.pop(wholes[chain.result])
-    return [[value for value, end in last.items() if end == index] for index in range(1, len(chain.steps) + 1)]
 
 
 def _is_as_declared(spec: TensorSpec, value: Value) -> bool:
