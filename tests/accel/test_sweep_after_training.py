@@ -291,9 +291,9 @@ def test_the_command_line_says_what_is_wrong_in_one_message(
         (("--run", tmp_path / "none"), "no directory", 2),
         (("--run", empty), "holds no checkpoint", 1),
         (("--config", tmp_path / "none.toml"), "cannot read configuration", 2),
-        (("--config", tmp_path / "none.toml", "--max-kl", 1), "--max-kl needs --run, --module or --policy", 2),
-        (("--config", tmp_path / "none.toml", "--env", "CartPole-v1"), "--env needs --run, --module or --policy", 2),
-        (("--run", run, "--policy", "a.zip"), "to sweep a trained policy, or --config FILE", 2),
+        (("--config", tmp_path / "none.toml", "--max-kl", 1), "--max-kl needs --run, --policy or --module", 2),
+        (("--config", tmp_path / "none.toml", "--env", "CartPole-v1"), "--env needs --run, --policy or --module", 2),
+        (("--run", run, "--policy", "a.zip"), "leave out --policy", 2),
         (("--module", "m:f"), "give --env", 2),
         (("--policy", "a.zip", "--env", "CartPole-v1", "--sample"), "--rule stochastic", 2),
     ]
