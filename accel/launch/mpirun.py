@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 import psutil
 
 from accel.display.text import show
 from accel.supervision.clock import ListeningClock
-from accel.supervision.heartbeat import HeartbeatReader, RankStatus
+from accel.supervision.heartbeat import DIRECTORY, HeartbeatFiles, HeartbeatReader, RankStatus
 from accel.supervision.processes import is_running
 from accel.system.signals import FORWARDED, Insistence, handle, parent_death, restore
 from accel.transport.launcher import mpirun_command
@@ -73,13 +74,14 @@ def run(arguments: Sequence[str], *, ranks: int, can_stop: Callable[[], bool], p
         patience_s: how long ranks may wait for each other at start and stop, and the learner may be silent.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    job = _Job(ranks, can_stop, patience_s)
-    before = handle(USER_SIGNALS, job.on_signal) if is_main else {}
-    try:
-        with session_directory() as environment:
-            return job.watch(job.start(arguments, environment))
-    finally:
-        restore(before)
+    with tempfile.TemporaryDirectory(prefix="accel-signs-", ignore_cleanup_errors=True) as signs:
+        job = _Job(ranks, can_stop, patience_s, Path(signs))
+        before = handle(USER_SIGNALS, job.on_signal) if is_main else {}
+        try:
+            with session_directory() as environment:
+                return job.watch(job.start(arguments, environment | {DIRECTORY: signs}))
+        finally:
+            restore(before)
 
 
 @contextmanager
@@ -132,12 +134,12 @@ def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:
 class _Job:
     """One mpirun, from start to end."""
 
-    def __init__(self, ranks: int, can_stop: Callable[[], bool], patience_s: float) -> None:
+    def __init__(self, ranks: int, can_stop: Callable[[], bool], patience_s: float, signs: Path) -> None:
         self._ranks = ranks
         self._can_stop = can_stop
         self._patience_s = patience_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader = HeartbeatReader()
+        self._reader, self._files = HeartbeatReader(), HeartbeatFiles(signs)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._signs: dict[int, RankStatus] = {}
         self._heard_s: dict[int, float] = {}
@@ -158,9 +160,19 @@ class _Job:
             return
         if self._requests == 1 and self._joined and self._can_stop():
             self._limit_s = self._clock.s + SAVE_S + self._patience_s
-            self._process.send_signal(FORWARDED)
+            self._request()
         else:
             self._end()
+
+    def _request(self) -> None:
+        """Ask the learner to stop: at once where it is here, else by way of mpirun."""
+        learner = self._signs.get(0)
+        if learner is not None and learner.host == socket.gethostname():
+            with suppress(OSError):
+                os.kill(learner.pid, FORWARDED)
+                return
+        if self._process is not None:
+            self._process.send_signal(FORWARDED)
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start mpirun."""
@@ -180,6 +192,7 @@ class _Job:
         """Pass the output on until mpirun has ended."""
         while self._pass_on(process):
             self._clock.look()
+            self._note(self._files.read())
             self._check()
         show(self._decoder.decode(self._reader.rest(), final=True))
         return Ended(_wait(process), self._requests > 0, self._signs.get(0), self._trouble)
@@ -204,10 +217,14 @@ class _Job:
 
     def _take(self, chunk: bytes) -> None:
         text, signs = self._reader.feed(chunk)
-        for sign in signs:
-            self._signs[sign.rank] = sign
-            self._heard_s[sign.rank] = self._clock.s
+        self._note(signs)
         show(self._decoder.decode(text))
+
+    def _note(self, signs: Sequence[RankStatus]) -> None:
+        for sign in signs:
+            known = self._signs.get(sign.rank)
+            if known is None or known.phase != "ended":  # What mpirun forwards may come late.
+                self._signs[sign.rank], self._heard_s[sign.rank] = sign, self._clock.s
 
     def _check(self) -> None:
         """Ends the job when something is late."""

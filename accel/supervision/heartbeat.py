@@ -1,7 +1,8 @@
 """Signs of life: what ranks tell the process that started them, through the output that mpirun forwards anyway.
 
-A sign is an escape sequence that terminals ignore: one that is not filtered out does no harm. It is short and ends a
-line, so that the launcher forwards it at once and in one piece, and repeated where it matters.
+Ranks on its own host leave them in files too: whoever connects to a port of prterun and says nothing keeps it from
+forwarding anything. A sign is an escape sequence that terminals ignore: one that is not filtered out does no harm. It
+is short and ends a line, so that the launcher forwards it at once and in one piece, and repeated where it matters.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import json
 import os
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 Phase = Literal["started", "joined", "failed", "ended"]
 
+DIRECTORY = "ACCEL_SIGNS_DIRECTORY"
+"""The environment variable that names the directory of the files."""
 _START, _END = b"\x1b]accel;", b"\x07\n"
 _MAX_SIGN_BYTES = 1024
 _PERIOD_S = 1.0
@@ -77,10 +82,33 @@ class Heartbeat:
                 return
 
     def _write(self) -> None:
+        sign = encode(RankStatus(self._rank, socket.gethostname(), os.getpid(), self._phase, self._status))
+        if directory := os.environ.get(DIRECTORY):
+            with suppress(OSError):  # It is on another host, or gone.
+                Path(directory, str(self._rank)).write_bytes(sign)
         try:
-            os.write(1, encode(RankStatus(self._rank, socket.gethostname(), os.getpid(), self._phase, self._status)))
+            os.write(1, sign)
         except OSError:
             self._over.set()  # Whoever listened is gone.
+
+
+class HeartbeatFiles:
+    """The starter's side of the files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen: dict[str, int] = {}
+
+    def read(self) -> list[RankStatus]:
+        """Signs that are new, or were repeated."""
+        found = []
+        for path in self._directory.iterdir():
+            written_at, content = path.stat().st_mtime_ns, path.read_bytes()
+            sign = _parse(content.removeprefix(_START).removesuffix(_END))
+            if sign is not None and self._seen.get(path.name) != written_at:
+                self._seen[path.name] = written_at
+                found.append(sign)
+        return found
 
 
 class HeartbeatReader:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,38 @@ def listening() -> dict[int, set[str]]:
         for pid in re.findall(r"pid=(\d+)", line):
             found.setdefault(int(pid), set()).add(line.split()[4])
     return found
+
+
+def disturb(port: int) -> list[socket.socket]:
+    """Noise, a scan, and a connection that says nothing, which stays open."""
+    kept = []
+    for content in (random.Random(port).randbytes(10_000), b"OMPI", b"", None):
+        with suppress(OSError):
+            connection = socket.create_connection(("127.0.0.1", port), 5.0)
+            kept.append(connection)
+            if content is not None:
+                connection.sendall(content)
+                connection.close()
+    return kept
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_noise_on_every_port_disturbs_nothing(learners: int, tmp_path: Path) -> None:
+    """On the launcher's own too, and on those of learners that sum their gradients."""
+    words = (*ENDLESS, "--batch-unrolls", str(learners), "--actors", "2", "--learners", str(learners))
+    with TrainingRun(tmp_path, *words) as job:
+        job.wait_for_records(2)
+        family = set(job.processes())
+        ports = {int(name.rpartition(":")[2]) for pid, names in listening().items() if pid in family for name in names}
+        assert ports, "the launcher listens"
+        kept = [connection for port in sorted(ports) for connection in disturb(port)]
+        seen = job.records()[-1]["updates"]
+        job.wait_for(lambda: job.records()[-1]["updates"] > seen + 5, "learning on")
+        assert job.records()[-1]["actors_alive"] == 2
+        job.stop()
+        for connection in kept:
+            connection.close()
+        assert job.summary().dead_actors == 0 and job.summary().reason == "stopped on request"
 
 
 @pytest.mark.parametrize("ranks", [None, 3], ids=["accel train", "mpirun"])
