@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import itertools
 import json
 import shutil
 import subprocess
@@ -90,3 +91,49 @@ def test_help_writes_nothing(tmp_path: Path) -> None:
     assert call("--help", cwd=tmp_path).returncode == 0
     assert call("--list", cwd=tmp_path).stdout.startswith("tiny: Tiny\n  0/1 fp32: accel train --actors 0")
     assert [path.name for path in tmp_path.iterdir()] == ["table.toml"]
+
+
+def test_lanes_run_beside_each_other_and_each_runs_one_at_a_time(tmp_path: Path) -> None:
+    """The programs fail, as nothing is kept of them but when they ran."""
+    (tmp_path / "noted.py").write_text(
+        "import pathlib, sys, time\n"
+        "began = time.monotonic()\n"
+        "time.sleep(1.0)\n"
+        "name = sys.argv[sys.argv.index('--name') + 1]\n"
+        f"pathlib.Path({str(tmp_path)!r}, name + '.times').write_text(f'{{began}} {{time.monotonic()}}')\n"
+        "sys.exit(1)\n"
+    )
+    head = '[case.laned]\nseeds = 2\nlanes = [["a"], ["b", "c"]]\n[case.laned.variants]\n'
+    variants = (f'{name} = {{ program = ["{tmp_path}/noted.py"] }}' for name in "abc")
+    (tmp_path / "table.toml").write_text(head + "\n".join(variants))
+    done = call(cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    spans = {path.stem: tuple(map(float, path.read_text().split())) for path in tmp_path.glob("*.times")}
+    assert sorted(spans) == ["a-s0", "a-s1", "b-s0", "b-s1", "c-s0", "c-s1"]
+    assert spans["a-s0"][0] < spans["b-s0"][1] and spans["b-s0"][0] < spans["a-s0"][1], "lanes overlap"
+    lane = sorted(span for name, span in spans.items() if name[0] in "bc")
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(lane)), "one at a time"
+
+
+def test_a_variant_is_in_one_lane(tmp_path: Path) -> None:
+    (tmp_path / "table.toml").write_text(
+        TABLE.replace("seeds = 1", 'seeds = 1\nlanes = [["fp32"], ["fp32", "broken"]]')
+    )
+    with pytest.raises(SystemExit, match="fp32, elsewhere must be in one lane each"):
+        runner().read_cases(tmp_path / "table.toml")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpu-halfcheetah", "gpu-scaling"])
+def test_what_needs_a_gpu_is_rehearsed_on_the_cpu(name: str, tmp_path: Path) -> None:
+    """Each variant once, with a small network and a few steps; the page is drawn."""
+    case = runner().read_cases(PROJECT / "scripts/evidence/cases.toml")[name]
+    small = {"cuda": "cpu", "mlp:2048x3": "mlp:16x1", "1000000": "9000", "10000000": "9000", "18": "2"}
+    lines = [f"[case.{name}]", f"baseline = {case.baseline!r}", f"lanes = {list(map(list, case.lanes))}", "seeds = 1"]
+    lines += [f"arguments = {[small.get(word, word) for word in case.arguments]}", f"[case.{name}.variants]"]
+    lines += [f"{v.name} = {{ arguments = {list(v.arguments)}, needs = ['module:mujoco'] }}" for v in case.variants]
+    (tmp_path / "table.toml").write_text("\n".join(lines))
+    done = call(cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "out" / name / "README.md").read_text()
+    assert all(f"| {variant.name} | 1 |" in page for variant in case.variants)
