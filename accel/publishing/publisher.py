@@ -86,7 +86,8 @@ class Publisher:
     bits.
 
     ``begin`` and ``prepared`` prepare a publication of a snapshot beside the learner's next update. Until it is there,
-    unrolls are not looked at and updates only counted; every other method waits for it.
+    updates are counted and rows of one unroll put aside, which the next ``begin`` makes up for; every other method
+    waits for it.
 
     Args:
         config: the run's configuration.
@@ -139,6 +140,7 @@ class Publisher:
         self._preparer = BackgroundWorker(inline=not self.beside, niceness=0)
         self._preparing: Future[Mapping[str, bytes]] | None = None
         self._version = self._late_updates = 0
+        self._late_inputs: dict[str, Array] = {}
         self._last_served = FULL_PRECISION
         self._proved_on_real_rows = False
         self.scheme = FULL_PRECISION
@@ -219,11 +221,15 @@ class Publisher:
 
     def observe(self, unroll: Unroll, layout: UnrollLayout) -> None:
         """Keep a few of an arriving unroll's inputs, for ranges, checks and students."""
-        if self._config.acting.actor_runtime == "torch" or self.preparing or not self._recent.wanted:
+        if self._config.acting.actor_runtime == "torch" or self._late_inputs or not self._recent.wanted:
             return
         # An unroll has the states of one row; until the store is full others are found anew, lest int8 wait for long.
         replay = partial(replay_states, self._module) if layout.state_shapes and not self._recent.full else None
-        self._recent.observe(policy_inputs(unroll, layout, self._recent.choose, replay))
+        inputs = policy_inputs(unroll, layout, self._recent.choose, replay)
+        if self.preparing:
+            self._late_inputs = inputs
+        else:
+            self._recent.observe(inputs)
 
     def after_update(self) -> None:
         """Count a learner update and begin what is due at the levels in use, and at those to prepare.
@@ -233,8 +239,14 @@ class Publisher:
         if self._config.acting.actor_runtime == "torch":
             return
         self._late_updates += 1
-        if self.preparing:
-            return
+        if not self.preparing:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Take in what came while a publication was prepared."""
+        if self._late_inputs:
+            self._recent.observe(self._late_inputs)
+            self._late_inputs = {}
         while self._late_updates:
             self._late_updates -= 1
             self._recent.tick()
@@ -269,6 +281,7 @@ class Publisher:
         """Begin to prepare the publication of the current network; False while another is not taken yet."""
         if self._preparing is not None:
             return False
+        self._catch_up()
         if self._snapshot is not None:
             self._snapshot.take()
         self._version, self._preparing = version, self._preparer.submit(self._prepare)

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.networks import PolicyNetwork
+from accel.publishing.background import Snapshot
 from accel.publishing.publisher import Publisher
 from accel.runs.directory import RunDirectory
 from tests.accel.live_policies import config_for, make_batch, make_network, observe, scale
+from tests.accel.test_publisher_background import Gate
 from tests.accel.test_resume import open_session
 
 NEVER = 100_000
@@ -85,6 +88,22 @@ def test_updates_while_one_is_prepared_are_counted_when_it_is_there() -> None:
         counted.append(publisher.metrics()["publish_kl_age_updates/int8"])
         publisher.close()
     assert counted[0] == counted[1]
+
+
+def test_a_publication_that_takes_longer_than_an_update_holds_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next is begun at once; int8 is calibrated all the same."""
+    gate = Gate(monkeypatch, Snapshot, "wait")
+    publisher, net = _made("int8", "cpu", beside=True)
+    for version in range(4):
+        gate.close()
+        assert publisher.begin(version)
+        observe(publisher, net, make_batch(net, seed=version))
+        assert publisher.preparing
+        gate.open.set()
+        found = publisher.prepared(wait=True)
+    assert found is not None and publisher.offers("int8")
+    assert CompressedPolicy.from_bytes(found[1]["int8"]).scheme == "int8"
+    publisher.close()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")
