@@ -376,14 +376,14 @@ def test_a_step_of_four_values_is_named(wrap: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize(
     ("result", "problem"),
     [
-        ((ZEROS, "high", False, False, {}), "could not convert string to float"),
-        (None, "cannot unpack"),
+        ((ZEROS, "high", False, False, {}), "the reward 'high'"),
+        (None, "its result is not .*cannot unpack"),
     ],
 )
 def test_a_step_of_another_form_is_named(result: object, problem: str) -> None:
     loop = EnvLoop(lambda: Odd(result), 2, seed=1)
     loop.reset()
-    with pytest.raises(EnvError, match=rf"environment 0, step\(\): its result is not .*{problem}"):
+    with pytest.raises(EnvError, match=rf"environment 0, step\(\): {problem}"):
         loop.step(np.zeros(2, np.int64))
 
 

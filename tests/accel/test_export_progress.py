@@ -64,7 +64,7 @@ def test_the_command_shows_it_on_standard_error_alone(
     ]
     first, *_, last = captured.out.splitlines()
     assert first.startswith("fp32 as onnx: ") and last.startswith(f"{tmp_path / 'bundle'} is complete; MODEL_CARD.md")
-    assert len(captured.out.splitlines()) == 4
+    assert len(captured.out.splitlines()) == 5
 
 
 @pytest.mark.parametrize(("format", "engine"), [("c", "onnxruntime"), ("onnx", "onnx")])
