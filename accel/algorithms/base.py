@@ -284,3 +284,23 @@ def make_optimizer(options: OptimiserConfig, parameter: nn.Parameter) -> Optimis
     """The optimiser that a run's options ask for."""
     kind = RMSprop if options.optimizer == "rmsprop" else Adam
     return kind(parameter, options.learning_rate, options.optimizer_epsilon)
+
+
+def value_metrics(values: Tensor, targets: Tensor, loss: Tensor, norm: Tensor, rate: float) -> dict[str, float]:
+    """Metrics of a step on Q-values.
+
+    Args:
+        values: [N], or [critics, N], of which the first explains the variance. targets: [N].
+        loss, norm: () of the values, and of the gradient. rate: the learning rate.
+    """
+    errors = values - targets
+    first = errors.reshape(-1, errors.shape[-1])[0]
+    return {
+        "loss": float(loss),
+        "value_loss": float(loss),
+        "q_mean": float(values.mean()),
+        "td_error": float(errors.abs().mean()),
+        "explained_variance": float(1.0 - first.square().mean() / targets.var(correction=0).clamp_min(1e-8)),
+        "gradient_norm": float(norm),
+        "learning_rate": rate,
+    }

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from accel.acting.rules import RuleSpec
 from accel.algorithms import losses
-from accel.algorithms.base import GradientAlgorithm, Phase, Update
+from accel.algorithms.base import GradientAlgorithm, Phase, Update, value_metrics
 from accel.algorithms.corrections import shifted
 from accel.algorithms.distributions import ActionDistribution, epsilon_greedy
 from accel.config import TrainConfig
@@ -157,21 +157,7 @@ class Dqn(GradientAlgorithm):
         self.refresh_target()
         loss, norm, taken, targets = self.runner.run(self.descend, mark, steps, sample.steps, sample.weights)
         self.finish()
-        errors = taken - targets
-
-        def read() -> dict[str, float]:
-            variance = targets.var(correction=0).clamp_min(1e-8)
-            return {
-                "loss": float(loss),
-                "value_loss": float(loss),
-                "q_mean": float(taken.mean()),
-                "td_error": float(errors.abs().mean()),
-                "explained_variance": float(1.0 - errors.square().mean() / variance),
-                "gradient_norm": float(norm),
-                "learning_rate": rate,
-            }
-
-        return Update(read, errors.abs())
+        return Update(lambda: value_metrics(taken, targets, loss, norm, rate), (taken - targets).abs())
 
     @torch.no_grad()
     def descend(self, mark: Phase, steps: Transitions, between: Steps | None, weights: Tensor | None) -> QLearningStep:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.acting.rules import LOG_STD_BOUNDS, RuleSpec
-from accel.algorithms.base import Phase, Update
+from accel.algorithms.base import Phase, Update, value_metrics
 from accel.algorithms.continuous import ContinuousControl
 from accel.algorithms.corrections import shifted
 from accel.algorithms.distributions import ActionDistribution, SquashedSample, make_distribution, squashed_sample
@@ -85,24 +85,17 @@ class Sac(ContinuousControl):
         noise = self.noise(rows if between is None else between.rewards.numel()), self.noise(rows)
         learned = self.runner.run(self.descend, mark, steps, between, sample.weights, noise)
         self.finish()
-        targets, errors, log_prob = learned.targets, learned.errors, learned.log_prob
 
         def read() -> dict[str, float]:
-            variance = targets.var(correction=0).clamp_min(1e-8)
-            return {
+            of_critics = learned.values, learned.targets, learned.critic_loss
+            return value_metrics(*of_critics, learned.gradient_norm, rate) | {
                 "loss": float(learned.loss),
-                "value_loss": float(learned.critic_loss),
                 "policy_loss": float(learned.policy_loss),
-                "entropy": float(-log_prob.mean()),
+                "entropy": float(-learned.log_prob.mean()),
                 "temperature": float(learned.temperature),
-                "q_mean": float(learned.values.mean()),
-                "td_error": float(errors.abs().mean()),
-                "explained_variance": float(1.0 - errors[0].square().mean() / variance),
-                "gradient_norm": float(learned.gradient_norm),
-                "learning_rate": rate,
             }
 
-        return Update(read, errors.abs().mean(0))
+        return Update(read, learned.errors.abs().mean(0))
 
     @torch.no_grad()
     def descend(

@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from accel.algorithms.base import Phase, Update, make_optimizer
+from accel.algorithms.base import Phase, Update, make_optimizer, value_metrics
 from accel.algorithms.continuous import DeterministicControl, bounded
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
@@ -63,21 +63,10 @@ class Td3(DeterministicControl):
         due = self.updates % self.options.policy_interval_updates == 0
         learned = self.runner.run(self.descend, mark, steps, sample.weights, self.noise(len(steps.returns)), due)
         self.finish()
-        targets, errors = learned.targets, learned.errors
-
-        def read() -> dict[str, float]:
-            variance = targets.var(correction=0).clamp_min(1e-8)
-            return {
-                "loss": float(learned.loss),
-                "value_loss": float(learned.loss),
-                "q_mean": float(learned.values.mean()),
-                "td_error": float(errors.abs().mean()),
-                "explained_variance": float(1.0 - errors[0].square().mean() / variance),
-                "gradient_norm": float(learned.gradient_norm),
-                "learning_rate": rate,
-            }
-
-        return Update(read, errors.abs().mean(0))
+        loss, norm = learned.loss, learned.gradient_norm
+        return Update(
+            lambda: value_metrics(learned.values, learned.targets, loss, norm, rate), learned.errors.abs().mean(0)
+        )
 
     @torch.no_grad()
     def descend(self, mark: Phase, steps: Transitions, weights: Tensor | None, noise: Tensor, due: bool) -> Td3Step:
