@@ -24,9 +24,8 @@ MASKED = -1e9
 """Logit or value of an action that is not allowed: of probability zero in single precision, and finite."""
 ALLOWED_ABOVE = 0.5 * MASKED
 """What tells logits and values of allowed actions from MASKED."""
-# numbers of one observation, and of one action's parts
 MAX_ELEMENTS = 2**26
-"""Numbers of one observation at most."""
+"""Numbers of one observation, and of one action's parts, at most."""
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,8 @@ class _Command:
         """Until the child has ended; its status, or minus the signal that ended it."""
         said_at_s: float | None = None
         while True:
-            found, status = os.waitpid(self._child, os.WNOHANG)
-            if found:
+            found, status = os.waitpid(-1, os.WNOHANG)  # Orphans come to the command, which lets them go.
+            if found == self._child:
                 self._child = 0
                 return os.waitstatus_to_exitcode(status)
             if self._told:

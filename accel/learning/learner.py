@@ -47,8 +47,8 @@ class Learner:
         actors: Callable[[], int],
         connect: Callable[[torch.device], GradientExchange] | None = None,
     ) -> None:
-        check_memory(config, spec)
         self.config, self.device = config, device = _prepare_torch(config, cores)
+        check_memory(config, spec, device)
         self.spec = spec
         self.exchange: GradientExchange = LocalGradients() if connect is None else connect(device)
         self.runner = make_runner(config, self.exchange, device)

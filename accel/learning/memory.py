@@ -15,12 +15,13 @@ _COPIES = 4
 """Of each weight: itself, its gradient and two moments."""
 
 
-def check_memory(config: TrainConfig, spec: EnvSpec) -> None:
-    """Raises ConfigError: the batch, one unroll more of each actor, and the network take more memory than is free."""
+def check_memory(config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
+    """Raises ConfigError: the batch, one unroll more of each actor, and a network on the CPU take more memory than is
+    free."""
     acting = config.acting
     unroll = UnrollLayout(spec, acting.unroll_length, acting.envs_per_actor * spec.agents).nbytes
     unrolls = (config.store.held_unrolls + max(acting.actors, 1)) * unroll
-    weights = _COPIES * 4 * _count_parameters(config, spec)
+    weights = _COPIES * 4 * _count_parameters(config, spec) if device.type == "cpu" else 0
     free = psutil.virtual_memory().available
     if unrolls + weights > free:
         raise ConfigError(

@@ -16,12 +16,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextmanager
-def ending_descendants(before_s: Callable[[], object]) -> Iterator[None]:
+def ending_descendants(before: Callable[[], object]) -> Iterator[None]:
     """At the end kill whatever this process has started and that still runs, daemons with nothing of their parents'
     too: on Linux they become children of this process meanwhile. Not in processes that this one forks.
 
     Args:
-        before_s: called where something is left, before it is killed.
+        before: called where something is left, before it is killed.
     """
     if not sys.platform.startswith("linux"):
         yield
@@ -33,7 +33,7 @@ def ending_descendants(before_s: Callable[[], object]) -> Iterator[None]:
     finally:
         if os.getpid() == mine:
             if descendants(mine):
-                before_s()
+                before()
             for pid in descendants(mine):
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)

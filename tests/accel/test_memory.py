@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from gymnasium import spaces
 
 from accel.config import TrainConfig
@@ -14,6 +15,7 @@ from accel.publishing.inputs import MOST_BYTES, RecentInputs, rows_within
 from accel.publishing.validation import ValidationInputs
 
 ACTION = ActionSpec("categorical", (2,))
+CPU = torch.device("cpu")
 LARGE = EnvSpec((25_000_000,), "float32", ACTION)
 """Observations of 100 MB."""
 
@@ -21,17 +23,17 @@ LARGE = EnvSpec((25_000_000,), "float32", ACTION)
 def test_a_batch_that_does_not_fit_is_refused() -> None:
     config = TrainConfig.create(network="mlp:4x1", unroll_length=4096, envs_per_actor=64)
     with pytest.raises(ConfigError, match=r"needs [\d.]+ GiB of memory.*unrolls of 4096 steps of 64.*\(25000000,\)"):
-        check_memory(config, LARGE)
+        check_memory(config, LARGE, CPU)
 
 
 def test_a_network_that_does_not_fit_is_refused_before_it_is_made() -> None:
     config = TrainConfig.create(network="mlp:65536x9", envs_per_actor=1, unroll_length=8)
     with pytest.raises(ConfigError, match="for the network 'mlp:65536x9'"):
-        check_memory(config, EnvSpec((4,), "float32", ACTION))
+        check_memory(config, EnvSpec((4,), "float32", ACTION), CPU)
 
 
 def test_what_fits_passes() -> None:
-    check_memory(TrainConfig.create(network="nature-cnn"), EnvSpec((4, 84, 84), "uint8", ACTION))
+    check_memory(TrainConfig.create(network="nature-cnn"), EnvSpec((4, 84, 84), "uint8", ACTION), CPU)
 
 
 def test_observations_beyond_any_use_are_the_environments_error() -> None:
