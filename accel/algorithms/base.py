@@ -249,6 +249,7 @@ class GradientAlgorithm:
             self._health.note(norm, norm)
             self.optimizer.skip = self._health.skip
         self.optimizer.step()
+        self.updates += 1
 
     def finish(self) -> None:
         """End an update: its statistics become part of the policy.

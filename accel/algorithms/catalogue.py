@@ -55,6 +55,7 @@ _CLASSES = {
     "ptr-ppo": "accel.algorithms.ptr_ppo:PtrPpo",
     "impact": "accel.algorithms.impact:Impact",
     "dqn": "accel.algorithms.dqn:Dqn",
+    "gorila": "accel.algorithms.dqn:Dqn",
     "apex": "accel.algorithms.dqn:Dqn",
     "r2d2": "accel.algorithms.r2d2:R2d2",
     "d4pg": "accel.algorithms.d4pg:D4pg",

@@ -16,13 +16,15 @@ better than an even chance of 24. So the error is squared, and rewards are norma
 The duelling head gives n advantages and the state's value, Q = V + A − mean A, the mean over allowed actions. Actors
 run it as it is: the greatest advantage is the greatest Q-value, so a compressed policy has no arithmetic behind it.
 
-Ape-X is the same from prioritised replay, with actors that differ in their ε and compute priorities.
+Ape-X is the same from prioritised replay, with actors that differ in their ε and compute priorities; GORILA the same by
+several learners, each with a replay of its own (``learning/asynchronous.py``).
 
-Source: Mnih et al. 2015 (DQN); van Hasselt et al. 2016, arXiv:1509.06461 (double); Wang et al. 2016, arXiv:1511.06581,
-eq. 9 (duelling); Hessel et al. 2018, arXiv:1710.02298 (n-step); Horgan et al. 2018, arXiv:1803.00933 (Ape-X); Munos et
-al. 2016, arXiv:1606.02647 (Retrace). Deviations: the plain square, on normalised rewards; both streams of the duelling
-head are one linear layer on the shared torso; observations are normalised, and the target network keeps the statistics
-that its weights were copied with; n-step returns are not corrected for the policy that acted unless that is asked for.
+Source: Mnih et al. 2015 (DQN); Nair et al. 2015, arXiv:1507.04296 (GORILA); van Hasselt et al. 2016, arXiv:1509.06461
+(double); Wang et al. 2016, arXiv:1511.06581, eq. 9 (duelling); Hessel et al. 2018, arXiv:1710.02298 (n-step); Horgan
+et al. 2018, arXiv:1803.00933 (Ape-X); Munos et al. 2016, arXiv:1606.02647 (Retrace). Deviations: the plain square, on
+normalised rewards; both streams of the duelling head are one linear layer on the shared torso; observations are
+normalised, and the target network keeps the statistics that its weights were copied with; n-step returns are not
+corrected for the policy that acted unless that is asked for.
 """
 
 from __future__ import annotations
@@ -175,6 +177,11 @@ class Dqn(GradientAlgorithm):
         norm = self.step(loss, pull=lambda: pull(self.of_outputs(outputs, of_q)), last=False)
         mark("backward")
         return QLearningStep(loss, norm, taken, targets)
+
+    def apply(self, gradient: Tensor, progress: float) -> None:
+        """See ``GradientAlgorithm.apply``."""
+        self.refresh_target()
+        super().apply(gradient, progress)
 
     def refresh_target(self) -> None:
         """Before every update: copy the trained network where its turn has come."""

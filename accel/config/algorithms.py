@@ -49,6 +49,11 @@ class AlgorithmConfig(Clips):
     discount: float = Field(0.99, ge=0, le=1, description="γ, per environment step")
 
     @property
+    def gradient_lag_limit(self) -> int | None:
+        """Updates that another learner's gradient may have missed and still be applied; None: any number."""
+        return None
+
+    @property
     def trace(self) -> Trace:
         """Of the correction; one step where there is none."""
         return Trace()
@@ -292,6 +297,23 @@ class DqnConfig(RetraceableConfig, QLearningConfig):
     )
 
 
+class GorilaConfig(DqnConfig):
+    """GORILA: DQN with learners that have a replay and actors each, and apply their gradients as they come."""
+
+    many_learners: ClassVar[bool] = True
+    asynchronous_gradients: ClassVar[bool] = True
+
+    algorithm: Literal["gorila"] = "gorila"  # type: ignore[assignment]
+    max_gradient_lag: Count = Field(
+        64, description="drop another learner's gradient that missed more updates of the parameters than this"
+    )
+
+    @property
+    def gradient_lag_limit(self) -> int | None:
+        """An option."""
+        return self.max_gradient_lag
+
+
 class LadderConfig(QLearningConfig):
     """Q-learning whose environments explore each with an ε of its own."""
 
@@ -437,6 +459,7 @@ AnyAlgorithm = (
     | PtrPpoConfig
     | ImpactConfig
     | DqnConfig
+    | GorilaConfig
     | ApexConfig
     | R2d2Config
     | D4pgConfig
@@ -456,6 +479,7 @@ ALGORITHMS: Mapping[str, type[AnyAlgorithm]] = {
     "ptr-ppo": PtrPpoConfig,
     "impact": ImpactConfig,
     "dqn": DqnConfig,
+    "gorila": GorilaConfig,
     "apex": ApexConfig,
     "r2d2": R2d2Config,
     "d4pg": D4pgConfig,

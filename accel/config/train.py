@@ -197,10 +197,10 @@ class TrainConfig(BaseModel):
             return
         if not self.algorithm.many_learners:
             raise ConfigError(f"{name}: algorithm '{self.algorithm.algorithm}' runs on one learner")
-        if self.algorithm.asynchronous_gradients and not isinstance(self.schedule, AsynchronousConfig):
+        if self.algorithm.asynchronous_gradients and isinstance(self.schedule, SynchronousConfig):
             raise ConfigError(
                 f"{name}: those of algorithm '{self.algorithm.algorithm}' do not wait for each other, schedule "
-                f"'{self.schedule.schedule}' does: use --schedule asynchronous, or --algorithm a2c"
+                f"'{self.schedule.schedule}' does: leave it out, or use --algorithm a2c"
             )
         if acting.actors < learners:
             raise ConfigError(f"{name} with actors = {acting.actors}: every learner needs an actor at least")
@@ -238,6 +238,10 @@ class TrainConfig(BaseModel):
         }
         if isinstance(self.store, BatchesConfig):
             changes["batch_unrolls"] = _part(self.store.batch_unrolls, learner, learners)
+        if isinstance(self.store, ReplayingConfig):
+            changes["replay_capacity"] = _part(self.store.replay_capacity, learner, learners)
+        if isinstance(self.schedule, SamplesPerInsertConfig):
+            changes["learning_starts"] = _part(self.schedule.learning_starts, learner, learners)
         return self.replace(**changes)
 
     @property

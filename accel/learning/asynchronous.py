@@ -1,12 +1,13 @@
-"""Learners that exchange gradients without waiting for each other: learner 0 keeps the parameters, as in A3C.
+"""Learners that exchange gradients without waiting for each other: learner 0 keeps the parameters (A3C, GORILA).
 
 After each of its updates another learner asks learner 0: it sends its gradient and what it has counted, and gets the
 newest parameters, the statistics that go with them, and new policies for its actors. Meanwhile it takes in experience.
 Learner 0 makes a step with every gradient that arrives, between its own ones, so that all share the optimiser's
-moments. A learner has one open question at most, and each has one answer: memory is bounded, and no learner waits for
-any other but learner 0.
+moments; one that missed more updates than the algorithm allows is dropped. Steps and updates count over all learners,
+so that a ratio of the two holds for the run. A learner has one open question at most, and each has one answer: memory
+is bounded, and no learner waits for any other but learner 0.
 
-Source: Mnih et al. 2016, arXiv:1602.01783, sections 4 and 5.
+Source: Mnih et al. 2016, arXiv:1602.01783, sections 4 and 5; Nair et al. 2015, arXiv:1507.04296, section 4.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from accel.algorithms.exchange import LocalGradients
 from accel.algorithms.optimizers import Optimiser
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
-from accel.config.experience import AsynchronousConfig
+from accel.config.experience import AsynchronousConfig, SamplesPerInsertConfig
 from accel.errors import ConfigError, TransportError
 from accel.experience.rewards import RewardTransform
 from accel.learning.coordination import Coordination, Iteration, NoCoordination
@@ -78,12 +79,13 @@ class Answer(TypedDict):
     """What learner 0 answers, beside the networks.
 
     Attributes:
-        updates: made so far. moments: mean, variance and count of the reward normalisation.
+        updates, env_steps: of the run so far. moments: mean, variance and count of the reward normalisation.
         version, policies: the newest ones' version, and bytes by scheme where the learner does not have them.
         reason: why the run stops; None: it goes on.
     """
 
     updates: int
+    env_steps: int
     moments: list[float]
     version: int
     policies: dict[str, npt.NDArray[np.uint8]]
@@ -142,7 +144,8 @@ class ParameterServer:
         self._post, self._algorithm, self._counters, self._rewards = post, algorithm, counters, rewards
         self._total_env_steps = config.run.total_env_steps
         self._timeout_s = config.run.peer_timeout_s
-        self._interval = cast(AsynchronousConfig, config.schedule).publish_interval_updates
+        self._interval = cast(AsynchronousConfig | SamplesPerInsertConfig, config.schedule).publish_interval_updates
+        self._lag_limit = config.algorithm.gradient_lag_limit
         self._considered = counters.updates
         self._published: tuple[int, Mapping[str, bytes]] = -1, {}
         others = range(1, post.learners)
@@ -150,7 +153,7 @@ class ParameterServer:
         self._has = dict.fromkeys(others, -1)
         self._clock = ListeningClock(_LISTENS_S)
         self._heard_s = dict.fromkeys(others, 0.0)
-        self._lag = LagStatistics()
+        self._lag, self._dropped = LagStatistics(), 0
 
     def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Iteration:
         """What this learner wants, once every question is answered."""
@@ -177,9 +180,10 @@ class ParameterServer:
         return version, policies
 
     def metrics(self) -> Mapping[str, float | int | None]:
-        """``gradient_lag_*``: updates that others' gradients missed, from their parameters to their application."""
+        """``gradient_lag_*``: updates that others' gradients missed, from their parameters to their application.
+        ``dropped_gradients``: how many missed too many, since the run began or was resumed."""
         lag, self._lag = self._lag.as_json(), LagStatistics()
-        return {f"gradient_{name}": value for name, value in lag.items()}
+        return {f"gradient_{name}": value for name, value in lag.items()} | {"dropped_gradients": self._dropped}
 
     def _passed(self, due: bool) -> bool:
         """Whether a publication is due by the updates that others' gradients made, and not by an own one at once."""
@@ -195,8 +199,11 @@ class ParameterServer:
         counters.returns.extend(question["returns"])
         counters.lengths.extend(question["lengths"])
         self._actors[learner] = question["actors"]
-        if state.tensors:
-            self._lag.add(counters.updates - question["version"])
+        lag = counters.updates - question["version"]
+        if state.tensors and self._lag_limit is not None and lag > self._lag_limit:
+            self._dropped += 1
+        elif state.tensors:
+            self._lag.add(lag)
             self._algorithm.apply(state.tensors[_GRADIENT], min(counters.env_steps / self._total_env_steps, 1.0))
             counters.updates += 1
         return question
@@ -207,6 +214,7 @@ class ParameterServer:
         new = policies if version > self._has[learner] and reason is None else {}
         answer = Answer(
             updates=self._counters.updates,
+            env_steps=self._counters.env_steps,
             moments=[moments.mean, moments.variance, moments.count],
             version=version,
             policies={scheme: np.frombuffer(payload, np.uint8) for scheme, payload in new.items()},
@@ -320,7 +328,9 @@ class ParameterClient(NoCoordination):
             normaliser.collected()  # From another mean: learner 0's statistics count.
         moments = self._rewards.moments
         moments.mean, moments.variance, moments.count = answer["moments"]
-        self._version = self._counters.updates = answer["updates"]
+        self._version = self._counters.updates = self._algorithm.updates = answer["updates"]
+        self._counters.env_steps += answer["env_steps"] - self._told[0]
+        self._told[0] = answer["env_steps"]
         if answer["policies"]:
             self._policies = (
                 answer["version"],

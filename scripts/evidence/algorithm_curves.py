@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """One curve for each algorithm, as its page in docs/algorithms shows it: one seed, default options.
 
-All run in one process, but for those whose actors ask another one for actions: they have two actors; a3c has two
-learners as well.
+All run in one process, but for those whose actors ask another one for actions: they have two actors; a3c and gorila
+have two learners as well.
 
     python scripts/evidence/algorithm_curves.py
     python scripts/evidence/algorithm_curves.py --algorithm sac
@@ -57,6 +57,7 @@ CASES: Mapping[str, Case] = {
     "impact": Case("CartPole-v1", 100_000),
     "ptr-ppo": Case("CartPole-v1", 50_000),
     "dqn": Case("CartPole-v1", 30_000),
+    "gorila": Case("CartPole-v1", 30_000, actors=2, learners=2),
     "apex": Case("CartPole-v1", 30_000),
     "r2d2": Case("CartPole-v1", 20_000),
     "d4pg": Case("Pendulum-v1", 10_000),

@@ -200,6 +200,66 @@ def test_state_and_policies_of_learner_0_take_the_place_of_the_others() -> None:
     assert not second.turn(due=True).publishes and second.counters.updates == 10, "the same policy is sent once"
 
 
+def gorila(**changes: object) -> TrainConfig:
+    return options(algorithm="gorila", batch_size=16, learning_starts=2, normalise_rewards=False, **changes)
+
+
+def replayed() -> Sample:
+    """Of a replay with one unroll in it."""
+    config = gorila(learners=1, actors=1)
+    return Chain(config, make_algorithm(config, SPEC, CPU)).sample()
+
+
+@pytest.mark.parametrize(("limit", "updates", "dropped"), [(2, 4, 0), (1, 3, 1)])
+def test_gorila_drops_a_gradient_that_missed_too_many_updates(limit: int, updates: int, dropped: int) -> None:
+    config = gorila(max_gradient_lag=limit)
+    first, second = learners(config)
+    second.turn()
+    first.turn()
+    assert second.turn(due=True).learns
+    first.update(replayed())
+    first.update(replayed())
+    second.update(replayed())
+    second.turn()  # sends its gradient, which missed two
+    first.turn()
+    first.update(replayed())
+    assert first.counters.updates == updates and first.coordination.metrics()["dropped_gradients"] == dropped
+
+
+def test_gorilas_target_network_follows_the_updates_of_all_learners() -> None:
+    config = gorila(target_interval_updates=3)
+    first, second = learners(config)
+    target, online = (first.algorithm.networks.get_submodule(name) for name in ("target", "online"))
+    copied = {name: value.clone() for name, value in online.state_dict().items()}
+    second.turn()
+    first.turn()
+    for made in range(1, 8):
+        assert second.turn(due=True).learns
+        second.update(replayed())
+        second.turn()
+        first.turn()
+        assert first.algorithm.updates == first.counters.updates == made
+        if made % 3 == 1:  # before the first, the fourth and the seventh
+            assert not made > 1 or any(not torch.equal(v, copied[n]) for n, v in target.state_dict().items())
+            copied = {name: value.clone() for name, value in target.state_dict().items()}
+        assert all(torch.equal(value, copied[name]) for name, value in target.state_dict().items())
+    second.turn()
+    theirs = second.algorithm.networks.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in first.algorithm.networks.state_dict().items())
+
+
+def test_a_ratio_holds_over_all_learners() -> None:
+    """Each sees the steps and updates of the whole run, its own newest steps included."""
+    first, second = learners(gorila())
+    second.counters.env_steps = 30
+    second.turn()
+    first.counters.env_steps += 100
+    first.turn()
+    second.counters.env_steps += 7  # while the answer was on its way
+    second.turn()
+    assert (first.counters.env_steps, second.counters.env_steps) == (130, 137)
+
+
 @pytest.mark.parametrize(("interval", "publications"), [(1, 6), (4, 1)])
 def test_learner_0_publishes_what_others_gradients_have_made(interval: int, publications: int) -> None:
     first, second = learners(options(publish_interval_updates=interval))

@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
 ]
 A3C = ("--algorithm", "a3c", "--learners", "2", "--network", "mlp:64x2", "--unroll-length", "20")
+GORILA = ("--algorithm", "gorila", "--learners", "2", "--network", "mlp:64x2", "--exploration-env-steps", "4000")
 UNTIL_STOPPED = (*ENDLESS, "--checkpoint-interval-s", "0.2")
 
 
@@ -28,6 +29,18 @@ def test_two_learners_with_int8_actors_learn_cartpole(tmp_path: Path) -> None:
         summary = job.summary()
         assert summary.return_mean is not None and summary.return_mean >= 200.0, job.output
         assert job.mostly_acted_with("int8") and summary.actors == 2 and summary.dead_actors == 0
+        assert any(row["gradient_lag_mean"] is not None for row in job.records()), "learner 1 sent no gradient"
+
+
+@pytest.mark.learning
+def test_two_gorila_learners_learn_cartpole_from_replays_of_their_own(tmp_path: Path) -> None:
+    limits = ("--stop-at-return", "100", "--stop-window", "10", "--total-env-steps", "40000")
+    with TrainingRun(tmp_path, *GORILA, "--actors", "2", "--compressor", "int8", *limits) as job:
+        assert job.finish() == 0, job.output
+        summary = job.summary()
+        assert summary.return_mean is not None and summary.return_mean >= 100.0, job.output
+        assert job.mostly_acted_with("int8") and summary.dead_actors == 0
+        assert summary.updates_owed == 0, "the ratio holds over both learners"
         assert any(row["gradient_lag_mean"] is not None for row in job.records()), "learner 1 sent no gradient"
 
 
