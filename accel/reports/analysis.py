@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,16 +14,12 @@ from accel.monitor.plain_text import percent
 from accel.monitor.statistics import Interval, difference_of_means, mean_interval, simultaneous_confidence
 from accel.reports.caveats import caveats, differences, obstacles
 from accel.reports.comparison import (
-    CENSORED,
-    NO_INTERVAL,
+    MIN_SEEDS,
     QUANTITIES,
     ReturnVerdict,
     Speedup,
-    SpeedupBound,
     compare_returns,
     speedup,
-    speedup_bound,
-    too_few_seeds,
     values_of,
 )
 from accel.reports.curves import LEAST_SEEDS, Curve, aggregate
@@ -58,10 +54,9 @@ class Choices:
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.margin) and self.margin > 0):
-            raise ReportError(f"margin = {self.margin}; needs a share above 0, such as 0.05")
-        if self.margin_return is not None and not (math.isfinite(self.margin_return) and self.margin_return > 0):
-            raise ReportError(f"margin_return = {self.margin_return}; needs a return above 0, such as 25")
+        for name, value in (("margin", self.margin), ("margin_return", self.margin_return)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ReportError(f"{name} = {value}; needs a number above 0")
         if not (0 < self.confidence < 1 and 0 < self.alpha < 0.5):
             raise ReportError(f"confidence = {self.confidence}, alpha = {self.alpha}; needs (0, 1) and (0, 0.5)")
         if self.threshold is not None and not math.isfinite(self.threshold):
@@ -102,16 +97,13 @@ class Comparison:
     """One group against the baseline.
 
     Attributes:
-        speedups: by quantity; to the threshold only where all seeds of both sides got there.
-        bounds: what replaces them where seeds failed.
-        main: the speedup of the headline: to a threshold that was asked for, where all seeds reached it, otherwise the
-            first that is known.
+        speedups: by quantity.
+        main: the speedup of the headline: to a threshold that was asked for, otherwise the first that is known.
         marks: why it should not have been compared.
     """
 
     group: Group
     speedups: Mapping[str, Speedup]
-    bounds: Mapping[str, SpeedupBound]
     verdict: ReturnVerdict
     main: Speedup | None
     marks: tuple[str, ...] = ()
@@ -135,7 +127,7 @@ class Analysis:
     target: float
     margin: float
     margin_source: str
-    caveats: tuple[str, ...] = field(default=())
+    caveats: tuple[str, ...] = ()
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -228,40 +220,30 @@ def _measure(group: Group, threshold: float, choices: Choices) -> GroupResult:
 
 def _compare(baseline: Group, group: Group, threshold: Target, margin: Target, choices: Choices) -> Comparison:
     found = {name: speedup(baseline, group, name, threshold.value, choices.confidence) for name in QUANTITIES}
-    bounds = {name: speedup_bound(baseline, group, name, threshold.value) for name in CENSORED}
     if any(side.values("stop_at_return") != (None,) for side in (baseline, group)):
         # A run that reaches its target stops early, so its training time says nothing by itself, and what it spent is
         # nothing to compare with what a run spent that missed it.
-        found.pop("training_s")
-        if _stopped_at(baseline, group) is None:
-            for name in ("wall_s", "cpu_s", "energy_j"):
-                found.pop(name)
+        stopped = _stopped_at(baseline, group) is not None
+        for name in ("training_s", *(() if stopped else ("wall_s", "cpu_s", "energy_j"))):
+            del found[name]
     speedups = {name: value for name, value in found.items() if value is not None}
     order = ("time_to_threshold_s", "env_steps_per_s", "actor_us_per_step", "training_s")[threshold.derived :]
-    return Comparison(
-        group,
-        speedups,
-        {name: bound for name, bound in bounds.items() if bound is not None},
-        _verdict(baseline, group, margin, choices),
-        next((speedups[name] for name in order if name in speedups), None),
-        obstacles(baseline, group) if choices.force else (),
-    )
+    main = next((speedups[name] for name in order if name in speedups), None)
+    marks = obstacles(baseline, group) if choices.force else ()
+    return Comparison(group, speedups, _verdict(baseline, group, margin, choices), main, marks)
 
 
 def _verdict(baseline: Group, group: Group, margin: Target, choices: Choices) -> ReturnVerdict:
     """By construction where every run stopped at the same target, otherwise by test."""
     ours, theirs = _finals(baseline), _finals(group)
+    target = _stopped_at(baseline, group)
     if not ours or not theirs:
-        return ReturnVerdict("untested", NO_INTERVAL, margin.value, "returns not compared: no finished episode")
-    if few := too_few_seeds(len(theirs), len(ours)):
-        return ReturnVerdict("too_few_seeds", NO_INTERVAL, margin.value, few)
-    if (target := _stopped_at(baseline, group)) is not None:
+        return ReturnVerdict("untested", "no finished episode")
+    if target is not None and min(len(ours), len(theirs)) >= MIN_SEEDS:
         difference = difference_of_means(theirs, ours, confidence=1 - 2 * choices.alpha)
-        text = f"no loss of return by construction: every run stopped at {target:g}"
-        return ReturnVerdict("no_loss", difference, margin.value, text)
-    if math.isnan(margin.value):
-        text = f"returns not compared: {margin.source}; --margin-return sets a margin in return"
-        return ReturnVerdict("untested", NO_INTERVAL, margin.value, text)
+        return ReturnVerdict("no_loss", f"by construction, every run stopped at {target:g}", difference, margin.value)
+    if target is None and math.isnan(margin.value):
+        return ReturnVerdict("untested", f"{margin.source}; --margin-return sets a margin in return")
     source = "" if choices.margin_return is not None else f" ({percent(choices.margin)} of the baseline's gain)"
     return compare_returns(ours, theirs, margin.value, alpha=choices.alpha, source=source)
 

@@ -137,11 +137,12 @@ def speedups(analysis: Analysis) -> Figure | None:
         bottom += len(members) + 0.8
     marks, texts = [], []
     for i, comparison in enumerate(analysis.comparisons):
-        ratios = {name: comparison.speedups[name].ratio for name, member in places if member == i}
-        y, ends = [places[name, i] for name in ratios], [(ratio.low, ratio.high) for ratio in ratios.values()]
-        x, label = [ratio.estimate for ratio in ratios.values()], comparison.group.label
-        marks.append(Points(label, x, y, ends, names=[f"{ratio:.3g}×" for ratio in x], colour=i + 1))
-        texts += [f"{label}, {QUANTITIES[name].title}: {ratio.estimate:.3g} times" for name, ratio in ratios.items()]
+        values = {name: comparison.speedups[name] for name, member in places if member == i}
+        y, ends = [places[name, i] for name in values], [(v.ratio.low, v.ratio.high) for v in values.values()]
+        x, label = [value.ratio.estimate for value in values.values()], comparison.group.label
+        names = [f"{value.bound} {value.ratio.estimate:.3g}×".strip() for value in values.values()]
+        marks.append(Points(label, x, y, ends, names=names, colour=i + 1))
+        texts += [f"{label}, {QUANTITIES[name].title}: {value.text}" for name, value in values.items()]
     x_axis = Axis(f"times better than {analysis.baseline.label}", "ratio", RATIOS)
     inches = 0.3 + 0.2 * len(found) + 0.24 * len(places)
     y_axis = Axis(limits=(bottom - 1.0, -0.8), ticks=ticks)

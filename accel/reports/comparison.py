@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -14,10 +14,19 @@ from accel.monitor.statistics import Interval, difference_of_means, ratio_of_mea
 from accel.reports.runs import Group, Run
 
 NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0.95, 0)
-ReturnOutcome = Literal["no_loss", "gain", "loss", "undecided", "too_few_seeds", "untested"]
-SpeedFinding = Literal["faster", "slower", "undecided", "too_few_seeds"]
 MIN_SEEDS = 5
 """With fewer on either side nothing is claimed, and no interval is given."""
+ReturnOutcome = Literal["no_loss", "gain", "loss", "undecided", "too_few_seeds", "untested"]
+RETURN_CLAIMS: Mapping[ReturnOutcome, str] = MappingProxyType(
+    {
+        "no_loss": "no loss of return",
+        "gain": "higher return",
+        "loss": "lower return",
+        "undecided": "a loss of return is neither shown nor excluded",
+        "too_few_seeds": "too few seeds to compare",
+        "untested": "returns not compared",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,8 @@ class Speedup:
         ratio: of geometric means, with Welch's interval on the logarithms; its ends are NaN below ``MIN_SEEDS``.
         baseline, group: the seeds' values; those of seeds without one are left out.
         missing: seeds of either side without a value, such as the command's time of resumed runs.
+        bound: where seeds of one side never reached the threshold and count at their budget: ``at most`` where they are
+            the group's, ``at least`` where they are the baseline's.
     """
 
     quantity: str
@@ -36,40 +47,23 @@ class Speedup:
     baseline: tuple[float, ...]
     group: tuple[float, ...]
     missing: int = 0
+    bound: Literal["", "at most", "at least"] = ""
 
     @property
     def has_interval(self) -> bool:
-        """Whether both sides have at least ``MIN_SEEDS`` seeds."""
+        """Whether both sides have at least ``MIN_SEEDS`` seeds, all of which got there."""
         return math.isfinite(self.ratio.low)
 
     @property
-    def finding(self) -> SpeedFinding:
-        """What the interval shows: ``undecided`` where it contains 1."""
-        if not self.has_interval:
-            return "too_few_seeds"
-        return "faster" if self.ratio.low > 1 else "slower" if self.ratio.high < 1 else "undecided"
+    def is_shown(self) -> bool:
+        """Whether the interval excludes 1."""
+        return self.ratio.low > 1 or self.ratio.high < 1
 
     @property
-    def time_saved(self) -> float:
-        """Share of the baseline's time that is saved, in (−∞, 1)."""
-        return 1 - 1 / self.ratio.estimate
-
-
-@dataclass(frozen=True)
-class SpeedupBound:
-    """A bound in place of a speedup, where seeds of one side never reached the threshold and count at their budget.
-
-    Attributes:
-        quantity: a key of ``CENSORED``.
-        side: ``at most`` where seeds of the group failed, ``at least`` where those of the baseline did.
-        ratio: of geometric means, what failed seeds spent in place of what they would have needed.
-        failed: how many seeds.
-    """
-
-    quantity: str
-    side: Literal["at most", "at least"]
-    ratio: float
-    failed: int
+    def text(self) -> str:
+        """``1.62× [1.5, 1.7]``; ``1.62×`` with too few seeds for an interval; ``at most 1.62×``."""
+        interval = f" [{self.ratio.low:.3g}, {self.ratio.high:.3g}]" if self.has_interval else ""
+        return f"{self.bound} {self.ratio.estimate:.3g}×{interval}".strip()
 
 
 @dataclass(frozen=True)
@@ -78,9 +72,9 @@ class ComparedQuantity:
 
     title: str
     unit: str
-    higher_is_better: bool
     measure: Callable[[Run, float], float | None]
     meaning: str
+    higher_is_better: bool = False
 
 
 def _crossing(index: int) -> Callable[[Run, float], float | None]:
@@ -103,51 +97,45 @@ def _of_summary(name: str) -> Callable[[Run, float], float | None]:
 
 QUANTITIES = {
     "time_to_threshold_s": ComparedQuantity(
-        "Wall-clock to the threshold",
-        "s",
-        False,
-        _crossing(0),
-        "training seconds until the mean return reaches the threshold",
+        "Wall-clock to the threshold", "s", _crossing(0), "training seconds until the mean return reaches the threshold"
     ),
     "steps_to_threshold": ComparedQuantity(
         "Steps to the threshold",
         "env steps",
-        False,
         _crossing(1),
         "environment steps until the mean return reaches the threshold",
     ),
     "training_s": ComparedQuantity(
-        "Whole training", "s", False, lambda run, _: run.training_s, "training seconds until the run stopped"
+        "Whole training", "s", lambda run, _: run.training_s, "training seconds until the run stopped"
     ),
     "wall_s": ComparedQuantity(
-        "Whole command", "s", False, _of_summary("wall_s"), "from the user's command until training ended"
+        "Whole command", "s", _of_summary("wall_s"), "from the user's command until training ended"
     ),
     "env_steps_per_s": ComparedQuantity(
         "Throughput",
         "env steps/s",
-        True,
         lambda run, _: run.steps / run.training_s if run.training_s > 0 else None,
         "valid steps consumed by the learner per second",
+        higher_is_better=True,
     ),
     "actor_us_per_step": ComparedQuantity(
         "Actor time",
         "µs/step",
-        False,
         lambda run, _: run.actor_us_per_step,
         "actors' work per environment step, waiting for the learner left out",
     ),
     "cpu_s": ComparedQuantity(
-        "CPU time", "s", False, _of_summary("cpu_s"), "of training: the learner's process, and what actors did not wait"
+        "CPU time", "s", _of_summary("cpu_s"), "of training: the learner's process, and what actors did not wait"
     ),
     "energy_j": ComparedQuantity(
-        "Energy", "J", False, _of_summary("energy_j"), "of training, by the processor packages' counters"
+        "Energy", "J", _of_summary("energy_j"), "of training, by the processor packages' counters"
     ),
 }
 
 CENSORED: Mapping[str, Callable[[Run], float]] = MappingProxyType(
     {"time_to_threshold_s": lambda run: run.training_s, "steps_to_threshold": lambda run: run.steps}
 )
-"""Quantities that a failed seed lacks, and what it spent instead: there is no speedup among the seeds that remain."""
+"""Quantities that a failed seed lacks, and what it spent instead."""
 
 
 @dataclass(frozen=True)
@@ -158,57 +146,53 @@ class ReturnVerdict:
         outcome: ``no_loss``: the interval of the difference lies above −margin; ``gain``: it lies above 0; ``loss``: it
             lies below 0; ``undecided``: none of these; ``too_few_seeds``: fewer than ``MIN_SEEDS`` on a side;
             ``untested``: no margin, or no finished episode.
+        detail: what it rests on.
         difference: mean final return minus the baseline's, with its two-sided interval at 1 − 2α.
         margin: the acceptable loss, in return; NaN where there is none.
-        text: the sentence that says so.
     """
 
     outcome: ReturnOutcome
-    difference: Interval
-    margin: float
-    text: str
+    detail: str
+    difference: Interval = NO_INTERVAL
+    margin: float = math.nan
+
+    @property
+    def text(self) -> str:
+        """The claim and what it rests on."""
+        return f"{RETURN_CLAIMS[self.outcome]}: {self.detail}"
 
 
 def values_of(group: Group, quantity: str, threshold: float) -> tuple[float, ...]:
     """A quantity of every seed that has it."""
-    measured = (QUANTITIES[quantity].measure(run, threshold) for run in group.runs)
-    return tuple(value for value in measured if value is not None and math.isfinite(value) and value > 0)
+    return _known(QUANTITIES[quantity].measure(run, threshold) for run in group.runs)
 
 
 def speedup(baseline: Group, group: Group, quantity: str, threshold: float, confidence: float = 0.95) -> Speedup | None:
-    """How many times better ``group`` is; None when a side has no value, or failed seeds make a ratio too good."""
+    """How many times better ``group`` is, or a bound where seeds of one side failed to reach the threshold.
+
+    None when a side has no value, or seeds of both sides failed.
+    """
     ours, theirs = (values_of(side, quantity, threshold) for side in (baseline, group))
-    missing = len(baseline.runs) + len(group.runs) - len(ours) - len(theirs)
-    if not ours or not theirs or (missing and quantity in CENSORED):
+    missing = [len(side.runs) - len(values) for side, values in ((baseline, ours), (group, theirs))]
+    bound: Literal["", "at most", "at least"] = ""
+    if any(missing) and quantity in CENSORED:
+        if all(missing) or not math.isfinite(threshold):
+            return None
+        bound = "at most" if missing[1] else "at least"
+        ours, theirs = (
+            _known(QUANTITIES[quantity].measure(run, threshold) or CENSORED[quantity](run) for run in side.runs)
+            for side in (baseline, group)
+        )
+    if not ours or not theirs:
         return None
-    if min(len(ours), len(theirs)) < MIN_SEEDS:
-        ratio = _geometric_ratio(theirs, ours, confidence)
+    if bound or min(len(ours), len(theirs)) < MIN_SEEDS:
+        estimate = math.exp(float(np.log(theirs).mean() - np.log(ours).mean()))
+        ratio = Interval(estimate, math.nan, math.nan, confidence, len(ours) + len(theirs))
     else:
         ratio = ratio_of_means(theirs, ours, confidence=confidence)
     if not QUANTITIES[quantity].higher_is_better:
         ratio = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low, confidence, ratio.count)
-    return Speedup(quantity, ratio, ours, theirs, missing)
-
-
-def speedup_bound(baseline: Group, group: Group, quantity: str, threshold: float) -> SpeedupBound | None:
-    """The bound that failed seeds leave; None when none failed, or some on both sides, or nothing is known.
-
-    Args:
-        quantity: one of ``CENSORED``.
-    """
-    sides = [len(side.runs) - len(values_of(side, quantity, threshold)) for side in (baseline, group)]
-    if not math.isfinite(threshold) or not any(sides) or all(sides):
-        return None
-
-    def spent(run: Run) -> float:
-        value = QUANTITIES[quantity].measure(run, threshold)
-        return CENSORED[quantity](run) if value is None else value
-
-    ours, theirs = ([spent(run) for run in side.runs] for side in (baseline, group))
-    if not all(math.isfinite(value) and value > 0 for value in (*ours, *theirs)):
-        return None
-    ratio = _geometric_ratio(ours, theirs, 0.95).estimate
-    return SpeedupBound(quantity, "at most" if sides[1] else "at least", ratio, sum(sides))
+    return Speedup(quantity, ratio, ours, theirs, sum(missing), bound)
 
 
 def compare_returns(
@@ -221,29 +205,19 @@ def compare_returns(
         margin: in return, > 0.
         source: how the margin was derived, for the sentence.
     """
-    if few := too_few_seeds(len(group), len(baseline)):
-        return ReturnVerdict("too_few_seeds", NO_INTERVAL, margin, few)
+    if (seeds := min(len(group), len(baseline))) < MIN_SEEDS:
+        return ReturnVerdict("too_few_seeds", f"{seeds} of at least {MIN_SEEDS}", margin=margin)
     difference = difference_of_means(group, baseline, confidence=1 - 2 * alpha)
-    shown = f"{difference.estimate:+.4g} [{difference.low:.4g}, {difference.high:.4g}]"
-    outcome: ReturnOutcome
+    outcome: ReturnOutcome = "undecided"
     if difference.low > 0:
-        outcome, said = "gain", "higher return"
+        outcome = "gain"
     elif difference.low > -margin:
-        outcome, said = "no_loss", "no loss of return"
+        outcome = "no_loss"
     elif difference.high < 0:
-        outcome, said = "loss", "lower return"
-    else:
-        outcome, said = "undecided", "a loss of return is neither shown nor excluded"
-    return ReturnVerdict(outcome, difference, margin, f"{said}: difference {shown}, margin {margin:.4g}{source}")
+        outcome = "loss"
+    shown = f"{difference.estimate:+.4g} [{difference.low:.4g}, {difference.high:.4g}]"
+    return ReturnVerdict(outcome, f"difference {shown}, margin {margin:.4g}{source}", difference, margin)
 
 
-def too_few_seeds(group: int, baseline: int) -> str:
-    """``too few seeds to compare: 3 of at least 5``; empty where both sides have enough."""
-    seeds = min(group, baseline)
-    return f"too few seeds to compare: {seeds} of at least {MIN_SEEDS}" if seeds < MIN_SEEDS else ""
-
-
-def _geometric_ratio(numerator: Sequence[float], denominator: Sequence[float], confidence: float) -> Interval:
-    """Ratio of geometric means without an interval."""
-    ratio = math.exp(float(np.log(numerator).mean() - np.log(denominator).mean()))
-    return Interval(ratio, math.nan, math.nan, confidence, len(numerator) + len(denominator))
+def _known(values: Iterable[float | None]) -> tuple[float, ...]:
+    return tuple(value for value in values if value is not None and math.isfinite(value) and value > 0)

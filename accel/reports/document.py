@@ -13,7 +13,7 @@ from pathlib import Path
 from accel.errors import ReportError
 from accel.monitor.plain_text import one_line, without_controls
 from accel.reports import plotting, tables, wording
-from accel.reports.analysis import Analysis, Comparison, GroupResult
+from accel.reports.analysis import Analysis, GroupResult
 from accel.reports.charts import figures
 from accel.reports.comparison import QUANTITIES
 from accel.reports.curves import Curve
@@ -107,13 +107,21 @@ def to_json(analysis: Analysis) -> dict[str, object]:
         "margin_source": analysis.margin_source,
         "choices": asdict(analysis.choices),
         "baseline": None if analysis.baseline is None else analysis.baseline.label,
-        "caveats": list(analysis.caveats),
+        "caveats": analysis.caveats,
         "quantities": {
             name: {"title": q.title, "unit": q.unit, "meaning": q.meaning} for name, q in QUANTITIES.items()
         },
         "groups": [_group(result, analysis.threshold) for result in analysis.results],
-        "comparisons": [_comparison(comparison) for comparison in analysis.comparisons],
-        "commands": list(tables.commands(analysis)),
+        "comparisons": [
+            {
+                "group": comparison.group.label,
+                "verdict": asdict(comparison.verdict),
+                "speedups": {name: asdict(value) for name, value in comparison.speedups.items()},
+                "marks": comparison.marks,
+            }
+            for comparison in analysis.comparisons
+        ],
+        "commands": tables.commands(analysis),
     }
 
 
@@ -121,14 +129,14 @@ def _group(result: GroupResult, threshold: float) -> dict[str, object]:
     shares = result.time_shares
     return {
         "label": result.group.label,
-        "options": dict(result.group.options),
-        "config": dict(result.group.config),
+        "options": result.group.options,
+        "config": result.group.config,
         "final_return": None if result.final_return is None else asdict(result.final_return),
-        "quantities": {name: list(values) for name, values in result.by_quantity.items()},
+        "quantities": result.by_quantity,
         "reached": result.reached,
         "bottleneck": None if shares is None else {"limit": shares.limit, "shares": asdict(shares)},
-        "actor_us_per_step": dict(result.actor_us),
-        "learner_us_per_step": dict(result.learner_us),
+        "actor_us_per_step": result.actor_us,
+        "learner_us_per_step": result.learner_us,
         "return_against_seconds": _curve(result.against_time),
         "return_against_steps": _curve(result.against_steps),
         "runs": [_run(run, threshold) for run in result.group.runs],
@@ -149,26 +157,14 @@ def _run(run: Run, threshold: float) -> dict[str, object]:
         "steps_to_threshold": None if crossing is None else crossing[1],
         "records": run.series.records,
         "damaged_lines": run.series.damaged,
-        "machine": dict(run.machine),
-        "summary": None if run.summary is None else dict(run.summary),
+        "machine": run.machine,
+        "summary": run.summary,
         "decisions": [decision.to_json() for decision in run.decisions],
     }
 
 
-def _comparison(comparison: Comparison) -> dict[str, object]:
-    return {
-        "group": comparison.group.label,
-        "verdict": asdict(comparison.verdict),
-        "speedups": {name: asdict(value) for name, value in comparison.speedups.items()},
-        "speedup_bounds": {name: asdict(value) for name, value in comparison.bounds.items()},
-        "marks": list(comparison.marks),
-    }
-
-
 def _curve(curve: Curve | None) -> dict[str, list[float]] | None:
-    if curve is None:
-        return None
-    return {name: [float(v) for v in getattr(curve, name)] for name in ("x", "centre", "low", "high")}
+    return None if curve is None else {n: getattr(curve, n).tolist() for n in ("x", "centre", "low", "high")}
 
 
 def _finite(value: object) -> object:

@@ -5,7 +5,8 @@ The page has no script and takes nothing from elsewhere; it is light and dark, f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -13,25 +14,22 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from accel.monitor.plain_text import one_line, percent
 from accel.reports import tables, wording
 from accel.reports.analysis import Analysis
-from accel.reports.comparison import QUANTITIES
+from accel.reports.comparison import QUANTITIES, RETURN_CLAIMS
 from accel.reports.figure import Figure
-from accel.reports.markdown import escaped, table_text
 from accel.reports.plotting import colour_variables
+from accel.reports.tables import Table
 
-Template = Literal["page.html", "report.md"]
-OUTCOMES = {
-    "no_loss": "No loss of return",
-    "gain": "Higher return",
-    "loss": "Lower return",
-    "undecided": "Undecided",
-    "too_few_seeds": "Too few seeds",
-    "untested": "Returns not compared",
-}
 _TILES = ("time_to_threshold_s", "actor_us_per_step", "env_steps_per_s", "training_s")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 
 
 def render(
-    template: Template, analysis: Analysis, figures: Sequence[Figure], *, written: str, svgs: Mapping[str, str]
+    template: Literal["page.html", "report.md"],
+    analysis: Analysis,
+    figures: Sequence[Figure],
+    *,
+    written: str,
+    svgs: Mapping[str, str],
 ) -> str:
     """One of the two texts.
 
@@ -48,18 +46,33 @@ def render(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"md": escaped, "md_table": table_text, "one_line": one_line}
+    environment.filters |= {"md": _escaped, "md_table": _markdown_table, "one_line": one_line}
+    runs, groups = len(analysis.runs), len(analysis.groups)
+    kind = "Report" if analysis.baseline is None else f"Comparison with {analysis.baseline.label}"
+    counts = f"{runs} run{'s' * (runs != 1)}, {groups} configuration{'s' * (groups != 1)}"
+    results = (tables.results_table(analysis), tables.speedup_table(analysis), tables.runs_table(analysis))
+    sections = {
+        "Results": results,
+        "Mismatch": [tables.mismatch_table(analysis)],
+        "Publications": [tables.publications_table(analysis)],
+        "Decisions": [tables.decisions_table(analysis)],
+        "Machines": [tables.machines_table(analysis)],
+    }
+    known = [(title, [table for table in found if table is not None]) for title, found in sections.items()]
     return environment.get_template(template).render(
         headline=wording.headline(analysis),
-        kind=_kind(analysis),
-        verdicts=[(outcome, OUTCOMES[outcome], *rest) for outcome, *rest in wording.verdicts(analysis)],
+        kind=f"{kind} · {analysis.environment} · {counts}",
+        verdicts=[
+            (c.verdict.outcome, RETURN_CLAIMS[c.verdict.outcome], c.group.label, wording.verdict(c, analysis), c.marks)
+            for c in analysis.comparisons
+        ],
         tiles=_tiles(analysis),
         outcomes=wording.outcomes_beside(analysis),
-        differing=_known([tables.differing_table(analysis)]),
+        differing=tables.differing_table(analysis),
         caveats=analysis.caveats,
         figures=figures,
         svgs=svgs,
-        sections=_sections(analysis),
+        sections=[(title, found) for title, found in known if found],
         commands=tables.commands(analysis),
         options=tables.options_table(analysis),
         method=wording.method(analysis),
@@ -68,40 +81,27 @@ def render(
     )
 
 
-def _kind(analysis: Analysis) -> str:
-    runs, groups = sum(len(group.runs) for group in analysis.groups), len(analysis.groups)
-    kind = "Report" if analysis.baseline is None else f"Comparison with {analysis.baseline.label}"
-    plural = ("s" if runs != 1 else "", "s" if groups != 1 else "")
-    return f"{kind} · {analysis.environment} · {runs} run{plural[0]}, {groups} configuration{plural[1]}"
-
-
 def _tiles(analysis: Analysis) -> list[tuple[str, str]]:
     """The main speedups of a single comparison, as (number, meaning)."""
     if len(analysis.comparisons) != 1:
         return []
-    tiles = []
-    for name in _TILES:
-        if (value := analysis.comparisons[0].speedups.get(name)) is not None:
-            between = f"between {value.ratio.low:.3g}× and {value.ratio.high:.3g}×"
-            sure = f"{between} at {percent(analysis.choices.confidence)}" if value.has_interval else "too few seeds"
-            quantity = QUANTITIES[name]
-            meaning = f"{quantity.title}, times better: {quantity.meaning}; {sure}"
-            tiles.append((f"{value.ratio.estimate:.3g}×", meaning))
-    return tiles
+    confidence = percent(analysis.choices.confidence)
+    return [
+        (value.text, f"{QUANTITIES[name].title}, times better, at {confidence}: {QUANTITIES[name].meaning}")
+        for name in _TILES
+        if (value := analysis.comparisons[0].speedups.get(name)) is not None
+    ]
 
 
-def _sections(analysis: Analysis) -> list[tuple[str, list[tables.Table]]]:
-    """Tables by heading, those that have rows."""
-    results = (tables.results_table, tables.speedup_table, tables.runs_table)
-    sections = {
-        "Results": _known(table(analysis) for table in results),
-        "Mismatch": _known([tables.mismatch_table(analysis)]),
-        "Publications": _known([tables.publications_table(analysis)]),
-        "Decisions": _known([tables.decisions_table(analysis)]),
-        "Machines": [tables.machines_table(analysis)],
-    }
-    return [(title, found) for title, found in sections.items() if found]
+def _escaped(text: str) -> str:
+    """Text without line breaks, and with the special characters of Markdown and HTML escaped."""
+    one_line = " ".join(text.split())
+    return _SPECIAL.sub(r"\\\1", one_line).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
 
 
-def _known(found: Iterable[tables.Table | None]) -> list[tables.Table]:
-    return [table for table in found if table is not None]
+def _markdown_table(table: Table) -> str:
+    """The caption, the table and its notes."""
+    lines = [table.columns, tuple("---" for _ in table.columns), *table.rows]
+    rows = [f"| {' | '.join(c if c == '---' else _escaped(c) for c in line)} |" for line in lines]
+    notes = "".join(f"\n- **{_escaped(title)}**: {_escaped(meaning)}" for title, meaning in table.notes)
+    return f"{_escaped(table.caption)}\n\n" + "\n".join(rows) + (f"\n{notes}" if notes else "")

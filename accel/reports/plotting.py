@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import re
 import textwrap
@@ -166,6 +167,7 @@ def _style(salt: str) -> Iterator[None]:
         mpl.rc("xtick", color=MUTED, labelcolor=TEXT)
         mpl.rc("ytick", color=MUTED, labelcolor=TEXT)
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
+        logging.getLogger("fontTools").setLevel(logging.WARNING)  # what becomes of each glyph is nobody's concern
         yield
 
 

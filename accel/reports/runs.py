@@ -56,9 +56,8 @@ class Run:
     def gpus(self) -> tuple[str, ...]:
         """Names of its machine's GPUs."""
         found = self.machine.get("gpus")
-        return (
-            tuple(str(gpu.get("name")) for gpu in found if isinstance(gpu, Mapping)) if isinstance(found, list) else ()
-        )
+        known = found if isinstance(found, list) else []
+        return tuple(str(gpu.get("name")) for gpu in known if isinstance(gpu, Mapping))
 
     @property
     def elapsed_s(self) -> Floats:
@@ -196,11 +195,8 @@ class Group:
 
     def values(self, key: str) -> tuple[object, ...]:
         """The values of an option in its runs, each once; several where runs are grouped by other options."""
-        found: list[object] = []
-        for run in self.runs:
-            if (value := run.config.get(key)) not in found:
-                found.append(value)
-        return tuple(found)
+        found = [run.config.get(key) for run in self.runs]
+        return tuple(value for i, value in enumerate(found) if value not in found[:i])
 
     @property
     def time_shares(self) -> TimeShares | None:
@@ -236,8 +232,9 @@ def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ..
         kept = sorted(k for k in run.config if (k in keys if keys else k not in NOT_CONFIGURATION))
         members.setdefault(tuple((k, repr(run.config[k])) for k in kept), []).append(run)
     groups = [sorted(found, key=lambda run: str(run.seed).rjust(20)) for found in members.values()]
-    differing = sorted(keys or _differing([found[0].config for found in groups]))
     configs = [found[0].config for found in groups]
+    free = known - NOT_CONFIGURATION
+    differing = sorted(keys or (k for k in free if len({repr(config.get(k)) for config in configs}) > 1))
     named = [str(config.get(keys[0])) for config in configs] if len(keys) == 1 else labels(configs, differing)
     if max(map(len, named)) > LONGEST_LABEL:
         named = _short(named, [[run.name for run in found] for found in groups])
@@ -259,11 +256,6 @@ def relabelled(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ..
     return tuple(replace(group, label=name) for group, name in zip(groups, names, strict=True))
 
 
-def _differing(configs: Sequence[Mapping[str, object]]) -> set[str]:
-    keys = {key for config in configs for key in config} - NOT_CONFIGURATION
-    return {key for key in keys if len({repr(config.get(key)) for config in configs}) > 1}
-
-
 def _last(values: Floats) -> float:
     known = values[np.isfinite(values)]
     return float(known[-1]) if known.size else math.nan
@@ -274,67 +266,51 @@ LONGEST_LABEL = 28
 _SEED, _NUMBER = re.compile(r"[-_]s(eed)?[-_]?\d+$"), re.compile(r"[-_]\d+$")
 _UNNAMED = re.compile(r"-\d{8}-\d{6}$")
 """What a run has that nobody named: the time it started."""
-_LONGEST_VALUE = 40
-Config = Mapping[str, object]
+_BY_VALUE = ("compressor", "env", "variant")
+"""Options of which the value alone says what is meant."""
 
 
-def labels(configs: Sequence[Config], differing: Sequence[str]) -> list[str]:
+def labels(configs: Sequence[Mapping[str, object]], differing: Sequence[str]) -> list[str]:
     """A label for each configuration, all of them different.
 
-    The scheme always, the runtime where it is torch, or onnxruntime beside compiled kernels, and of the other options
-    those whose value is not the majority's. A value that follows from another option is omitted: the default batch
-    takes one unroll of each actor.
+    The scheme where it differs or nothing does, and of the other options those whose value is not the majority's. A
+    batch that takes one unroll of each actor, the default, follows from the actors and is omitted.
 
     Args:
         configs: one for each group. differing: the options in which they differ.
     """
     usual = {key: _majority([config.get(key) for config in configs]) for key in differing}
-    shown = {"torch": "torch eager"}
-    if any(config.get("actor_runtime") == "native" for config in configs):
-        shown["onnxruntime"] = "onnxruntime"
-    found = [_label(config, differing, usual, shown) for config in configs]
-    return [label if found.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(found)]
-
-
-def _label(config: Config, differing: Sequence[str], usual: Mapping[str, str | None], shown: Mapping[str, str]) -> str:
-    parts = []
-    if "compressor" in differing or not differing:
-        parts.append(_value(config.get("compressor", "run")))
-    runtime = shown.get(str(config.get("actor_runtime")))
-    if runtime is not None and ("actor_runtime" in differing or not differing):
-        parts = [*(f"{part} ({runtime})" for part in parts)] or [runtime]
-    rest = [key for key in differing if key not in {"compressor", "actor_runtime"} and not _follows(key, config)]
-    parts += [_option(key, config) for key in rest if repr(config.get(key)) != usual[key]]
-    return ", ".join(parts or [_option(key, config) for key in rest]) or str(config.get("actor_runtime"))
+    found = []
+    for config in configs:
+        rest = [key for key in differing if key != "compressor" and not _follows(key, config)]
+        parts = [_value(config.get("compressor", "run"))] if "compressor" in differing or not differing else []
+        parts += [_option(key, config) for key in rest if repr(config.get(key)) != usual[key]]
+        found.append(", ".join(parts or [_option(key, config) for key in rest]))
+    return _numbered(found)
 
 
 def _short(long: Sequence[str], members: Sequence[Sequence[str]]) -> list[str]:
-    """Labels of at most ``LONGEST_LABEL`` characters: the runs' names, or the first of what differs."""
-    stems = [{_SEED.sub("", name) for name in names} for names in members]
-    stems = [{_NUMBER.sub("", name) for name in found} if len(found) > 1 else found for found in stems]
-    named = [_shortened(min(found)) if len(found) == 1 else "" for found in stems]
-    if all(named) and len(set(named)) == len(named) and not any(_UNNAMED.search(min(found)) for found in stems):
+    """Labels of at most ``LONGEST_LABEL`` characters: the runs' names, or the beginning of what differs."""
+    named = []
+    for names in members:
+        stems = {_SEED.sub("", name) for name in names}
+        stems = {_NUMBER.sub("", stem) for stem in stems} if len(stems) > 1 else stems
+        named.append("" if len(stems) > 1 or _UNNAMED.search(min(stems)) else _value(min(stems), LONGEST_LABEL))
+    if all(named) and len(set(named)) == len(named):
         return named
-    cut = []
-    for label in long:
-        parts = label.split(", ")
-        while len(parts) > 1 and len(", ".join(parts)) > LONGEST_LABEL - 4:
-            parts.pop()
-        cut.append(_shortened(", ".join(parts), LONGEST_LABEL - 4))
-    return [label if cut.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(cut)]
+    return _numbered([_value(label, LONGEST_LABEL - 4) for label in long])
 
 
-def _shortened(text: str, longest: int = LONGEST_LABEL) -> str:
-    half = longest // 2
-    return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"
+def _numbered(found: Sequence[str]) -> list[str]:
+    return [label if found.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(found)]
 
 
-def _option(key: str, config: Config) -> str:
+def _option(key: str, config: Mapping[str, object]) -> str:
     value = _value(config.get(key))
-    return value if key in {"env", "variant"} else f"{key}={value}"
+    return value if key in _BY_VALUE else f"{key}={value}"
 
 
-def _follows(key: str, config: Config) -> bool:
+def _follows(key: str, config: Mapping[str, object]) -> bool:
     actors = config.get("actors")
     return key == "batch_unrolls" and isinstance(actors, int) and config.get(key) == max(actors, 1)
 
@@ -345,7 +321,8 @@ def _majority(values: Sequence[object]) -> str | None:
     return text if 2 * count > len(values) else None
 
 
-def _value(value: object) -> str:
+def _value(value: object, longest: int = 40) -> str:
     """The value, of a long one its beginning and its end."""
     text = "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return _shortened(text, _LONGEST_VALUE)
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"

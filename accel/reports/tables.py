@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
@@ -17,37 +17,65 @@ from accel.monitor.divergence import GREEDY_TOLERANCE
 from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from accel.monitor.plain_text import percent
 from accel.reports.analysis import Analysis
-from accel.reports.comparison import QUANTITIES, Speedup
+from accel.reports.comparison import QUANTITIES
 from accel.reports.runs import NOT_CONFIGURATION, Group, Run
-from accel.reports.series import Floats
-from accel.reports.wording import interval, number, plain, times
+from accel.reports.wording import interval, number, plain
 
 MAX_DECISIONS = 200
 MAX_ACROSS = 6
 """Configurations that have a column each; of more, each has a row."""
 _FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
 _MISMATCH = {
-    "ess": "ESS",
-    "kl": "KL, nats",
-    "chi2": "χ²",
-    "chi2_infinite": "states with infinite χ²",
-    "retention": "trace retention",
-    "greedy_agreement": "greedy actions agree",
-    "clipped": "clipped weights",
-    "mean_weight": "mean weight",
+    "ess": (
+        "ESS",
+        f"effective sample size, 1 / (1 + χ²) averaged over states: 1 for equal policies, alarm below {ESS_ALARM:g}",
+    ),
+    "kl": (
+        "KL, nats",
+        f"KL divergence, 0 for equal policies; alarm above {KL_ALARM:g} (compression) or {STALENESS_KL_ALARM:g}",
+    ),
+    "chi2": (
+        "χ²",
+        "χ² divergence, the variance of importance weights. χ² of two Gaussians is infinite in every state where π "
+        "is more than √2 times as wide as μ (2σ_μ² ≤ σ_π²); ESS counts such a state as 0",
+    ),
+    "chi2_infinite": ("states with infinite χ²", "share of states where χ² is infinite"),
+    "retention": (
+        "trace retention",
+        "mean product of the trace's clipped weights over the effective horizon: 1 on-policy",
+    ),
+    "greedy_agreement": (
+        "greedy actions agree",
+        "share of states with the same most likely choice; for Gaussians, with every mean within "
+        f"{GREEDY_TOLERANCE:g} standard deviations of the reference policy: π_v for staleness, otherwise μ",
+    ),
+    "clipped": ("clipped weights", "share of weights above the clip"),
+    "mean_weight": (
+        "mean weight",
+        "of sampled actions; 1 is expected for any two policies, so another value means wrong records",
+    ),
 }
-_MISMATCH_MEANINGS = {
-    "ess": f"effective sample size, 1 / (1 + χ²) averaged over states: 1 for equal policies, alarm below {ESS_ALARM:g}",
-    "kl": f"KL divergence, 0 for equal policies; alarm above {KL_ALARM:g} (compression) or {STALENESS_KL_ALARM:g}",
-    "chi2": "χ² divergence, the variance of importance weights. χ² of two Gaussians is infinite in every state where π "
-    "is more than √2 times as wide as μ (2σ_μ² ≤ σ_π²); ESS counts such a state as 0",
-    "chi2_infinite": "share of states where χ² is infinite",
-    "retention": "mean product of the trace's clipped weights over the effective horizon: 1 on-policy",
-    "greedy_agreement": "share of states with the same most likely choice; for Gaussians, with every mean within "
-    f"{GREEDY_TOLERANCE:g} standard deviations of the reference policy: π_v for staleness, otherwise μ",
-    "clipped": "share of weights above the clip",
-    "mean_weight": "of sampled actions; 1 is expected for any two policies, so another value means wrong records",
-}
+"""Title and meaning of each quantity."""
+Which = Literal["count", "last", "greatest"]
+_CHECKS: tuple[tuple[str, str, Which, str], ...] = (
+    ("withheld", "withheld", "count", "publications, over all seeds, at which a scheme was unfit and another acted"),
+    ("inconclusive checks", "inconclusive_checks", "count", "quick checks that called for a full check"),
+    (
+        "KL at the last check, nats",
+        "publish_kl",
+        "last",
+        "KL(learner's policy ‖ artifact) of checks that passed, in the median over seeds",
+    ),
+    ("greatest KL, nats", "publish_kl", "greatest", ""),
+    (
+        "greatest share of codes that differ",
+        "qat_differences",
+        "greatest",
+        "with qat the learner rounds as its artifact does; compared are the codes of activations that both compute",
+    ),
+    ("by at most, steps", "qat_greatest_difference", "greatest", ""),
+)
+"""Columns of checks before publication: title, metric, which of its values, meaning."""
 _HUGE, _ABOVE = 1e6, ">1e6"
 
 
@@ -107,16 +135,29 @@ def _limit(shares: TimeShares) -> str:
 
 def differing_table(analysis: Analysis) -> Table | None:
     """The options in which configurations differ; None where there is none, or one configuration."""
-    groups, labels = analysis.groups, [group.label for group in analysis.groups]
-    keys = sorted({key for group in groups for key in group.options})
-    if len(groups) < 2 or not keys:
+    keys = sorted({key for group in analysis.groups for key in group.options})
+    if len(analysis.groups) < 2 or not keys:
         return None
-    texts = {(key, group.label): " or ".join(map(plain, group.values(key))) for key in keys for group in groups}
-    unread = any(key not in group.config for key in keys for group in groups)
+    unread = any(key not in group.config for key in keys for group in analysis.groups)
     caption = f"The options in which the configurations differ{'; – where one is not read' if unread else ''}."
-    if len(labels) > MAX_ACROSS:
-        return Table(caption, ("configuration", *keys), tuple((n, *(texts[k, n] for k in keys)) for n in labels))
-    return Table(caption, ("option", *labels), tuple((key, *(texts[key, n] for n in labels)) for key in keys))
+    return _options(analysis, keys, caption)
+
+
+def options_table(analysis: Analysis) -> Table:
+    """Options by configuration: those that differ first, then the rest."""
+    configs = [run.config for run in analysis.runs]
+    keys = sorted({key for config in configs for key in config} - NOT_CONFIGURATION)
+    keys.sort(key=lambda key: len({repr(config.get(key)) for config in configs}) == 1)
+    return _options(analysis, keys, "Options; those that differ come first.")
+
+
+def _options(analysis: Analysis, keys: Sequence[str], caption: str) -> Table:
+    """A column for each configuration; of many configurations and few options, a row for each."""
+    columns = [(g.label, *(" or ".join(map(plain, g.values(key))) for key in keys)) for g in analysis.groups]
+    if len(columns) > MAX_ACROSS and len(keys) <= MAX_ACROSS:
+        return Table(caption, ("configuration", *keys), tuple(columns))
+    titles, *rows = zip(("option", *keys), *columns, strict=True)
+    return Table(caption, titles, tuple(rows))
 
 
 def speedup_table(analysis: Analysis) -> Table | None:
@@ -126,19 +167,21 @@ def speedup_table(analysis: Analysis) -> Table | None:
     rows = []
     for name, quantity in QUANTITIES.items():
         for comparison in analysis.comparisons:
-            value = comparison.speedups.get(name)
-            if value is not None:
-                sides = (len(value.baseline), len(value.group))
-                note = f"{value.missing} without a value" if value.missing else ""
-                row = (times(value), _saved(value), f"{sides[1]} / {sides[0]}", note)
-                rows.append((quantity.title, comparison.group.label, *row))
-            if (bound := comparison.bounds.get(name)) is not None:
-                all_seeds = f"{len(comparison.group.runs)} / {len(analysis.baseline.runs)}"
-                note = f"{bound.failed} failed {'seeds' if bound.failed > 1 else 'seed'} counted at budget"
-                row = (f"{bound.side} {bound.ratio:.3g}×", "–", all_seeds, note)
-                rows.append((quantity.title, comparison.group.label, *row))
+            if (value := comparison.speedups.get(name)) is not None:
+                saved = 1 - 1 / value.ratio.estimate
+                note = "counted at their budget" if value.bound else "without a value"
+                rows.append(
+                    (
+                        quantity.title,
+                        comparison.group.label,
+                        value.text,
+                        "–" if value.bound else f"{saved:.1%}" if saved >= 0 else f"{-saved:.1%} more",
+                        f"{len(value.group)} / {len(value.baseline)}",
+                        f"{value.missing} {note}" if value.missing else "",
+                    )
+                )
     columns = ("quantity", "configuration", "times better", "time saved", "seeds / baseline's", "note")
-    shown = dict.fromkeys(row[0] for row in rows)
+    shown = {row[0] for row in rows}
     notes = (
         (
             "times better",
@@ -196,10 +239,10 @@ def mismatch_table(analysis: Analysis) -> Table | None:
         f"including infinite ones, and the share of records above {_HUGE:g}. One state can dominate a mean "
         "of KL, χ² or weights."
     )
-    titles = ("configuration", "factor", "scheme", *(_MISMATCH[name] for name in measured))
+    titles = ("configuration", "factor", "scheme", *(_MISMATCH[name][0] for name in measured))
     notes = (
         ("factor", "π_θ learns, μ acted, π_v is the version that acted before compression; total = their product"),
-        *((_MISMATCH[name], _MISMATCH_MEANINGS[name]) for name in measured),
+        *(_MISMATCH[name] for name in measured),
     )
     return Table(caption, titles, tuple(rows), notes)
 
@@ -218,15 +261,6 @@ def _typical(group: Group, name: str) -> str:
         return often
     typical = f"{middle:.3g}" if middle >= 10_000 else number(middle)
     return f"{typical}; {often}" if often else typical
-
-
-def options_table(analysis: Analysis) -> Table:
-    """Options by configuration: those that differ first, then the rest."""
-    configs = [run.config for run in analysis.runs]
-    keys = sorted({key for config in configs for key in config} - NOT_CONFIGURATION)
-    keys.sort(key=lambda key: len({repr(config.get(key)) for config in configs}) == 1)
-    rows = tuple((key, *(" or ".join(map(plain, group.values(key))) for group in analysis.groups)) for key in keys)
-    return Table("Options; those that differ come first.", ("option", *(g.label for g in analysis.groups)), rows)
 
 
 def decisions_table(analysis: Analysis) -> Table | None:
@@ -275,10 +309,6 @@ def _spread(values: Sequence[float]) -> str:
     return f"{number(median(values))} ({number(min(values))} to {number(max(values))})"
 
 
-def _saved(value: Speedup) -> str:
-    return f"{value.time_saved:+.1%}".replace("+", "") if value.time_saved >= 0 else f"{-value.time_saved:.1%} more"
-
-
 def _machine_row(run: Run) -> tuple[str, ...]:
     machine = run.machine
     memory = machine.get("memory_bytes")
@@ -296,60 +326,33 @@ def _machine_row(run: Run) -> tuple[str, ...]:
     )
 
 
-_CHECKS: Mapping[str, tuple[str, Callable[[Sequence[Floats]], float]]] = MappingProxyType(
-    {
-        "withheld": ("withheld", lambda seeds: sum(map(_counted, seeds))),
-        "inconclusive checks": ("inconclusive_checks", lambda seeds: sum(map(_counted, seeds))),
-        "KL at the last check, nats": ("publish_kl", lambda seeds: median(float(values[-1]) for values in seeds)),
-        "greatest KL, nats": ("publish_kl", lambda seeds: _greatest(seeds)),
-        "greatest share of codes that differ": ("qat_differences", lambda seeds: _greatest(seeds)),
-        "by at most, steps": ("qat_greatest_difference", lambda seeds: _greatest(seeds)),
-    }
-)
-"""Columns of checks before publication: the metric, and what of its values in the seeds that have it."""
-_CHECK_MEANINGS = {
-    "withheld": "publications, over all seeds, at which a scheme was unfit and another policy acted",
-    "inconclusive checks": "quick checks, over all seeds, that called for a full check",
-    "KL at the last check, nats": "KL(learner's policy ‖ artifact) of checks that passed, in the median over seeds",
-    "greatest share of codes that differ": "with qat the learner rounds as its artifact does; compared are the codes "
-    "of activations that both compute",
-}
-
-
 def publications_table(analysis: Analysis) -> Table | None:
     """One row for each configuration and scheme of which a check was recorded; None where there was none.
 
     Counts are summed over seeds, and over the processes of a resumed run, which count from zero again.
     """
     recorded = {name.partition("/")[0] for run in analysis.runs for name in run.series.columns if "/" in name}
-    shown = [title for title, (metric, _) in _CHECKS.items() if metric in recorded]
-    metrics = {_CHECKS[title][0] for title in shown}
+    shown = [check for check in _CHECKS if check[1] in recorded]
     rows = []
     for group in analysis.groups:
         names = [name.partition("/") for run in group.runs for name in run.series.columns]
-        for scheme in sorted({scheme for metric, _, scheme in names if metric in metrics}):
-            rows.append((group.label, scheme, *(_check(group, *_CHECKS[title], scheme) for title in shown)))
+        for scheme in sorted({scheme for metric, _, scheme in names if any(metric == check[1] for check in shown)}):
+            rows.append((group.label, scheme, *(_checked(group, f"{check[1]}/{scheme}", check[2]) for check in shown)))
     if not rows:
         return None
-    notes = tuple((title.partition(",")[0], _CHECK_MEANINGS[title]) for title in shown if title in _CHECK_MEANINGS)
-    return Table("Checks before publication.", ("configuration", "scheme", *shown), tuple(rows), notes)
+    notes = tuple((title.partition(",")[0], meaning) for title, _, _, meaning in shown if meaning)
+    titles = ("configuration", "scheme", *(check[0] for check in shown))
+    return Table("Checks before publication.", titles, tuple(rows), notes)
 
 
-def _check(group: Group, metric: str, summarise: Callable[[Sequence[Floats]], float], scheme: str) -> str:
-    seeds = [values for run in group.runs if (values := _known(run, f"{metric}/{scheme}")).size]
-    return number(summarise(seeds)) if seeds else "–"
-
-
-def _greatest(seeds: Sequence[Floats]) -> float:
-    return max(float(values.max()) for values in seeds)
-
-
-def _known(run: Run, name: str) -> Floats:
-    values = run.series.column(name)
-    return values[~np.isnan(values)]
-
-
-def _counted(values: Floats) -> float:
-    """What a counter came to that starts at zero whenever its process does."""
-    more = np.diff(values, prepend=0.0)
-    return float(np.where(more < 0, values, more).sum())
+def _checked(group: Group, metric: str, which: Which) -> str:
+    """What checks found over a group's seeds: the last value in the median, the greatest, or what a counter came to."""
+    seeds = [values[~np.isnan(values)] for run in group.runs for values in [run.series.column(metric)]]
+    seeds = [values for values in seeds if values.size]
+    if not seeds:
+        return "–"
+    if which == "count":
+        rises = [np.diff(values, prepend=0.0) for values in seeds]
+        falls = zip(rises, seeds, strict=True)  # where a process that goes on counts from zero
+        return number(sum(float(np.where(rise < 0, values, rise).sum()) for rise, values in falls))
+    return number(median(float(v[-1]) for v in seeds) if which == "last" else max(float(v.max()) for v in seeds))

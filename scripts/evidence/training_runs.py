@@ -45,7 +45,7 @@ from accel.reports.analysis import Analysis, Choices, analyse
 from accel.reports.document import write_report
 from accel.reports.reporting import load_run_record
 from accel.reports.samples import run_from_json, run_to_json
-from accel.reports.wording import headline, verdicts
+from accel.reports.wording import headline, verdict
 from accel.system.atomic import write_atomically
 from scripts.evidence.samples import PROJECT, RUNS, read_samples, write_samples
 
@@ -430,8 +430,9 @@ def _spread(values: Sequence[float]) -> str:
 def _bullets(analysis: Analysis) -> str:
     """What is found of each variant."""
     lines = []
-    for _, label, text, marks in verdicts(analysis):
-        said = f"**{label}**: {_plain_text(text)}" + "".join(f" **Not comparable:** {_plain_text(m)}" for m in marks)
+    for found in analysis.comparisons:
+        marks = "".join(f" **Not comparable:** {_plain_text(mark)}" for mark in found.marks)
+        said = f"**{found.group.label}**: {_plain_text(verdict(found, analysis))}{marks}"
         lines.append(textwrap.fill(said, COLUMNS, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     return "\n".join(lines)
 

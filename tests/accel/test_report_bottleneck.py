@@ -68,13 +68,12 @@ def test_every_form_of_the_report_says_it() -> None:
     limits = [row[table.columns.index("bottleneck")] for row in table.rows]
     assert limits[0] == "policy (actors wait 0%, learner 50%; environment 10%, policy 80%)"
     assert limits[1].startswith("learner (")
-    sentence = (
-        "int8: the actors' policy is the bottleneck (actors wait 0% of their time, the learner 50%; of the actors' "
-        "busy time the environment takes 10%, the policy 80%)."
+    told = (
+        "Bottleneck: policy (actors wait 0% of their time, the learner 50%; of the actors' busy time the environment "
+        "takes 10%, the policy 80%)."
     )
     value = to_json(analysis)
     assert value["groups"][0]["bottleneck"]["limit"] == "policy"  # type: ignore[index]
-    told = sentence.replace("int8: the", "The")
     for template in ("page.html", "report.md"):
         assert told in html.unescape(render(template, analysis, (), written="now", svgs={}))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accel.reports.analysis import Choices, analyse
-from accel.reports.comparison import compare_returns, speedup, speedup_bound
+from accel.reports.comparison import compare_returns, speedup
 from accel.reports.runs import Group, Run
 from tests.accel.recorded_run import run_record
 
@@ -38,8 +38,8 @@ def test_fewer_than_five_seeds_have_an_estimate_and_no_interval() -> None:
     enough = speedup(slow, fast, "training_s", math.nan)
     few = speedup(slow, Group("fast", fast.runs[:4]), "training_s", math.nan)
     assert enough is not None and few is not None
-    assert enough.finding == "faster" and enough.ratio.estimate == pytest.approx(2.0)
-    assert few.finding == "too_few_seeds" and math.isnan(few.ratio.low)
+    assert enough.is_shown and enough.has_interval and enough.ratio.estimate == pytest.approx(2.0)
+    assert not few.is_shown and not few.has_interval and math.isnan(few.ratio.low)
 
 
 def test_no_loss_keeps_its_level_and_has_power() -> None:
@@ -106,23 +106,19 @@ def test_returns_of_too_few_episodes_cross_nothing() -> None:
     assert lucky.crossing(80.0) == pytest.approx((2.75, 2750.0))
 
 
-def test_seeds_that_never_got_there_leave_a_bound_and_no_speedup() -> None:
+def test_seeds_that_never_got_there_leave_a_bound() -> None:
     fast = Group("fast", (run(seed=0), run(seed=1, returns=(0.0, 1.0, 2.0), seconds=(1.0, 2.0, 8.0))))
     slow = Group("slow", (run(seconds=(2.0, 4.0, 6.0)),))
-    assert speedup(slow, fast, "time_to_threshold_s", 50.0) is None
-    found = speedup_bound(slow, fast, "time_to_threshold_s", 50.0)
-    assert found is not None
-    assert (found.side, found.failed) == ("at most", 1)
-    assert found.ratio == pytest.approx(4.0 / math.sqrt(2.0 * 8.0))
-    other = speedup_bound(fast, slow, "steps_to_threshold", 50.0)
-    assert other is not None
-    assert other.side == "at least"
-    assert other.ratio == pytest.approx(math.sqrt(2.0 * 8.0) / 4.0)
-    assert speedup_bound(slow, fast, "time_to_threshold_s", 1000.0) is None
-    assert speedup_bound(slow, slow, "time_to_threshold_s", 50.0) is None
-    throughput = speedup(slow, fast, "env_steps_per_s", 50.0)
-    assert throughput is not None
-    assert throughput.ratio.estimate == pytest.approx(1.0)
+    found = speedup(slow, fast, "time_to_threshold_s", 50.0)
+    other = speedup(fast, slow, "steps_to_threshold", 50.0)
+    assert found is not None and other is not None
+    assert (found.bound, found.missing, found.has_interval) == ("at most", 1, False)
+    assert found.ratio.estimate == pytest.approx(4.0 / math.sqrt(2.0 * 8.0))
+    assert other.bound == "at least" and other.ratio.estimate == pytest.approx(math.sqrt(2.0 * 8.0) / 4.0)
+    assert speedup(slow, fast, "time_to_threshold_s", 1000.0) is None
+    for quantity in ("time_to_threshold_s", "env_steps_per_s"):
+        exact = speedup(slow, slow, quantity, 50.0)
+        assert exact is not None and not exact.bound and exact.ratio.estimate == pytest.approx(1.0)
 
 
 def test_runs_that_all_stopped_at_their_target_are_the_same_by_construction() -> None:
@@ -144,8 +140,8 @@ def test_runs_that_all_stopped_at_their_target_are_the_same_by_construction() ->
     theirs[1] = run(seed=1, returns=(0.0, 10.0, 20.0), **stop)
     (comparison,) = analyse([*ours, *theirs], Choices(), ours[0]).comparisons
     assert comparison.verdict.outcome != "no_loss"
-    assert not {"time_to_threshold_s", "steps_to_threshold", "training_s", "wall_s"} & set(comparison.speedups)
-    assert set(comparison.bounds) == {"time_to_threshold_s", "steps_to_threshold"}
+    assert not {"training_s", "wall_s"} & set(comparison.speedups)
+    assert {comparison.speedups[name].bound for name in ("time_to_threshold_s", "steps_to_threshold")} == {"at most"}
 
 
 def test_runs_with_several_targets_are_the_same_by_test_only() -> None:

@@ -27,11 +27,8 @@ def test_labels_say_what_is_unusual_and_leave_out_what_follows() -> None:
         "int8",
         "int8, actors=4",
         "fp32, actors=4, batch_unrolls=2, stop_at_return=475.0",
-        "fp16 (torch eager)",
+        "fp16, actor_runtime=torch",
     ]
-    configs = [BASE | {"actor_runtime": runtime} for runtime in ("native", "onnxruntime", "torch")]
-    assert labels(configs, ["actor_runtime"]) == ["native", "onnxruntime", "torch eager"]
-    assert labels(configs, ["actor_runtime", "compressor"]) == ["fp32", "fp32 (onnxruntime)", "fp32 (torch eager)"]
 
 
 def test_without_a_majority_every_value_is_named() -> None:

@@ -26,11 +26,10 @@ NOT_LEARNING = Group("fp32", tuple(run([20.0, *[20.0 + 10 * seed] * 10], seed) f
 
 
 def test_a_gain_goes_from_the_first_known_return_to_the_mean_over_the_last_tenth() -> None:
-    gain = gain_of(LEARNING)
-    assert (gain.first, gain.spread) == (10.0, 0.0)
-    assert gain.final == pytest.approx((90 + 105 + 115) / 3)
-    assert threshold_of([LEARNING], None).value == pytest.approx(10 + 0.9 * gain.size)
-    assert margin_of(LEARNING, 0.05, None).value == pytest.approx(0.05 * gain.size)
+    final = (90 + 105 + 115) / 3
+    assert gain_of(LEARNING) == pytest.approx((10.0, final, 0.0))
+    assert threshold_of([LEARNING], None).value == pytest.approx(10 + 0.9 * (final - 10))
+    assert margin_of(LEARNING, 0.05, None).value == pytest.approx(0.05 * (final - 10))
     assert (threshold_of([LEARNING], 7.0).value, margin_of(LEARNING, 0.05, 25.0).value) == (7.0, 25.0)
 
 
@@ -43,7 +42,7 @@ def test_a_gain_within_the_seeds_spread_is_none() -> None:
     single = Group("a", (run([5.0]),))
     assert "learned nothing" in margin_of(single, 0.05, None).source
     silent = Group("a", (run([math.nan, math.nan]),))
-    assert threshold_of([silent], None).source == "no episode finished"
+    assert threshold_of([silent], None).source == "a finished no episode"
 
 
 def test_the_verdict_says_that_a_baseline_learned_nothing_and_takes_a_margin_in_return() -> None:
