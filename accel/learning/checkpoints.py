@@ -77,13 +77,15 @@ class Checkpoints:
         if self._actor is not None:
             actor = cast(Tree, self._actor.generator_state())
             state = replace(state, counters={**state.counters, "actor_generator": actor})
-        self._run.save_checkpoint(state, keep=self._learner.config.run.keep_checkpoints)
         if self._replay is not None:
             files, store = self._replay
             try:
-                files.save(store)
+                files.save(store, self._moment())
             except OSError as error:
                 logger.warning("the replay could not be saved, the one before is kept: %s", error)
+        self._run.save_checkpoint(state, keep=self._learner.config.run.keep_checkpoints)
+        if self._replay is not None:
+            self._replay[0].remove_older()
 
     def save_new(self) -> None:
         """``save`` where there is something new: environments may be slower than checkpoints, and state is large.
@@ -134,7 +136,7 @@ class Checkpoints:
         if self._replay is not None:
             files, store = self._replay
             try:
-                if not files.load(store):
+                if not files.load(store, self._moment()):
                     logger.info("%s holds no replay: it is filled anew", self._run.path)
             except CheckpointError as error:
                 logger.warning("%s: the replay is filled anew", error)
@@ -148,6 +150,9 @@ class Checkpoints:
         missing = max(keep + 1 - existing, 1)  # the new one is whole before the oldest is removed
         replay = 0 if self._replay is None else round(_REPLAY_ON_DISK * self._replay[1].nbytes)
         self._run.check_space(missing * (weights + state) + 2 * weights + _RECORDS_BYTES + replay)
+
+    def _moment(self) -> str:
+        return "{:015d}-{:015d}".format(*self._progress())
 
     def _progress(self) -> tuple[int, int]:
         return self._learner.counters.env_steps, self._learner.counters.updates

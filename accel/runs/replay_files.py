@@ -1,10 +1,11 @@
 """A replay on disk: pieces of its rings, each written once and checksummed, and an index that says which belong to it.
 
 ``save`` writes the rows that came since the last time as new pieces, then everything else (priorities, counters) as one
-file, then the index, atomically; only then it removes what no index names any more. So a kill leaves the state of one
-``save`` whole. ``load`` reads nothing that the index does not name, and nothing whose checksum is wrong.
+file, then an index for the checkpoint that it belongs to, atomically. ``remove_older`` removes what that index does not
+name, once the checkpoint is written: wherever a kill comes, the newest checkpoint has a replay of its own moment.
+``load`` reads nothing that the index does not name, and nothing whose checksum is wrong.
 
-    RUN/replay/index.json   {"sha256": …, "document": {"fingerprint", "rings", "pieces", "state", "values"}}
+    RUN/replay/index-MOMENT.json   {"sha256": …, "document": {"fingerprint", "rings", "pieces", "state", "values"}}
     RUN/replay/piece-…, state-…: safetensors
 
 On disk a replay takes what it takes in memory, and up to one piece for each ring more; in memory a ``save`` takes three
@@ -30,7 +31,6 @@ from accel.experience.stores.base import Arrays, KeptStore, Ring
 from accel.system.atomic import remove_partial_files, write_atomically
 from accel.system.untrusted import read_file
 
-INDEX = "index.json"
 PIECE_BYTES = 2**25
 _MOST_INDEX_BYTES = 2**26
 
@@ -59,9 +59,13 @@ class ReplayFiles:
     fingerprint: str
     _pieces: list[_Piece] = field(default_factory=list)
     _saves: int = 0
+    _named: set[str] = field(default_factory=set)
 
-    def save(self, store: KeptStore) -> None:
-        """Write what is new. Raises: OSError; what was saved before is then still whole."""
+    def save(self, store: KeptStore, moment: str) -> None:
+        """Write what is new, for the checkpoint of a moment; moments' names are in the order of time.
+
+        Raises: OSError; what was saved before is then still whole.
+        """
         self.directory.mkdir(exist_ok=True)
         remove_partial_files(self.directory)
         rings = dict(store.rings())
@@ -82,25 +86,30 @@ class ReplayFiles:
         }
         text = json.dumps(document, allow_nan=False, sort_keys=True)
         index = json.dumps({"sha256": _checksum(text.encode()), "document": text})
-        write_atomically(self.directory / INDEX, index.encode())
+        write_atomically(self.directory / _index(moment), index.encode())
         self._pieces, self._saves = pieces, self._saves + 1
-        named = {state, INDEX, *(piece.file for piece in pieces)}
-        for path in self.directory.iterdir():
-            if path.name not in named:
+        self._named = {state, _index(moment), *(piece.file for piece in pieces)}
+
+    def remove_older(self) -> None:
+        """Remove what the newest ``save`` has not named, if there was one."""
+        for path in self.directory.iterdir() if self._named else ():
+            if path.name not in self._named:
                 path.unlink(missing_ok=True)
 
-    def load(self, store: KeptStore) -> bool:
-        """Restore what was saved last; whether there was anything.
+    def load(self, store: KeptStore, moment: str) -> bool:
+        """Restore what was saved for the checkpoint of a moment, or last before it; whether there was anything.
 
         Raises: CheckpointError: a file is missing, damaged, or of a replay of another shape; the store is as it was.
         """
-        if not (self.directory / INDEX).exists():
+        saved = sorted(path.name for path in self.directory.glob(_index("*")) if path.name <= _index(moment))
+        if not saved:
             return False
+        path = self.directory / saved[-1]
         try:
-            index = json.loads(read_file(self.directory / INDEX, _MOST_INDEX_BYTES))
+            index = json.loads(read_file(path, _MOST_INDEX_BYTES))
             text = index["document"]
             if _checksum(text.encode()) != index["sha256"]:
-                raise CheckpointError(f"{self.directory / INDEX} is damaged: its checksum does not match its content")
+                raise CheckpointError(f"{path} is damaged: its checksum does not match its content")
             document = json.loads(text)
             if document["fingerprint"] != self.fingerprint:
                 raise CheckpointError(f"{self.directory} is of a replay of another size, environment or algorithm")
@@ -110,11 +119,11 @@ class ReplayFiles:
                 name: self._read_ring(name, int(length), int(end), pieces, most)
                 for name, (length, end) in document["rings"].items()
             }
-            file, sha256 = document["state"]
+            (file, sha256), saves = document["state"], int(document["saves"])
             store.restore(rings, document["values"], self._read(file, sha256, most))
         except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise CheckpointError(f"{self.directory} is damaged: {error!r}") from error
-        self._pieces, self._saves = pieces, int(document["saves"])
+        self._pieces, self._saves = pieces, saves
         return True
 
     def _write_rows(self, name: str, ring: Ring, known: int) -> Iterator[_Piece]:
@@ -150,6 +159,10 @@ class ReplayFiles:
         if _checksum(content) != sha256:
             raise CheckpointError(f"{self.directory / file} is damaged: its checksum does not match its content")
         return cast(Arrays, deserialise(content))
+
+
+def _index(moment: str) -> str:
+    return f"index-{moment}.json"
 
 
 def fingerprint(**facts: object) -> str:

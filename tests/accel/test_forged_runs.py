@@ -30,7 +30,9 @@ SMALL: dict[str, object] = {
     "actors": 0, "envs_per_actor": 2, "unroll_length": 16, "network": "mlp:8x1", "total_env_steps": 400, "seed": 1,
     "calibration_size": 32, "learner_threads": 1, "log_interval_s": 0.05,
 }  # fmt: skip
-REPLAY: dict[str, object] = {"learning_starts": 64, "batch_size": 8, "replay_capacity": 500}
+REPLAY: dict[str, object] = {
+    "learning_starts": 64, "batch_size": 8, "replay_capacity": 500, "samples_per_insert": 8.0, "save_replay": True,
+}  # fmt: skip
 RUNS: dict[str, dict[str, object]] = {
     "ppo": {"algorithm": "ppo", "normalise_observations": True, "normalise_rewards": True},
     "sac": {"algorithm": "sac", "env": "Pendulum-v1", **REPLAY},
@@ -78,9 +80,9 @@ def test_a_forged_checkpoint_is_a_named_error_or_restored(resumed: tuple[Path, S
 @fuzz
 def test_a_forged_replay_is_a_named_error_or_filled_anew(resumed: tuple[Path, Session], data: st.DataObject) -> None:
     run, session = resumed
-    path = run / "replay" / "index.json"
-    if not path.exists():
+    if session.learner.config.algorithm.algorithm == "ppo":
         return
+    path = next((run / "replay").glob("index-*"))
     content = path.read_bytes()
     text = json.dumps(data.draw(changed(json.loads(json.loads(content)["document"]))))
     try:

@@ -16,7 +16,7 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.experience.stores.base import Experience, KeptStore
 from accel.runs import replay_files
-from accel.runs.replay_files import INDEX, ReplayFiles
+from accel.runs.replay_files import ReplayFiles
 from accel.system.atomic import write_atomically
 from tests.contracts.episodes import LAYOUTS, VECTOR, Actor
 from tests.contracts.test_stores import ENVS, ROWS, Source, mistakes, prioritised, replay, sequences, trajectories
@@ -28,6 +28,13 @@ STORES: dict[str, Callable[..., Any]] = {
     "trajectories": lambda spec: trajectories(spec, slots=12, batch_unrolls=1, replays=2),
 }
 each = pytest.mark.parametrize("name", STORES)
+NOW = "7"  # The moment of the checkpoint that a replay is saved for.
+
+
+def save(files: ReplayFiles, store: KeptStore, moment: str = NOW) -> None:
+    """As for a checkpoint that is written in between."""
+    files.save(store, moment)
+    files.remove_older()
 
 
 def take(store: Any, count: int) -> list[dict[str, torch.Tensor]]:
@@ -73,15 +80,15 @@ def test_a_restored_replay_gives_what_the_saved_one_gives(name: str, layout: str
         return
     store, source = STORES[name](spec), Source(Actor(spec, ROWS, ENVS))
     files = ReplayFiles(tmp_path / "replay", "x")
-    files.save(store)
+    save(files, store)
     for unrolls in (3, 6, 30):
         grow(store, source, unrolls)
-        files.save(store)
+        save(files, store)
         restored, other = STORES[name](spec), STORES[name](spec)
-        assert ReplayFiles(tmp_path / "replay", "x").load(restored)
+        assert ReplayFiles(tmp_path / "replay", "x").load(restored, NOW)
         expected = draw(store, spec)
         assert alike(draw(restored, spec), expected) and not alike(draw(other, spec), expected)
-        files.save(store)
+        save(files, store)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -90,9 +97,9 @@ def test_what_arrives_after_a_restart_does_not_follow_what_was_there(name: str, 
     spec = LAYOUTS[layout]
     store, source = STORES[name](spec), Source(Actor(spec, ROWS, ENVS), Actor(spec, ROWS, ENVS, 1))
     grow(store, source, 3)
-    ReplayFiles(tmp_path / "replay", "x").save(store)
+    save(ReplayFiles(tmp_path / "replay", "x"), store)
     restored, files = STORES[name](spec), ReplayFiles(tmp_path / "replay", "x")
-    assert files.load(restored) and restored.available
+    assert files.load(restored, NOW) and restored.available
     for _ in range(14):
         unroll, rows = source.actors[1].unroll()
         for kept, new in zip(source.rows[1], rows, strict=True):
@@ -100,9 +107,9 @@ def test_what_arrives_after_a_restart_does_not_follow_what_was_there(name: str, 
         restored.insert(Experience(0, unroll, lambda: None))
         for _ in range(5):
             assert not mistakes([restored.sample().transitions], source, 3)
-        files.save(restored)
+        save(files, restored)
     again = STORES[name](spec)
-    assert ReplayFiles(tmp_path / "replay", "x").load(again) and alike(draw(again, spec), draw(restored, spec))
+    assert ReplayFiles(tmp_path / "replay", "x").load(again, NOW) and alike(draw(again, spec), draw(restored, spec))
 
 
 @each
@@ -110,13 +117,13 @@ def test_rows_are_written_once_and_removed_when_they_are_gone(name: str, tmp_pat
     store, source = STORES[name](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
     files, directory = ReplayFiles(tmp_path / "replay", "x"), tmp_path / "replay"
     grow(store, source, 30)
-    files.save(store)
+    save(files, store)
     whole = sum(path.stat().st_size for path in directory.glob("piece-*"))
     seen: set[str] = {path.name for path in directory.iterdir()}
     for _ in range(25):
         grow(store, source, 1)
         before = {path: path.stat().st_mtime_ns for path in directory.glob("piece-*")}
-        files.save(store)
+        save(files, store)
         after = {path: path.stat().st_mtime_ns for path in directory.glob("piece-*")}
         new = [path for path in after if path not in before]
         assert len(new) == 1 and all(after[path] == before[path] for path in after if path in before)
@@ -131,11 +138,11 @@ def test_large_rings_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(replay_files, "PIECE_BYTES", 500)
     store, source = STORES["replay"](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
     grow(store, source, 30)
-    ReplayFiles(tmp_path / "replay", "x").save(store)
+    save(ReplayFiles(tmp_path / "replay", "x"), store)
     pieces = list((tmp_path / "replay").glob("piece-*"))
     assert len(pieces) >= 5 and max(path.stat().st_size for path in pieces) < 2500
     restored = STORES["replay"](VECTOR)
-    assert ReplayFiles(tmp_path / "replay", "x").load(restored) and alike(draw(restored), draw(store))
+    assert ReplayFiles(tmp_path / "replay", "x").load(restored, NOW) and alike(draw(restored), draw(store))
 
 
 @each
@@ -150,9 +157,9 @@ def test_a_kill_while_writing_leaves_what_was_saved_before(
         store, source = STORES[name](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
         files = ReplayFiles(directory, "x")
         grow(store, source, 25)
-        files.save(store)
+        save(files, store)
         kept = STORES[name](VECTOR)
-        assert ReplayFiles(directory, "x").load(kept)
+        assert ReplayFiles(directory, "x").load(kept, NOW)
         expected = draw(kept)
         written = 0
 
@@ -168,7 +175,7 @@ def test_a_kill_while_writing_leaves_what_was_saved_before(
         grow(store, source, 2)
         monkeypatch.setattr(replay_files, "write_atomically", killed)
         try:
-            files.save(store)
+            save(files, store)
         except KeyboardInterrupt:
             reached += 1
         else:
@@ -176,11 +183,32 @@ def test_a_kill_while_writing_leaves_what_was_saved_before(
         finally:
             monkeypatch.setattr(replay_files, "write_atomically", write)
         restored, resumed = STORES[name](VECTOR), ReplayFiles(directory, "x")
-        assert resumed.load(restored) and alike(draw(restored), expected)
-        resumed.save(restored)
+        assert resumed.load(restored, NOW) and alike(draw(restored), expected)
+        save(resumed, restored)
         assert not list(directory.glob(".*.partial"))
-        assert ReplayFiles(directory, "x").load(STORES[name](VECTOR))
+        assert ReplayFiles(directory, "x").load(STORES[name](VECTOR), NOW)
     assert reached >= 6
+
+
+@each
+def test_a_checkpoint_is_resumed_with_the_replay_of_its_moment(name: str, tmp_path: Path) -> None:
+    """A kill may come after a replay is saved and before the checkpoint is that it is for."""
+    store, source = STORES[name](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
+    files, expected = ReplayFiles(tmp_path / "replay", "x"), {}
+    for moment in ("1", "3"):
+        grow(store, source, 20)
+        files.save(store, moment)
+        restored = STORES[name](VECTOR)
+        assert ReplayFiles(tmp_path / "replay", "x").load(restored, moment)
+        expected[moment] = draw(restored)
+    assert not alike(expected["1"], expected["3"])
+    for moment, there in (("1", "1"), ("2", "1"), ("3", "3"), ("4", "3")):
+        restored = STORES[name](VECTOR)
+        assert ReplayFiles(tmp_path / "replay", "x").load(restored, moment) and alike(draw(restored), expected[there])
+    assert not ReplayFiles(tmp_path / "replay", "x").load(STORES[name](VECTOR), "0")
+    files.remove_older()
+    assert not ReplayFiles(tmp_path / "replay", "x").load(STORES[name](VECTOR), "2")
+    assert ReplayFiles(tmp_path / "replay", "x").load(STORES[name](VECTOR), "3")
 
 
 @each
@@ -189,7 +217,7 @@ def test_damaged_files_are_refused_and_leave_the_store_as_it_was(name: str, tmp_
     files = ReplayFiles(tmp_path / "whole", "x")
     for _ in range(2):
         grow(store, source, 4)
-        files.save(store)
+        save(files, store)
     for path in sorted((tmp_path / "whole").iterdir()):
         content = path.read_bytes()
         middle = len(content) // 2
@@ -198,18 +226,18 @@ def test_damaged_files_are_refused_and_leave_the_store_as_it_was(name: str, tmp_
             copy = tmp_path / f"{path.name}-{k}"
             shutil.copytree(tmp_path / "whole", copy)
             if damaged is None:
-                if path.name == INDEX:
+                if path.name.startswith("index-"):
                     continue
                 (copy / path.name).unlink()
             else:
                 (copy / path.name).write_bytes(damaged)
             restored = STORES[name](VECTOR)
             with pytest.raises(CheckpointError, match="damaged"):
-                ReplayFiles(copy, "x").load(restored)
+                ReplayFiles(copy, "x").load(restored, NOW)
             assert restored.available == 0 and not restored.rings()
     with pytest.raises(CheckpointError, match="another size"):
-        ReplayFiles(tmp_path / "whole", "y").load(STORES[name](VECTOR))
-    assert not ReplayFiles(tmp_path / "nothing", "x").load(STORES[name](VECTOR))
+        ReplayFiles(tmp_path / "whole", "y").load(STORES[name](VECTOR), NOW)
+    assert not ReplayFiles(tmp_path / "nothing", "x").load(STORES[name](VECTOR), NOW)
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "r2d2"])
