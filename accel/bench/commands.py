@@ -20,7 +20,7 @@ from accel.config.parts import Activation
 from accel.display.arguments import argument
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
-from accel.imports.options import (
+from accel.imports.policy_source import (
     DiscreteActions,
     Module,
     Normaliser,

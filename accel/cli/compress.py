@@ -14,7 +14,7 @@ import tyro
 from accel.compressors.scheme import parse_scheme
 from accel.display.progress import open_progress
 from accel.errors import ConfigError
-from accel.imports.options import CLI, PolicySource
+from accel.imports.policy_source import CLI, PolicySource
 from accel.monitor.plain_text import without_controls
 from accel.runs.evaluation import evaluate
 from accel.runs.recorded_quality import compress_held_out

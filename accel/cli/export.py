@@ -14,7 +14,7 @@ import tyro
 from accel.display.arguments import argument
 from accel.display.progress import open_progress
 from accel.exporting.build import export
-from accel.imports.options import CLI, PolicySource
+from accel.imports.policy_source import CLI, PolicySource
 
 # what --cpu means to accel.compressors.cpu
 _CPUS = {"this": None, "x86-vnni": ("vnni", "avx2"), "x86-avx2": ("avx2",), "arm": ("arm",)}

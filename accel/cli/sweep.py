@@ -11,7 +11,7 @@ import tyro
 
 from accel.display.arguments import argument
 from accel.errors import ConfigError
-from accel.imports.options import CLI, PolicySource
+from accel.imports.policy_source import CLI, PolicySource
 from accel.monitor.plain_text import without_controls
 
 if TYPE_CHECKING:

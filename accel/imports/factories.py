@@ -6,21 +6,15 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from accel.envs.spaces import EnvSpec
-from accel.errors import CheckpointError, ConfigError
-from accel.imports.torch_files import is_safetensors, read_tensors
-from accel.system.untrusted import read_file
+from accel.errors import ConfigError
 
-_LIMIT_BYTES = 2**32
 _CLEANRL_PARTS = frozenset({"network", "actor", "actor_mean", "actor_logstd"})
 _CRITICS = ("critic", "value")
 
@@ -92,36 +86,6 @@ def _takes_argument(factory: Callable[..., object]) -> bool:
     except ValueError:
         return False
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-
-
-def load_weights(module: nn.Module, path: Path) -> None:
-    """Load a state dict into a module: safetensors, or what ``torch.save`` wrote, of which only tensors are read.
-
-    Raises:
-        CheckpointError: the file cannot be read, or is not of this module; names the first parameter that differs.
-    """
-    try:
-        content = read_file(path, _LIMIT_BYTES)
-        weights = load_safetensors(content) if is_safetensors(content) else read_tensors(content, str(path))
-    except OSError as error:
-        raise CheckpointError(f"cannot read weights {path}: {error.strerror or error}") from error
-    except (ValueError, SafetensorError) as error:
-        raise CheckpointError(f"weights {path} cannot be read: {error}") from error
-    wanted = module.state_dict()
-    for name in [*wanted, *weights]:
-        have, want = weights.get(name), wanted.get(name)
-        if have is None or want is None or have.shape != want.shape:
-            raise CheckpointError(
-                f"weights {path} are not of {type(module).__name__}: '{name}' is {_shape(have)} in the file and "
-                f"{_shape(want)} in the module; save policy.state_dict() of the same class"
-            )
-        if have.is_floating_point() and not have.isfinite().all():
-            raise CheckpointError(f"weights {path} are damaged: '{name}' holds values that are not finite")
-    module.load_state_dict(weights)
-
-
-def _shape(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else str(tuple(tensor.shape))
 
 
 def with_forward(module: nn.Module, spec: EnvSpec) -> nn.Module:

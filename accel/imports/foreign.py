@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from accel.errors import CheckpointError
 from accel.imports.factories import FactorySpec
 from accel.imports.saved_spaces import SavedSpaces
-from accel.imports.torch_files import checked_tensors, read_dictionary
-from accel.system.untrusted import read_file
+from accel.imports.torch_files import checked_tensors, read_plain
+from accel.system.untrusted import ARCHIVE_ERRORS, read_file, unpack
 
 Array = npt.NDArray[np.generic]
 Source = Callable[[Sequence[Array]], Sequence[Array]]
 """The file's own program: one row [1, *shape] of prepared observations and of states to outputs and next states."""
 
-LIMIT_BYTES = 2**32
+_LIMIT_BYTES = 2**32
+# what members that are packed, such as code, may take beside the weights, which are not
+_SPARE_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class PolicyFile:
     def content(self) -> bytes:
         """All of it. Raises CheckpointError."""
         try:
-            return read_file(self.path, LIMIT_BYTES)
+            return read_file(self.path, _LIMIT_BYTES)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read {self.path}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -87,9 +89,10 @@ class PolicyFile:
         if "data.pkl" not in self.members or "constants.pkl" in self.members:
             return {}
         try:
-            return read_dictionary(self.content, str(self.path))
+            value = read_plain(self.content, str(self.path))
         except CheckpointError:
             return {}
+        return value if isinstance(value, Mapping) else {}
 
     def tensors(self, key: str) -> dict[str, Tensor]:
         """The state dict under a key of the checkpoint; empty without one. Raises CheckpointError."""
@@ -101,10 +104,17 @@ class PolicyFile:
         try:
             with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
                 names = archive.namelist()
-        except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError):
+        except (*ARCHIVE_ERRORS, ValueError):
             return ()
         tops = {name.partition("/")[0] for name in names}
         return tuple(name.partition("/")[2] for name in names) if len(tops) == 1 else tuple(names)
+
+    def unpack(self, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+        """Members of a zip archive, by name. Raises CheckpointError: a damaged one, or far larger than the file."""
+        try:
+            return unpack(self.content, _SPARE_BYTES + 2 * len(self.content), wanted)
+        except ValueError as error:
+            raise CheckpointError(f"archive {self.path} is damaged: {error}") from error
 
 
 class PolicyReader(ABC):

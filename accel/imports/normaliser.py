@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import struct
-import zipfile
-import zlib
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +16,7 @@ from safetensors.numpy import load as load_safetensors
 from torch import Tensor, nn
 
 from accel.errors import ConfigError
-from accel.system.untrusted import parse_json, read_file
+from accel.system.untrusted import parse_json, read_file, unpack
 
 _LIMIT_BYTES = 2**28
 _CLIP, _EPSILON = 10.0, 1e-8
@@ -102,14 +99,8 @@ def _read(path: Path) -> dict[str, object]:
 def read_npz(content: bytes, limit: int) -> dict[str, object]:
     """The arrays of an .npz file; no memory is taken for more than it may hold. Raises ValueError."""
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if (size := sum(info.file_size for info in archive.infolist())) > limit:
-                raise ValueError(f"its arrays have {size:,} bytes, and may have {limit:,}")
-            return {info.filename.removesuffix(".npy"): _read_npy(archive.read(info)) for info in archive.infolist()}
-    except (
-        *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OverflowError, RuntimeError),
-        *(MemoryError, SyntaxError),
-    ) as error:
+        return {name.removesuffix(".npy"): _read_npy(array) for name, array in unpack(content, limit).items()}
+    except (SyntaxError, EOFError, OverflowError, MemoryError) as error:
         raise ValueError(f"it is no sound .npz file: {error}") from error
 
 

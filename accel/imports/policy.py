@@ -23,11 +23,11 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.imports import greedy
 from accel.imports.adapter import AdaptedPolicy
-from accel.imports.factories import FactorySpec, load_weights, make_module, with_forward
+from accel.imports.factories import FactorySpec
 from accel.imports.foreign import ForeignPolicy, Source
 from accel.imports.normaliser import FixedNormaliser, read_normaliser
 from accel.imports.observations import NAME, NoEnvironment, RecordedObservations, spaces_of
-from accel.imports.readers import read_policy_file
+from accel.imports.readers import read_module, read_policy_file
 from accel.publishing.distillation import PolicyDivergence
 from accel.runs.evaluation import compress_run
 from accel.runs.loading import load_run
@@ -125,48 +125,8 @@ class ImportedPolicy(TrainedPolicy):
         return make_distribution(self.spec.action, outputs)
 
 
-def import_module(
-    module: nn.Module | str,
-    config: TrainConfig,
-    *,
-    weights: Path | None = None,
-    rule: str = GREEDY,
-    normaliser: Path | None = None,
-    observations: Path | None = None,
-    discrete: bool = False,
-) -> ImportedPolicy:
-    """A torch module, or what ``package.module:factory`` makes, as a policy.
-
-    Args:
-        module: the policy; see ``accel.imports.adapter.AdaptedPolicy`` for what it maps. CleanRL's agents, which have
-            no forward, are accepted unchanged. Factories are called with a ``FactorySpec`` if they need an argument.
-        config: its environment.
-        weights: a state dict, as .safetensors or as ``torch.save`` wrote it.
-        rule: ``greedy``, ``stochastic``, or ``module:factory`` (``accel.acting.rules``).
-        normaliser: a file with the statistics that observations are normalised with.
-        observations: recorded ones in place of the environment (``accel.imports.observations``). discrete: whether
-            outputs are logits or Q-values then, where the file does not say; else they are means.
-    Raises:
-        ConfigError, CheckpointError: it cannot be made, or is no policy for this environment; names the layer.
-        CompressorError: it cannot be exported, or its graph answers observations of the environment differently.
-        EnvError, MissingExtraError: the environment cannot be made or played.
-    """
-    name = module if isinstance(module, str) else type(module).__name__
-
-    def make(spec: FactorySpec) -> nn.Module:
-        made = make_module(module, spec) if isinstance(module, str) else module
-        if weights is not None:
-            load_weights(made, weights)
-        return with_forward(made, spec)
-
-    path = Path(name.partition(":")[2] or name) if weights is None else weights
-    given = {"--module": name, "--weights": weights, "--rule": rule, "--normaliser": normaliser}
-    policy = _adopt(ForeignPolicy(name, make), path, config, given, rule, normaliser, observations, discrete)
-    return policy if isinstance(module, str) else replace(policy, source=None)
-
-
 def import_policy(
-    path: Path,
+    policy: Path | nn.Module | None,
     config: TrainConfig,
     *,
     module: str | None = None,
@@ -176,71 +136,106 @@ def import_policy(
     observations: Path | None = None,
     discrete: bool = False,
 ) -> ImportedPolicy:
-    """The policy in a file of any known kind (``accel.imports.readers``), of which nothing is unpickled.
+    """A policy that others trained: a file of any known kind (``accel.imports.readers``), or a torch module.
 
     Args:
-        path: the file.
+        policy: the file, of which nothing is unpickled; or the module, which maps what ``AdaptedPolicy`` says;
+            CleanRL's agents, which have no forward, are accepted unchanged. None: what ``module`` makes, as it is.
         config: its environment.
-        module: ``package:factory``, where the file holds weights alone.
+        module: ``package.module:factory``, which makes the module that a file's weights belong to; called with a
+            ``FactorySpec`` if it needs an argument.
         activation: where the file does not name it: tanh, relu, elu, leaky_relu, gelu or silu.
-        rule, normaliser, observations, discrete: see ``import_module``.
+        rule: ``greedy``, ``stochastic``, or ``module:factory`` (``accel.acting.rules``).
+        normaliser: a file with the statistics that observations are normalised with.
+        observations: recorded ones in place of the environment (``accel.imports.observations``). discrete: whether
+            outputs are logits or Q-values then, where the file does not say; else they are means.
     Raises:
-        ConfigError, CheckpointError, CompressorError, EnvError, MissingExtraError: see ``import_module``.
+        ConfigError, CheckpointError: it cannot be read or made, or is no policy for this environment; names the layer.
+        CompressorError: it cannot be exported, or its graph answers observations of the environment differently.
+        EnvError, MissingExtraError: the environment cannot be made or played.
     """
-    foreign = read_policy_file(path, activation=activation, module=module)
+    if isinstance(policy, Path):
+        foreign, path = read_policy_file(policy, activation=activation, module=module), policy
+    elif activation is not None:
+        raise ConfigError("--activation is for --policy files: a --module has its own activations")
+    else:
+        foreign = read_module(policy if isinstance(policy, nn.Module) else str(module))
+        path = Path(foreign.architecture.rpartition(":")[2])
     if foreign.normalised and normaliser is None:
         logger.warning(
             "%s was trained with VecNormalize: where that normalised observations, give --normaliser its statistics",
             path,
         )
-    given = {"--policy": path, "--module": module, "--activation": activation, "--rule": rule}
-    given |= {"--normaliser": normaliser}
-    return _adopt(foreign, path, config, given, rule, normaliser, observations, discrete)
-
-
-def _adopt(
-    foreign: ForeignPolicy,
-    path: Path,
-    config: TrainConfig,
-    given: Mapping[str, Path | str | None],
-    rule: str,
-    normaliser: Path | None,
-    observations: Path | None,
-    discrete: bool,
-) -> ImportedPolicy:
-    """The policy in its environment or on recorded observations, proved equal to its source."""
-    if foreign.squashes:
-        config = config.replace(squash_actions=True)
-    recorded = None if observations is None else RecordedObservations.read(observations)
-    if recorded is None:
-        environment = _environment(config, foreign)
-    else:
-        config = config.replace(env=NAME)
-        environment = spaces_of(recorded, foreign, discrete, squash=config.environment.squash_actions)
-    spec, env = environment.spec, config.environment.env
-    if foreign.images_alone and spec.observation_dtype == "uint8":
-        _require_image(environment.observation_space, config, normaliser)
-    foreign.spaces.require(environment.observation_space, environment.action_space, path, env)
     if rule == STOCHASTIC and not foreign.samples:
         raise ConfigError(
             f"--rule stochastic is for policies of PPO and A2C: of {foreign.architecture} the greedy actions alone are "
             "imported; choose greedy"
         )
+    environment = config.environment
+    given: dict[str, object] = {
+        "--policy": policy,
+        "--module": module,
+        "--activation": activation,
+        "--normaliser": normaliser,
+        "--rule": None if rule == GREEDY else rule,
+        "--observations": observations,
+        "--discrete": discrete,
+        "--env": None if observations else environment.env,
+        "--env-arg": environment.env_arg,
+        "--wrapper": environment.wrapper,
+        "--squash-actions": environment.squash_actions and not foreign.squashes,
+        "--backend": None if environment.backend == "gymnasium" else environment.backend,
+    }
+    arguments = None if isinstance(policy, nn.Module) else _command_line(given)
+    config = config.replace(squash_actions=foreign.squashes or environment.squash_actions)
+    recorded = None if observations is None else RecordedObservations.read(observations)
+    if recorded is None:
+        played = _environment(config, foreign)
+    else:
+        config = config.replace(env=NAME)
+        played = spaces_of(recorded, foreign, discrete, squash=config.environment.squash_actions)
+    return _adopted(foreign, path, config, played, rule, normaliser, recorded, arguments)
+
+
+def _adopted(
+    foreign: ForeignPolicy,
+    path: Path,
+    config: TrainConfig,
+    environment: VectorEnvironment,
+    rule: str,
+    normaliser: Path | None,
+    recorded: RecordedObservations | None,
+    arguments: tuple[str, ...] | None,
+) -> ImportedPolicy:
+    """The policy in its environment or on recorded observations, proved equal to its source."""
+    spec, space = environment.spec, environment.action_space
+    if foreign.images_alone and spec.observation_dtype == "uint8":
+        _require_image(environment.observation_space, config, normaliser)
+    foreign.spaces.require(environment.observation_space, space, path, config.environment.env)
     adapted = AdaptedPolicy(
-        foreign.make(FactorySpec.of(spec, environment.action_space)),
+        foreign.make(FactorySpec.of(spec, space)),
         spec,
         log_std=foreign.log_std,
         normaliser=None if normaliser is None else read_normaliser(normaliser, spec.observation_shape),
         scales_images=foreign.scales_images or _makes_bytes(config),
     )
-    acts_by, source = _rule(rule, adapted, spec), _arguments(given, config, squashes=foreign.squashes)
-    name, steps = foreign.architecture, foreign.env_steps
-    policy = ImportedPolicy(path, config, spec, steps, 0, adapted, name, acts_by, source)
+    found = ImportedPolicy(
+        path, config, spec, foreign.env_steps, 0, adapted, foreign.architecture, _rule(rule, adapted, spec), arguments
+    )
     if recorded is not None:
-        source = (*source[: source.index("--env")], "--observations", str(observations), *["--discrete"] * discrete)
-        rows, space = recorded.inputs(adapted), environment.action_space
-        policy = replace(policy, source=source, rows=rows, space=space)
-    return _proved(policy, foreign.source)
+        found = replace(found, rows=recorded.inputs(adapted), space=space)
+    return _proved(found, foreign.source)
+
+
+def _command_line(given: Mapping[str, object]) -> tuple[str, ...]:
+    """Options of ``PolicySource`` as arguments, without those that are not given."""
+    arguments: list[str] = []
+    for name, value in given.items():
+        if isinstance(value, tuple):
+            arguments += [text for item in value for text in (name, str(item))]
+        elif value is not None and value is not False:
+            arguments += [name] if value is True else [name, str(value)]
+    return tuple(arguments)
 
 
 def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:
@@ -295,20 +290,6 @@ def _require_image(space: spaces.Space[object] | None, config: TrainConfig, norm
         )
 
 
-def _arguments(given: Mapping[str, Path | str | None], config: TrainConfig, *, squashes: bool) -> tuple[str, ...]:
-    """The arguments of ``accel.imports.options.PolicySource`` that make the same policy."""
-    environment = config.environment
-    options = [text for name, value in given.items() if value not in (None, GREEDY) for text in (name, str(value))]
-    options += ["--env", environment.env]
-    options += [text for pair in environment.env_arg for text in ("--env-arg", pair)]
-    options += [text for wrapper in environment.wrapper for text in ("--wrapper", wrapper)]
-    if environment.backend != "gymnasium":
-        options += ["--backend", environment.backend]
-    if environment.squash_actions and not squashes:
-        options += ["--squash-actions"]
-    return tuple(options)
-
-
 def _rule(name: str, policy: AdaptedPolicy, spec: EnvSpec) -> RuleSpec:
     if name == STOCHASTIC and policy.assumes_deviation:
         raise ConfigError(
@@ -343,12 +324,12 @@ def compress(
         Path("policy.accel").write_bytes(artifact.to_bytes())
 
     Args:
-        policy: a torch module (see ``import_module``), a run's directory, or a policy that was imported.
+        policy: a torch module (see ``import_policy``), a run's directory, or a policy that was imported.
         scheme: such as ``int8`` or ``prune(0.5)+int8``.
         env: a gymnasium id, or ``module:id``; needed for a torch module, as are the options after it.
         env_args: ``k=v`` for its constructor. wrappers: ``module:function`` each.
         squash_actions: the environment gets tanh of the outputs, rescaled to its bounds.
-        rule, normaliser: see ``import_module``.
+        rule, normaliser: see ``import_policy``.
         seed: of the episodes that calibrate.
     Raises:
         ConfigError, EnvError, CheckpointError: the policy cannot be played. CompressorError: the scheme does not suit
@@ -358,5 +339,5 @@ def compress(
         if env is None:
             raise ConfigError("a torch module needs the environment that it plays: give env, such as env='CartPole-v1'")
         config = TrainConfig.create(env=env, env_arg=env_args, wrapper=wrappers, squash_actions=squash_actions)
-        policy = import_module(policy, config, rule=rule, normaliser=normaliser)
+        policy = import_policy(policy, config, rule=rule, normaliser=normaliser)
     return compress_run(load_run(policy) if isinstance(policy, Path) else policy, scheme, seed)

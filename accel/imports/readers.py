@@ -1,4 +1,4 @@
-"""Which kind of policy a file holds, by its content."""
+"""From a file or a torch module to its policy: which reader a file is for is found in its content."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from torch import nn
 
 from accel.errors import CheckpointError, ConfigError
-from accel.imports.factories import FactorySpec, load_weights, make_module, with_forward
+from accel.imports.factories import FactorySpec, make_module, with_forward
 from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
 from accel.imports.onnx_models import OnnxModels
 from accel.imports.rsl_rl import RslRl
 from accel.imports.stable_baselines3 import StableBaselines3
-from accel.imports.torch_files import is_safetensors
+from accel.imports.torch_files import fill, is_safetensors, read_tensors
 from accel.imports.torch_programs import ExportedPrograms, TorchScripts
 
 
@@ -29,19 +29,37 @@ class Weights(PolicyReader):
 
     def read(self, file: PolicyFile) -> ForeignPolicy:
         """See ``PolicyReader.read``."""
-        name = file.module
-        if name is None:
+        if file.module is None:
             raise ConfigError(
                 f"{file.path} holds tensors by name, or a pickle, which is not read, and not what computes with them: "
                 "give the code of the policy too, --module package:factory, such as ppo:Agent of CleanRL"
             )
+        return read_module(file.module, file)
 
-        def make(spec: FactorySpec) -> nn.Module:
-            module = make_module(name, spec)
-            load_weights(module, file.path)
-            return with_forward(module, spec)
 
-        return ForeignPolicy(name, make)
+def read_module(module: nn.Module | str, weights: PolicyFile | None = None) -> ForeignPolicy:
+    """A torch module, or what ``package:factory`` makes, with the weights of a file."""
+
+    def make(spec: FactorySpec) -> nn.Module:
+        made = make_module(module, spec) if isinstance(module, str) else module
+        if weights is not None:
+            load_weights(made, weights)
+        return with_forward(made, spec)
+
+    return ForeignPolicy(module if isinstance(module, str) else type(module).__name__, make)
+
+
+def load_weights(module: nn.Module, file: PolicyFile) -> None:
+    """Load a state dict into a module.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is not of this module; names the first parameter that differs.
+    """
+    name = f"weights {file.path}"
+    weights = read_tensors(file.content, name)
+    fill(module, weights, name)
+    if unknown := [key for key in weights if key not in module.state_dict()]:
+        raise CheckpointError(f"{name} are not of {type(module).__name__}: '{unknown[0]}' is absent in the module")
 
 
 READERS: tuple[PolicyReader, ...] = (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.errors import CheckpointError
+from accel.imports.torch_files import fill
 from accel.networks.core import GRUCore, LSTMCore
 
 
@@ -35,28 +36,26 @@ class SteppedPolicy(nn.Module):
         return (self.after(x), *following)
 
 
-def read_cores(weights: Mapping[str, Tensor], prefix: str) -> list[LSTMCore | GRUCore]:
+def read_cores(weights: Mapping[str, Tensor], prefix: str, name: str) -> list[LSTMCore | GRUCore]:
     """The layers of an ``nn.LSTM`` or ``nn.GRU`` from its state dict; empty without one. Raises CheckpointError."""
-    found = [re.fullmatch(rf"{re.escape(prefix)}weight_ih_l(\d+)", name) for name in weights]
-    return [_core(weights, prefix, layer) for layer in range(sum(match is not None for match in found))]
+    found = [re.fullmatch(rf"{re.escape(prefix)}weight_ih_l(\d+)", key) for key in weights]
+    return [_core(weights, prefix, layer, name) for layer in range(sum(match is not None for match in found))]
 
 
-def _core(weights: Mapping[str, Tensor], prefix: str, layer: int) -> LSTMCore | GRUCore:
-    names = [f"{kind}_{side}" for kind in ("weight", "bias") for side in ("ih", "hh")]
-    try:
-        arrays = [weights[f"{prefix}{name}_l{layer}"] for name in names]
-        gates, size, inputs = arrays[1].shape[0], arrays[1].shape[1], arrays[0].shape[1]
-        if gates == 4 * size:
-            core: LSTMCore | GRUCore = (lstm := LSTMCore(inputs, size))
-            targets: list[Tensor] = [getattr(lstm.lstm, f"{name}_l0") for name in names]
-        else:
-            core = gru = GRUCore(inputs, size)
-            targets = [gru.input.weight, gru.hidden.weight, gru.input.bias, gru.hidden.bias]
-        with torch.no_grad():
-            for target, array in zip(targets, arrays, strict=True):
-                if target.shape != array.shape or not array.isfinite().all():
-                    raise ValueError(f"it has {tuple(array.shape)} numbers for {tuple(target.shape)}")
-                target.copy_(array)
-    except (KeyError, ValueError, IndexError, RuntimeError) as error:
-        raise CheckpointError(f"recurrent layer {prefix!r} is damaged, or no plain LSTM or GRU: {error}") from error
+def _core(weights: Mapping[str, Tensor], prefix: str, layer: int, name: str) -> LSTMCore | GRUCore:
+    parts = {
+        f"{kind}_{side}": weights.get(f"{prefix}{kind}_{side}_l{layer}", torch.empty(0))
+        for kind in ("weight", "bias")
+        for side in ("ih", "hh")
+    }
+    shapes = [tuple(parts[f"weight_{side}"].shape) for side in ("ih", "hh")]
+    if any(len(shape) != 2 or 0 in shape for shape in shapes):
+        raise CheckpointError(f"{name}: recurrent layer {prefix!r} is damaged, or no plain LSTM or GRU")
+    inputs, (gates, size) = shapes[0][1], shapes[1]
+    core: LSTMCore | GRUCore = LSTMCore(inputs, size) if gates == 4 * size else GRUCore(inputs, size)
+    if isinstance(core, LSTMCore):
+        fill(core, {f"lstm.{key}_l0": tensor for key, tensor in parts.items()}, name)
+    else:
+        ours = {"ih": "input", "hh": "hidden"}
+        fill(core, {f"{ours[key[-2:]]}.{key[:-3]}": tensor for key, tensor in parts.items()}, name)
     return core

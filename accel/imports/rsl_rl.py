@@ -72,7 +72,7 @@ class RslRl(PolicyReader):
             )
         activation = ACTIVATIONS[file.activation or "elu"]
         layers, sizes = dense_layers(weights, head, activation, path, ends_linear=True)
-        cores = read_cores(weights, memory)
+        cores = read_cores(weights, memory, str(path))
         before = nn.Identity() if normaliser is None else _normaliser(weights, normaliser, path)
         module = SteppedPolicy(before, cores, layers) if cores else nn.Sequential(before, layers)
         steps = saved.get("iter")

@@ -9,9 +9,6 @@ count. Nothing is unpickled.
 from __future__ import annotations
 
 import re
-import struct
-import zipfile
-import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,12 +22,10 @@ from accel.errors import CheckpointError, ConfigError
 from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
 from accel.imports.recurrent import SteppedPolicy, read_cores
 from accel.imports.saved_spaces import SavedSpaces
-from accel.imports.torch_files import read_tensors
+from accel.imports.torch_files import fill, read_tensors
 from accel.system.untrusted import parse_json
 
 _DATA, _WEIGHTS = "data", "policy.pth"
-_MAX_RATIO = 2  # model.save() does not compress, and weights hardly shrink
-_DATA_LIMIT_BYTES, _WEIGHTS_LIMIT_BYTES = 2**26, 2**32
 _REMEDY = (
     "build the policy yourself: save policy.state_dict() with safetensors, and give --module package:factory "
     "--weights FILE"
@@ -46,81 +41,54 @@ class _Family:
     """Algorithms whose policies have the same parts.
 
     Attributes:
-        name: of its algorithms. home: the modules of its policies' classes. head: the prefix by which it is known, of
-            the last layer.
-        features: possible prefixes of the convolutions, in order of preference. body: prefixes of the layers before the
-            head.
-        activation: the default. squashes: whether actions are tanh(output), rescaled to their bounds.
+        name: of its algorithms. homes: the modules of its policies' classes.
+        head: of the last layer the name, or the prefix, which ends in a dot. body: prefixes of the layers before it.
         by_layers: whether its layers tell it from the others, in a file that does not name the policy's class.
     """
 
     name: str
-    home: tuple[str, ...]
+    homes: tuple[str, ...]
     head: str
-    features: tuple[str, ...]
     body: tuple[str, ...]
-    activation: str
-    squashes: bool = False
     by_layers: bool = True
 
+    @property
+    def acts(self) -> str:
+        """The part of the policy that acts, with a dot; "" where it is the whole."""
+        return self.head[: self.head.find(".") + 1] if "." in self.head[:-1] else ""
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Possible prefixes of the features, in order of preference."""
+        return (f"{self.acts}features_extractor",) if self.acts else ("pi_features_extractor", "features_extractor")
+
+    @property
+    def squashes(self) -> bool:
+        """Whether actions are tanh(output), rescaled to their bounds."""
+        return self.acts == "actor."
+
+    @property
+    def samples(self) -> bool:
+        """Whether the outputs are those of a distribution."""
+        return self.head == "action_net"
+
+
+_COMMON = ("stable_baselines3.common.policies",)
+_RECURRENT = ("sb3_contrib.common.recurrent.policies",)
 _SAC = ("stable_baselines3.sac.policies", "sb3_contrib.tqc.policies")
-_TD3 = ("stable_baselines3.td3.policies",)
-_DQN = ("stable_baselines3.dqn.policies",)
+_SHARED = ("mlp_extractor.shared_net", "mlp_extractor.policy_net")
 _FAMILIES = (
-    _Family(
-        "PPO or A2C",
-        ("stable_baselines3.common.policies",),
-        "action_net",
-        ("pi_features_extractor", "features_extractor"),
-        ("mlp_extractor.shared_net", "mlp_extractor.policy_net"),
-        "tanh",
-    ),
-    _Family(
-        "RecurrentPPO",
-        ("sb3_contrib.common.recurrent.policies",),
-        "action_net",
-        ("pi_features_extractor", "features_extractor"),
-        ("mlp_extractor.policy_net",),
-        "tanh",
-        by_layers=False,
-    ),
-    _Family(
-        "CrossQ",
-        ("sb3_contrib.crossq.policies",),
-        "actor.mu",
-        ("actor.features_extractor",),
-        ("actor.latent_pi",),
-        "relu",
-        squashes=True,
-        by_layers=False,
-    ),
-    _Family("SAC or TQC", _SAC, "actor.mu", ("actor.features_extractor",), ("actor.latent_pi",), "relu", squashes=True),
-    _Family(
-        "SAC or TQC with gSDE",
-        _SAC,
-        "actor.mu.0",
-        ("actor.features_extractor",),
-        ("actor.latent_pi",),
-        "relu",
-        squashes=True,
-        by_layers=False,
-    ),
-    _Family("TD3 or DDPG", _TD3, "actor.mu.", ("actor.features_extractor",), ("actor.mu",), "relu", squashes=True),
-    _Family("DQN", _DQN, "q_net.q_net.", ("q_net.features_extractor",), ("q_net.q_net",), "relu"),
-    _Family(
-        "QRDQN",
-        ("sb3_contrib.qrdqn.policies",),
-        "quantile_net.quantile_net.",
-        ("quantile_net.features_extractor",),
-        ("quantile_net.quantile_net",),
-        "relu",
-    ),
-    _Family("ARS", ("sb3_contrib.ars.policies",), "action_net.", (), ("action_net",), "relu"),
+    _Family("PPO or A2C", _COMMON, "action_net", _SHARED),
+    _Family("RecurrentPPO", _RECURRENT, "action_net", _SHARED[1:], by_layers=False),
+    _Family("CrossQ", ("sb3_contrib.crossq.policies",), "actor.mu", ("actor.latent_pi",), by_layers=False),
+    _Family("SAC or TQC", _SAC, "actor.mu", ("actor.latent_pi",)),
+    _Family("SAC or TQC with gSDE", _SAC, "actor.mu.0", ("actor.latent_pi",), by_layers=False),
+    _Family("TD3 or DDPG", ("stable_baselines3.td3.policies",), "actor.mu.", ("actor.mu",)),
+    _Family("DQN", ("stable_baselines3.dqn.policies",), "q_net.q_net.", ("q_net.q_net",)),
+    _Family("QRDQN", ("sb3_contrib.qrdqn.policies",), "quantile_net.quantile_net.", ("quantile_net.quantile_net",)),
+    _Family("ARS", ("sb3_contrib.ars.policies",), "action_net.", ("action_net",)),
 )
-_OTHER_CLASSES = {
-    "maskable": "one with masks of allowed actions",
-}
+_OTHER_CLASSES = {"maskable": "one with masks of allowed actions"}
 # of PPO's and A2C's critics; and what does not decide the greedy action
 _VALUE_PARTS = ("value_net", "vf_features_extractor", "mlp_extractor.value_net", "lstm_critic", "critic.")
 _OTHER_PARTS = ("log_std", "actor.log_std")
@@ -141,31 +109,21 @@ class StableBaselines3(PolicyReader):
 
     def read(self, file: PolicyFile) -> ForeignPolicy:
         """See ``PolicyReader.read``."""
-        return read_saved_policy(file.path, file.activation)
+        members = file.unpack(lambda name: name.rpartition("/")[2] in (_DATA, _WEIGHTS))
+        content = {name.rpartition("/")[2]: member for name, member in members.items()}
+        weights = read_tensors(content[_WEIGHTS], f"{_WEIGHTS} in {file.path}")
+        try:
+            data = parse_json(content[_DATA])
+        except ValueError as error:
+            raise CheckpointError(f"{file.path} is no {self.kind}: its {_DATA} is no JSON ({error})") from error
+        if not isinstance(data, dict):
+            raise CheckpointError(f"{file.path} is no {self.kind}: its {_DATA} is no JSON object")
+        return _read(weights, data, file.path, file.activation)
 
 
-def read_saved_policy(path: Path, activation: str | None = None) -> ForeignPolicy:
-    """Read the policy of a Stable-Baselines3 zip file without unpickling anything.
-
-    Args:
-        path: what ``model.save(path)`` wrote.
-        activation: a name of ``ACTIVATIONS``, in place of the one in the file.
-    Raises:
-        CheckpointError: it is no such file, or a damaged one.
-        ConfigError: it holds a policy of another kind; names its layer.
-    """
-    content = _members(path)
-    weights = read_tensors(content[_WEIGHTS], f"{_WEIGHTS} in {path}")
-    try:
-        data = parse_json(content[_DATA])
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path} is no zip file of Stable-Baselines3: its {_DATA} is no JSON ({error})"
-        ) from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is no zip file of Stable-Baselines3: its {_DATA} is no JSON object")
+def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, activation: str | None) -> ForeignPolicy:
     family = _family(weights, _policy_class(data), path)
-    kind = ACTIVATIONS[activation or _activation(data, path) or family.activation]
+    kind = ACTIVATIONS[activation or _activation(data, path) or ("tanh" if family.samples else "relu")]
     steps, options = data.get("num_timesteps"), data.get("policy_kwargs")
     options = options if isinstance(options, dict) else {}
     spaces = SavedSpaces.read(data)
@@ -182,7 +140,7 @@ def read_saved_policy(path: Path, activation: str | None = None) -> ForeignPolic
         parts[prefix.rpartition(".")[2]] = layers
         texts += sizes
     if not family.head.endswith("."):
-        parts[family.head.rpartition(".")[2]] = _linear(weights, family.head)
+        parts[family.head.rpartition(".")[2]] = _linear(weights, family.head, path)
     if family.head == "actor.mu.0":
         limit = _positive(options, "clip_mean", 2.0, path)
         parts["clip"] = nn.Hardtanh(-limit, limit)
@@ -192,19 +150,18 @@ def read_saved_policy(path: Path, activation: str | None = None) -> ForeignPolic
     architecture = f"{family.name}: {'-'.join(texts) or 'linear'} {kind.__name__}"
     module: nn.Module = nn.Sequential(parts)
     if family.name == "RecurrentPPO":
-        if not (cores := read_cores(weights, _MEMORY)):
+        if not (cores := read_cores(weights, _MEMORY, str(path))):
             raise CheckpointError(f"{path}: its policy is recurrent, and layer '{_MEMORY}weight_ih_l0' is missing")
         module = SteppedPolicy(parts.pop("features"), cores, nn.Sequential(parts))
-    samples = family.name in ("PPO or A2C", "RecurrentPPO")
     # Of these the attribute is set by VecNormalize alone; others keep it always.
-    tells = samples or family.name == "ARS"
+    tells = family.samples or family.name == "ARS"
     normalised = data.get("_last_original_obs") is not None if tells else None
     return ForeignPolicy(
         architecture,
         make=lambda _spec: module,
         log_std=log_std,
         squashes=squashes,
-        samples=samples,
+        samples=family.samples,
         scales_images=scales_images,
         images_alone=True,
         env_steps=steps if isinstance(steps, int) else 0,
@@ -271,35 +228,9 @@ def _policy_class(data: Mapping[str, object]) -> str:
     return str(found.get("__module__", "")) if isinstance(found, dict) else ""
 
 
-def _members(path: Path) -> dict[str, bytes]:
-    limits = {_DATA: _DATA_LIMIT_BYTES, _WEIGHTS: _WEIGHTS_LIMIT_BYTES}
-    content = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name, limit in limits.items():
-                info = archive.getinfo(name)
-                most = limit if name == _DATA else min(limit, _MAX_RATIO * info.compress_size)
-                if info.file_size > most:
-                    raise CheckpointError(
-                        f"{name} in {path} unpacks to {info.file_size:,} bytes, and may have {most:,}: give what "
-                        "model.save() wrote"
-                    )
-                with archive.open(name) as member:
-                    content[name] = member.read(limit)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except (
-        *(zipfile.BadZipFile, zlib.error, struct.error, KeyError, ValueError, EOFError, OverflowError, RuntimeError),
-    ) as error:
-        raise CheckpointError(
-            f"{path} is no zip file of Stable-Baselines3 ({error}): give what model.save() wrote"
-        ) from error
-    return content
-
-
 def _family(weights: Mapping[str, Tensor], home: str, path: Path) -> _Family:
     """Find the policy's family; ConfigError for another class or other layers: custom, masked, recurrent, Dict."""
-    families = [family for family in _FAMILIES if (home in family.home if home else family.by_layers)]
+    families = [family for family in _FAMILIES if (home in family.homes if home else family.by_layers)]
     if not families:
         what = next((text for word, text in _OTHER_CLASSES.items() if word in home), "a class of its own")
         raise ConfigError(
@@ -313,9 +244,8 @@ def _family(weights: Mapping[str, Tensor], home: str, path: Path) -> _Family:
         )
     memory = (_MEMORY,) if family.name == "RecurrentPPO" else ()
     known = (*family.features, *family.body, family.head.rstrip("."), *memory, *_OTHER_PARTS)
-    actor, dot, _ = family.head.partition(".")
     for name in weights:
-        acts = name.startswith(f"{actor}.") if dot else not name.startswith(_VALUE_PARTS)
+        acts = name.startswith(family.acts) if family.acts else not name.startswith(_VALUE_PARTS)
         if acts and not name.startswith(known):
             raise ConfigError(f"{path}: layer {name!r} is none of a standard {family.name} policy: {_REMEDY}")
     return family
@@ -358,9 +288,9 @@ def _features(weights: Mapping[str, Tensor], family: _Family, path: Path) -> tup
         if weight.dim() != 4 or tuple(weight.shape[2:]) != (size, size) or 0 in weight.shape:
             raise ConfigError(f"{path}: layer '{prefix}.cnn.{index}' is not that of NatureCNN: {_REMEDY}")
         convolution = nn.Conv2d(weight.shape[1], weight.shape[0], size, stride)
-        _copy(convolution, weights, f"{prefix}.cnn.{index}")
+        fill(convolution, weights, f"weights {path}", f"{prefix}.cnn.{index}.")
         modules += [convolution, nn.ReLU()]
-    modules += [nn.Flatten(), _linear(weights, f"{prefix}.linear.0"), nn.ReLU()]
+    modules += [nn.Flatten(), _linear(weights, f"{prefix}.linear.0", path), nn.ReLU()]
     return nn.Sequential(*modules), ["nature-cnn"]
 
 
@@ -377,7 +307,7 @@ def dense_layers(
         raise ConfigError(f"{path}: the layers {prefix!r} are not linear ones with activations between: {_REMEDY}")
     modules: list[nn.Module] = []
     for index in found:
-        modules += [_linear(weights, f"{prefix}.{index}"), activation()]
+        modules += [_linear(weights, f"{prefix}.{index}", path), activation()]
     widths = [str(weights[f"{prefix}.{i}.weight"].shape[0]) for i in found]
     if ends_linear:
         modules.pop()
@@ -385,22 +315,10 @@ def dense_layers(
     return nn.Sequential(*modules), widths
 
 
-def _linear(weights: Mapping[str, Tensor], name: str) -> nn.Linear:
-    weight = weights[f"{name}.weight"]
+def _linear(weights: Mapping[str, Tensor], name: str, path: Path) -> nn.Linear:
+    weight = weights.get(f"{name}.weight", torch.empty(0))
     if weight.dim() != 2 or 0 in weight.shape:
-        raise ConfigError(f"layer {name!r} is no linear one: {_REMEDY}")
+        raise ConfigError(f"{path}: layer {name!r} is no linear one: {_REMEDY}")
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=f"{name}.bias" in weights)
-    _copy(linear, weights, name)
+    fill(linear, weights, f"weights {path}", f"{name}.")
     return linear
-
-
-def _copy(layer: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
-    try:
-        with torch.no_grad():
-            for part, parameter in layer.named_parameters():
-                found = weights[f"{name}.{part}"]
-                if found.shape != parameter.shape or not found.is_floating_point() or not found.isfinite().all():
-                    raise ValueError(f"its {part} is not {tuple(parameter.shape)} finite floats")
-                parameter.copy_(found)
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"layer {name!r} is damaged or incomplete: {error}") from error

@@ -1,4 +1,4 @@
-"""Tensors from files that ``torch.save`` wrote. The one place that reads such files.
+"""Tensors from files that ``torch.save`` or safetensors wrote. The one place that reads such files.
 
 ``torch.load(weights_only=True)`` builds tensors and plain containers and refuses every other instruction of a pickle:
 no code of the file runs. ``tests/accel/test_import_policy.py`` holds a hostile file against it.
@@ -12,13 +12,15 @@ import zipfile
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from torch import Tensor, nn
 
 from accel.errors import CheckpointError
 
 
 def read_tensors(content: bytes, name: str) -> dict[str, Tensor]:
-    """The tensors of a state dict that ``torch.save`` wrote, on the CPU.
+    """The tensors of a state dict, on the CPU.
 
     Args:
         content: the file's bytes.
@@ -26,29 +28,16 @@ def read_tensors(content: bytes, name: str) -> dict[str, Tensor]:
     Raises:
         CheckpointError: it is no such file, is damaged, or holds anything but tensors by name.
     """
-    return checked_tensors(_loaded(content, name), name)
+    if not is_safetensors(content):
+        return checked_tensors(read_plain(content, name), name)
+    try:
+        return load_safetensors(content)
+    except (ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{name} cannot be read: {error}") from error
 
 
-def read_dictionary(content: bytes, name: str) -> Mapping[str, object]:
-    """A dictionary of tensors and plain values that ``torch.save`` wrote. Raises CheckpointError."""
-    value = _loaded(content, name)
-    if not isinstance(value, Mapping):
-        raise CheckpointError(f"{name} holds a {type(value).__name__}, not a dictionary")
-    return value
-
-
-def checked_tensors(value: object, name: str) -> dict[str, Tensor]:
-    """A state dict, whose tensors are plain ones. Raises CheckpointError."""
-    if not isinstance(value, Mapping) or not all(
-        isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in value.items()
-    ):
-        raise CheckpointError(f"{name} holds a {type(value).__name__}, not tensors by name: save policy.state_dict()")
-    for key, tensor in value.items():
-        _check_memory(key, tensor, name)
-    return dict(value)
-
-
-def _loaded(content: bytes, name: str) -> object:
+def read_plain(content: bytes, name: str) -> object:
+    """Tensors and plain containers that ``torch.save`` wrote. Raises CheckpointError."""
     try:
         _check_size(content)
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -60,9 +49,43 @@ def _loaded(content: bytes, name: str) -> object:
         ) from error
 
 
-def check_pickle(content: bytes) -> None:
-    """Raise anything for a file of ``torch.save`` that holds more than tensors and plain containers."""
-    torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+def checked_tensors(value: object, name: str) -> dict[str, Tensor]:
+    """A state dict, whose tensors are plain ones. Raises CheckpointError."""
+    if not isinstance(value, Mapping) or not all(
+        isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in value.items()
+    ):
+        raise CheckpointError(f"{name} holds a {type(value).__name__}, not tensors by name: save policy.state_dict()")
+    for key, tensor in value.items():
+        is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        if not is_dense or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise CheckpointError(f"{name}: '{key}' is no plain tensor with all its values: save policy.state_dict()")
+    return dict(value)
+
+
+@torch.no_grad()
+def fill(module: nn.Module, weights: Mapping[str, Tensor], name: str, prefix: str = "") -> None:
+    """Copy tensors into a module.
+
+    Args:
+        weights: by the names of its parameters and buffers, behind ``prefix``; others are left out.
+        name: what messages call the file.
+    Raises:
+        CheckpointError: names the first that is absent, of another shape, or not finite.
+    """
+    for key, target in module.state_dict().items():
+        found = weights.get(f"{prefix}{key}")
+        if found is None or found.shape != target.shape or found.is_floating_point() != target.is_floating_point():
+            raise CheckpointError(
+                f"{name} are not of {type(module).__name__}: '{prefix}{key}' is {_described(found)} in the file and "
+                f"{_described(target)} in the module; save policy.state_dict() of the same class"
+            )
+        if found.is_floating_point() and not found.isfinite().all():
+            raise CheckpointError(f"{name} are damaged: '{prefix}{key}' holds values that are not finite")
+        target.copy_(found)
+
+
+def _described(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def is_safetensors(content: bytes) -> bool:
@@ -78,10 +101,3 @@ def _check_size(content: bytes) -> None:
         is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
         if is_packed or sum(member.file_size for member in members) > len(content):
             raise ValueError("its members have more bytes than the file")
-
-
-def _check_memory(key: str, tensor: Tensor, name: str) -> None:
-    """Raises CheckpointError for a tensor that is not dense on the CPU, or whose shape names more than it has."""
-    is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    if not is_dense or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise CheckpointError(f"{name}: '{key}' is no plain tensor with all its values: save policy.state_dict()")

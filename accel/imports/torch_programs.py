@@ -9,8 +9,7 @@ import io
 import json
 import re
 import warnings
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from accel.errors import CheckpointError, ConfigError
 from accel.imports.factories import FactorySpec
 from accel.imports.foreign import Array, ForeignPolicy, PolicyFile, PolicyReader
 from accel.imports.recorded import RecordedProgram, State, in_order
-from accel.imports.torch_files import check_pickle
+from accel.imports.torch_files import read_plain
 
 
 class _TorchPolicy:
@@ -106,7 +105,7 @@ class TorchScripts(PolicyReader):
 
     def read(self, file: PolicyFile) -> ForeignPolicy:
         """See ``PolicyReader.read``."""
-        for name, text in _members(file, lambda name: name.endswith(".py")):
+        for name, text in file.unpack(lambda name: name.endswith(".py")).items():
             if found := _FILES.search(text):
                 raise ConfigError(
                     f"{file.path}: its program calls {found[1].decode()!r} ({name}), which no policy needs"
@@ -148,33 +147,20 @@ class ExportedPrograms(PolicyReader):
         """Raise ConfigError for a pickle that builds more than tensors: torch's loader would run what it names."""
         pickled = {
             str(payload.get("path_name"))
-            for name, text in _members(file, lambda name: name.endswith("_config.json"))
+            for text in file.unpack(lambda name: name.endswith("_config.json")).values()
             for payload in json.loads(text).get("config", {}).values()
             if payload.get("use_pickle")
         }
         odd = r"(^|/)(custom_obj|opaque|script_obj)[^/]*$"
-        for name, content in _members(file, lambda name: not name.endswith(".json")):
+        for name, content in file.unpack(lambda name: not name.endswith(".json")).items():
             is_pickle = name.rpartition("/")[2] in pickled or "sample_inputs/" in name or content[:1] == b"\x80"
             try:
                 if re.search(odd, name):
                     raise ValueError("it is an object of Python")
                 if is_pickle:
-                    check_pickle(content)
-            except Exception as error:  # damaged files raise anything, hostile ones an UnpicklingError
+                    read_plain(content, name)
+            except (ValueError, CheckpointError) as error:
                 raise ConfigError(
                     f"{file.path}: {name!r} needs more than tensors, and nothing is unpickled: load it in a factory of "
                     "your own, torch.export.load(FILE).module(), and give --module package:factory"
                 ) from error
-
-
-def _members(file: PolicyFile, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents in an archive. Raises CheckpointError for one that unpacks to more than it has."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(file.content)) as archive:
-            if sum(info.file_size for info in archive.infolist()) > 64 * len(file.content):
-                raise ValueError("it unpacks to more than a policy")
-            for info in archive.infolist():
-                if wanted(info.filename):
-                    yield info.filename, archive.read(info)
-    except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, OSError) as error:
-        raise CheckpointError(f"archive {file.path} is damaged: {error}") from error

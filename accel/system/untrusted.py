@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import stat
+import struct
 import tomllib
-from collections.abc import Iterable
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 MAX_TOML_BYTES, MAX_JSON_BYTES = 2**16, 2**22
 MAX_DEPTH = 32
 # tomllib takes memory by the square of a dotted key's parts
 _MAX_LINE_DOTS = 2048
+# what reading a damaged zip archive may raise; RuntimeError of an encrypted one
+ARCHIVE_ERRORS = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OverflowError),
+    *(RuntimeError, OSError, MemoryError),
+)
 
 
 def read_file(path: Path, limit: int) -> bytes:
@@ -23,6 +32,18 @@ def read_file(path: Path, limit: int) -> bytes:
         raise ValueError(f"it has {status.st_size:,} bytes, and may have {limit:,}")
     with path.open("rb") as file:
         return file.read(min(status.st_size, limit))  # read(n) takes n bytes of memory at once
+
+
+def unpack(content: bytes, limit: int, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, bytes]:
+    """Members of a zip archive, by name. Raises ValueError for a damaged one, and for more than ``limit`` bytes."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = [info for info in archive.infolist() if wanted(info.filename)]
+            if (size := sum(info.file_size for info in members)) > limit:
+                raise ValueError(f"it unpacks to {size:,} bytes, and may have {limit:,}")
+            return {info.filename: archive.read(info) for info in members}
+    except ARCHIVE_ERRORS as error:
+        raise ValueError(f"it is no sound zip archive: {error}") from error
 
 
 def read_toml(path: Path) -> dict[str, object]:

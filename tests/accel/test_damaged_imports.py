@@ -34,10 +34,10 @@ from torch import nn
 from accel.config.files import load_toml
 from accel.envs.spaces import ActionSpec
 from accel.errors import AccelError, CheckpointError, ConfigError, ReportError, SweepError
-from accel.imports.factories import FactorySpec, load_weights
-from accel.imports.foreign import ForeignPolicy
+from accel.imports.factories import FactorySpec
+from accel.imports.foreign import ForeignPolicy, PolicyFile
 from accel.imports.normaliser import FixedNormaliser, read_normaliser
-from accel.imports.stable_baselines3 import read_saved_policy
+from accel.imports.readers import load_weights, read_policy_file
 from accel.imports.torch_files import read_tensors
 from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.monitor.errors import MonitorError
@@ -109,7 +109,7 @@ def test_policies_of_stable_baselines3(tmp_path_factory: pytest.TempPathFactory,
         )
     )
     path.write_bytes(members)
-    check_policy(outcome(lambda: read_saved_policy(path)))
+    check_policy(outcome(lambda: read_policy_file(path)))
 
 
 @given(data=st.data())
@@ -132,7 +132,7 @@ def test_policies_of_stable_baselines3_with_other_tensors(
     elif kind != "gone":
         weights[name] = others[kind]
     path.write_bytes(saved_policy(weights=weights))
-    check_policy(outcome(lambda: read_saved_policy(path)))
+    check_policy(outcome(lambda: read_policy_file(path)))
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -144,7 +144,7 @@ def test_weights(tmp_path_factory: pytest.TempPathFactory, suffix: str, data: st
     original = torch_file(weights) if suffix == ".pth" else save_tensors(weights)
     path = tmp_path_factory.getbasetemp() / f"weights{suffix}"
     path.write_bytes(data.draw(damaged(original)))
-    found = outcome(lambda: load_weights(module, path))
+    found = outcome(lambda: load_weights(module, PolicyFile(path)))
     assert found is None or isinstance(found, CheckpointError)
     assert all(value.isfinite().all() for value in module.parameters())
 
@@ -228,14 +228,14 @@ def test_bombs_are_refused_before_memory_is_taken(bomb: str, tmp_path: Path) -> 
         from pathlib import Path
         import torch
         from accel.errors import AccelError
-        from accel.imports.factories import load_weights
+        from accel.imports.foreign import PolicyFile
         from accel.imports.normaliser import read_normaliser
-        from accel.imports.stable_baselines3 import read_saved_policy
+        from accel.imports.readers import load_weights, read_policy_file
         has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (has + (100 << 20),) * 2)
         path = Path({name!r})
-        readers = {{".npz": lambda: read_normaliser(path, (3,)), ".zip": lambda: read_saved_policy(path),
-                   ".pth": lambda: load_weights(torch.nn.Linear(1, 1), path)}}
+        readers = {{".npz": lambda: read_normaliser(path, (3,)), ".zip": lambda: read_policy_file(path),
+                   ".pth": lambda: load_weights(torch.nn.Linear(1, 1), PolicyFile(path))}}
         try:
             readers[path.suffix]()
         except AccelError as error:

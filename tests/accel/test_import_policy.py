@@ -28,8 +28,8 @@ from accel.config import TrainConfig
 from accel.errors import AccelError, CheckpointError, ConfigError
 from accel.exporting import run_policy
 from accel.exporting.build import export
-from accel.imports.options import CLI, PolicySource
-from accel.imports.policy import ImportedPolicy, compress, import_module, import_policy
+from accel.imports.policy import ImportedPolicy, compress, import_policy
+from accel.imports.policy_source import CLI, PolicySource
 from accel.runs.playing import play
 from tests.accel import foreign_policies
 
@@ -220,8 +220,8 @@ def test_no_action_is_sampled_with_a_deviation_that_is_assumed(tmp_path: Path) -
     with pytest.raises(ConfigError, match="of SAC or TQC: 32 ReLU the greedy actions alone are imported"):
         import_policy(write_zip(tmp_path / "a.zip", sac), PENDULUM, rule="stochastic")
     with pytest.raises(ConfigError, match="gives means without deviations"):
-        import_module(nn.Linear(3, 1), PENDULUM, rule="stochastic")
-    assert import_module(nn.Linear(3, 2), PENDULUM, rule="stochastic").rule_spec.name == "stochastic"
+        import_policy(nn.Linear(3, 1), PENDULUM, rule="stochastic")
+    assert import_policy(nn.Linear(3, 2), PENDULUM, rule="stochastic").rule_spec.name == "stochastic"
 
 
 def test_bytes_are_what_stable_baselines3_makes_of_them(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
         import_policy(path, CARTPOLE)
     torch.save({"actor": Bomb(trace)}, tmp_path / "hostile.pt")
     with pytest.raises(CheckpointError, match="nothing is unpickled"):
-        import_module(f"{HERE}:Agent", CARTPOLE, weights=tmp_path / "hostile.pt")
+        import_policy(tmp_path / "hostile.pt", CARTPOLE, module=f"{HERE}:Agent")
     assert not trace.exists()
 
 
@@ -299,11 +299,11 @@ def test_agents_of_cleanrl_are_taken_as_they_are(tmp_path: Path) -> None:
     torch.save(trained.state_dict(), tmp_path / "agent.cleanrl_model")
     x = torch.randn(16, 4)
     for name in ("agent.safetensors", "agent.cleanrl_model"):
-        policy = import_module(f"{HERE}:Agent", CARTPOLE, weights=tmp_path / name)
+        policy = import_policy(tmp_path / name, CARTPOLE, module=f"{HERE}:Agent")
         assert torch.equal(policy.policy(x)[0], trained.actor(x))
     trained = agent(foreign_policies.ContinuousAgent, "Pendulum-v1")
     x = torch.randn(16, 3)
-    params = import_module(trained, PENDULUM).policy(x)[0]
+    params = import_policy(trained, PENDULUM).policy(x)[0]
     assert torch.equal(params, torch.cat((trained.actor_mean(x), torch.full((16, 1), -0.5)), 1))
 
 
@@ -311,13 +311,13 @@ def test_weights_of_another_module_are_refused_with_the_parameter(tmp_path: Path
     state = agent(foreign_policies.Agent, "CartPole-v1").state_dict()
     save_file({name: tensor for name, tensor in state.items() if name != "actor.4.weight"}, tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match=r"'actor\.4\.weight' is absent in the file"):
-        import_module(f"{HERE}:Agent", CARTPOLE, weights=tmp_path / "x.safetensors")
+        import_policy(tmp_path / "x.safetensors", CARTPOLE, module=f"{HERE}:Agent")
 
 
 def test_means_alone_are_played_exactly() -> None:
     torch.manual_seed(0)
     module = foreign_policies.Means()
-    policy = import_module(module, PENDULUM)
+    policy = import_policy(module, PENDULUM)
     x = torch.randn(8, 3)
     assert np.array_equal(policy.act(x.numpy()), module(x).detach().numpy())
     assert np.allclose(policy.policy(x)[0][:, 1], np.log(0.2))  # a tenth of half of [-2, 2]
@@ -343,7 +343,7 @@ def test_means_alone_are_played_exactly() -> None:
 )
 def test_what_cannot_act_is_refused(factory: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        import_module(f"{HERE}:{factory}", CARTPOLE)
+        import_policy(None, CARTPOLE, module=f"{HERE}:{factory}")
 
 
 @pytest.mark.parametrize(
@@ -357,25 +357,25 @@ def test_what_cannot_act_is_refused(factory: str, message: str) -> None:
 )
 def test_a_second_output_that_may_be_no_log_deviation_is_refused(second: Tensor | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        import_module(foreign_policies.Pair(second), PENDULUM)
+        import_policy(foreign_policies.Pair(second), PENDULUM)
 
 
 def test_of_several_outputs_the_log_deviations_or_the_logits_are_taken() -> None:
-    policy = import_module(foreign_policies.Pair(torch.full((1,), -1.5)), PENDULUM, rule="stochastic")
+    policy = import_policy(foreign_policies.Pair(torch.full((1,), -1.5)), PENDULUM, rule="stochastic")
     assert policy.policy(torch.randn(4, 3))[0][:, 1].tolist() == [-1.5] * 4
     module = foreign_policies.Pair(None, inputs=4, outputs=2)
     x = torch.randn(16, 4)
-    assert (import_module(module, CARTPOLE).act(x.numpy()) == module(x)[0].argmax(1).numpy()).all()
+    assert (import_policy(module, CARTPOLE).act(x.numpy()) == module(x)[0].argmax(1).numpy()).all()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own imports
 def test_act_inference_and_compiled_modules_act() -> None:
     module = foreign_policies.Inference()
     x = torch.randn(16, 3)
-    assert np.allclose(import_module(module, PENDULUM).act(x.numpy()), module.actor(x).detach().numpy(), atol=1e-6)
+    assert np.allclose(import_policy(module, PENDULUM).act(x.numpy()), module.actor(x).detach().numpy(), atol=1e-6)
     plain = nn.Linear(4, 2)
     wanted = plain(torch.ones(1, 4)).argmax(1).numpy()
-    assert (import_module(torch.compile(plain), CARTPOLE).act(np.ones((1, 4), np.float32)) == wanted).all()
+    assert (import_policy(torch.compile(plain), CARTPOLE).act(np.ones((1, 4), np.float32)) == wanted).all()
 
 
 def test_what_cannot_be_exported_is_refused_with_its_layer() -> None:
@@ -385,7 +385,7 @@ def test_what_cannot_be_exported_is_refused_with_its_layer() -> None:
 
 def test_a_branch_that_only_the_environment_shows_is_refused_with_its_layer() -> None:
     with pytest.raises(VerificationError, match=r"layer 'module\.(usual|rare)' acts on some observations"):
-        import_module(f"{HERE}:Rare", TrainConfig.create(env="Pendulum-v1"))
+        import_policy(None, TrainConfig.create(env="Pendulum-v1"), module=f"{HERE}:Rare")
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".json", ".safetensors"])
@@ -420,7 +420,7 @@ def test_a_normaliser_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     ):
         np.savez(path, **values)
         with pytest.raises(ConfigError, match=message):
-            import_module(foreign_policies.Means(), PENDULUM, normaliser=path)
+            import_policy(foreign_policies.Means(), PENDULUM, normaliser=path)
 
 
 def test_compress_in_a_few_lines(tmp_path: Path) -> None:
@@ -440,7 +440,7 @@ def test_compress_in_a_few_lines(tmp_path: Path) -> None:
 
 def test_a_bundle_of_a_greedy_policy_is_no_distribution(tmp_path: Path) -> None:
     """Its outputs may be Q-values."""
-    policy = import_module(agent(foreign_policies.Agent, "CartPole-v1"), CARTPOLE)
+    policy = import_policy(agent(foreign_policies.Agent, "CartPole-v1"), CARTPOLE)
     bundle = export(policy, tmp_path / "bundle", scheme="fp32", episodes=1)
     action = bundle.contract["action"]
     assert action["sampling"] == {"rule": "greedy"} and "sample" not in json.dumps(action)
@@ -529,7 +529,7 @@ def test_options_that_make_a_policy_again(tmp_path: Path) -> None:
     assert policy.arguments is not None
     again = tyro.cli(PolicySource, args=policy.arguments, config=CLI).load()
     assert again.identity == policy.identity and again.arguments == policy.arguments and again.config == policy.config
-    assert import_module(nn.Linear(3, 1), PENDULUM).arguments is None
+    assert import_policy(nn.Linear(3, 1), PENDULUM).arguments is None
 
 
 @pytest.mark.parametrize(

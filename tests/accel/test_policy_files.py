@@ -12,7 +12,7 @@ from torch import nn
 from accel.cli import main
 from accel.config import TrainConfig
 from accel.errors import AccelError
-from accel.imports.policy import ImportedPolicy, import_module, import_policy
+from accel.imports.policy import ImportedPolicy, import_policy
 from tests.accel.foreign_policies import Agent
 from tests.accel.test_import_policy import HERE, agent, ppo_weights, write_zip
 
@@ -74,7 +74,7 @@ def test_a_policy_of_float_images_gets_floats_though_they_travel_as_bytes(caplog
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     wrappers = (f"{HERE}:as_picture", "accel.envs.images:ImageBytes")
     with caplog.at_level("WARNING", "accel"):
-        policy = import_module(module, CARTPOLE.replace(wrapper=wrappers)).policy
+        policy = import_policy(module, CARTPOLE.replace(wrapper=wrappers)).policy
     assert "divided by 255" in caplog.text
     picture = torch.randint(0, 256, (3, 1, 2, 2), dtype=torch.uint8)
     torch.testing.assert_close(policy(picture)[0], module(picture / 255.0))

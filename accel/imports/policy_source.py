@@ -148,32 +148,17 @@ class PolicySource:
             backend=self.backend,
             squash_actions=self.squash_actions,
         )
-        return self._imported(config)
+        if self.module is None and self.weights is not None:
+            raise ConfigError("--weights are of a --module: give that too, or --policy for a file that needs none")
+        if self.policy is not None and self.weights is not None:
+            raise ConfigError("--policy brings its own weights: leave out --weights")
+        from accel.imports.policy import import_policy
 
-    def _imported(self, config: TrainConfig) -> TrainedPolicy:
-        from accel.imports.policy import import_module, import_policy
-
-        if self.policy is not None:
-            if self.weights is not None:
-                raise ConfigError("--policy brings its own weights: leave out --weights")
-            return import_policy(
-                self.policy,
-                config,
-                module=self.module,
-                activation=self.activation,
-                rule=self.rule,
-                normaliser=self.normaliser,
-                observations=self.observations,
-                discrete=self.discrete,
-            )
-        if self.activation is not None:
-            raise ConfigError("--activation is for --policy files: a --module has its own activations")
-        if self.module is None:
-            raise ConfigError("give --module package:factory")
-        return import_module(
-            self.module,
+        return import_policy(
+            self.policy or self.weights,
             config,
-            weights=self.weights,
+            module=self.module,
+            activation=self.activation,
             rule=self.rule,
             normaliser=self.normaliser,
             observations=self.observations,
