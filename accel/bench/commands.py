@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -180,21 +180,8 @@ class SubjectOptions(EnvironmentOptions):
         own = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
         if said := self._said(*own):
             raise ConfigError(f"--policy and --module bring their own network: leave out {said}")
-        return PolicySource(
-            module=self.module,
-            weights=self.weights,
-            policy=self.policy,
-            env=self.env,
-            env_arg=self.env_arg,
-            wrapper=self.wrapper,
-            backend=self.backend,
-            squash_actions=self.squash_actions,
-            rule=self.rule,
-            activation=self.policy_activation,
-            normaliser=self.normaliser,
-            observations=self.observations,
-            discrete=self.discrete,
-        ).load()
+        shared = {field.name: getattr(self, field.name) for field in fields(PolicySource) if hasattr(self, field.name)}
+        return PolicySource(**shared | {"activation": self.policy_activation}).load()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from accel.errors import TransportError
 from accel.json_object import Json
@@ -108,33 +108,19 @@ class ActorConfig(_Message):
         learner: int = 0,
     ) -> Self:
         """What the actors of a run are told."""
-        environment, acting = config.environment, config.acting
-        return cls(
-            tasks=environment.tasks,
-            env_args=environment.kwargs,
-            wrappers=environment.wrapper,
-            backend=environment.backend,
-            squash_actions=environment.squash_actions,
-            actors=max(acting.actors, 1),
-            envs_per_actor=acting.envs_per_actor,
-            unroll_length=acting.unroll_length,
-            unrolls_in_flight=acting.unrolls_in_flight,
-            pin_cores=acting.pin_cores,
-            peer_timeout_s=config.run.peer_timeout_s,
-            actor_timeout_s=acting.actor_timeout_s,
-            max_actor_restarts=acting.max_actor_restarts,
-            seed=config.run.seed,
-            restart=restart,
-            env_workers=acting.env_workers,
-            waits_for_policy=config.schedule.waits_for_policy,
-            schemes=schemes,
-            env_steps=env_steps,
-            learner=learner,
-            learners=config.learner.learners,
-            central=config.inference_ranks > 0,
-            runtime=acting.session_runtime,
-            torch_options=config.to_json() if acting.actor_runtime == "torch" else None,
-        )
+        options = config.options()
+        same = {item.name: options[item.name] for item in fields(cls) if item.name in options}
+        told: dict[str, Any] = same | {
+            "tasks": config.environment.tasks,
+            "env_args": config.environment.kwargs,
+            "wrappers": config.environment.wrapper,
+            "actors": max(config.acting.actors, 1),
+            "waits_for_policy": config.schedule.waits_for_policy,
+            "central": config.inference_ranks > 0,
+            "runtime": config.acting.session_runtime,
+            "torch_options": config.to_json() if config.acting.actor_runtime == "torch" else None,
+        }
+        return cls(**told, schemes=schemes, restart=restart, env_steps=env_steps, learner=learner)
 
 
 @dataclass(frozen=True)

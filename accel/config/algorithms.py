@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
 
-from accel.config.base import Clip, Clips, Count, EnvValue, parse_pair
+from accel.config.base import Clip, Clips, Count, EnvValue, by_name, parse_pair
 
 
 class OptimiserConfig(Clips):
@@ -72,6 +72,20 @@ class AlgorithmConfig(Clips):
     def optimiser_steps(self) -> int:
         """Steps of the optimiser in one update."""
         return 1
+
+
+NSteps = Annotated[int, Field(ge=1, le=64, description="n, rewards summed before the bootstrap")]
+
+
+class NStepConfig(AlgorithmConfig):
+    """Options of algorithms whose targets sum rewards before they bootstrap."""
+
+    n_step: NSteps
+
+    @property
+    def bootstrap_steps(self) -> int:
+        """n."""
+        return self.n_step
 
 
 class ActorCriticConfig(AlgorithmConfig):
@@ -245,18 +259,13 @@ Q_LEARNING_SYSTEM: Mapping[str, object] = {
 }
 
 
-class QLearningConfig(AlgorithmConfig):
+class QLearningConfig(NStepConfig):
     """What Q-learning is, however its actors explore and its experience is kept."""
 
-    n_step: int = Field(3, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    n_step: NSteps = 3
     double: bool = Field(True, description="the online network chooses the bootstrap's action, the target rates it")
     duelling: bool = Field(True, description="Q = V + A − mean A, from two streams on one torso")
     target_interval_updates: Count = Field(100, description="updates between copies to the target network")
-
-    @property
-    def bootstrap_steps(self) -> int:
-        """n."""
-        return self.n_step
 
 
 _NEEDS_STEPS = {"retrace": True, "none": False}
@@ -363,24 +372,19 @@ CONTINUOUS_SYSTEM: Mapping[str, object] = {
 }
 
 
-class D4pgConfig(AlgorithmConfig):
+class D4pgConfig(NStepConfig):
     """D4PG: a deterministic policy and a distributional critic, n-step, from replay."""
 
     system: ClassVar[Mapping[str, object]] = {**CONTINUOUS_SYSTEM, "normalise_rewards": True}
     stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
 
     algorithm: Literal["d4pg"] = "d4pg"
-    n_step: int = Field(5, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    n_step: NSteps = 5
     noise: float = Field(0.3, gt=0, le=2, description="σ of the actors' Gaussian noise, in halves of the action range")
     atoms: int = Field(51, ge=2, le=1001, description="values that the critic's distribution is over")
     least_value: float = Field(-20.0, description="the least atom, in units of transformed rewards")
     greatest_value: float = Field(20.0, description="the greatest atom; edge_probability says how much lies outside")
     target_interval_updates: Count = Field(100, description="updates between copies to the target networks")
-
-    @property
-    def bootstrap_steps(self) -> int:
-        """n."""
-        return self.n_step
 
     @model_validator(mode="after")
     def _atoms_are_ordered(self) -> Self:
@@ -389,44 +393,34 @@ class D4pgConfig(AlgorithmConfig):
         return self
 
 
-class SacConfig(RetraceableConfig):
+class SacConfig(RetraceableConfig, NStepConfig):
     """SAC: twin critics, a squashed Gaussian policy, a learnt temperature, from replay."""
 
     system: ClassVar[Mapping[str, object]] = {**CONTINUOUS_SYSTEM, "learning_rate": 5e-4}
     stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
 
     algorithm: Literal["sac"] = "sac"
-    n_step: int = Field(1, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    n_step: NSteps = 1
     initial_temperature: float = Field(1.0, gt=0, description="α before anything is learned")
     target_entropy: float = Field(
         1.0, description="entropy that α is learned towards, as −target_entropy nats for each of the k actions"
     )
     target_rate: float = Field(0.005, gt=0, le=1, description="τ, Polyak averaging coefficient of the target critics")
 
-    @property
-    def bootstrap_steps(self) -> int:
-        """n."""
-        return self.n_step
 
-
-class Td3Config(AlgorithmConfig):
+class Td3Config(NStepConfig):
     """TD3: a deterministic policy, twin critics, smoothed target actions, a delayed policy, from replay."""
 
     system: ClassVar[Mapping[str, object]] = CONTINUOUS_SYSTEM
     stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
 
     algorithm: Literal["td3"] = "td3"
-    n_step: int = Field(1, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    n_step: NSteps = 1
     noise: float = Field(0.1, gt=0, le=2, description="σ of the actors' Gaussian noise, in halves of the action range")
     target_noise: float = Field(0.2, ge=0, le=2, description="deviation of the noise on the targets' actions")
     target_noise_clip: float = Field(0.5, ge=0, le=2, description="that noise is clipped to [-c, c]")
     policy_interval_updates: Count = Field(2, description="d, updates of the critics for one of policy and targets")
     target_rate: float = Field(0.005, gt=0, le=1, description="τ, Polyak averaging coefficient of the targets")
-
-    @property
-    def bootstrap_steps(self) -> int:
-        """n."""
-        return self.n_step
 
 
 class CustomAlgorithmConfig(AlgorithmConfig):
@@ -468,21 +462,5 @@ AnyAlgorithm = (
     | CustomAlgorithmConfig
 )
 
-ALGORITHMS: Mapping[str, type[AnyAlgorithm]] = {
-    "impala": ImpalaConfig,
-    "seed": SeedConfig,
-    "ga3c": Ga3cConfig,
-    "a2c": A2cConfig,
-    "a3c": A3cConfig,
-    "ppo": PpoConfig,
-    "dppo": DppoConfig,
-    "ptr-ppo": PtrPpoConfig,
-    "impact": ImpactConfig,
-    "dqn": DqnConfig,
-    "gorila": GorilaConfig,
-    "apex": ApexConfig,
-    "r2d2": R2d2Config,
-    "d4pg": D4pgConfig,
-    "sac": SacConfig,
-    "td3": Td3Config,
-}
+ALGORITHMS: Mapping[str, type[AnyAlgorithm]] = by_name("algorithm", get_args(AnyAlgorithm)[:-1])
+"""Those of the package."""

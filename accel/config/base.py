@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from typing import Annotated, get_args
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Annotated, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -39,6 +41,14 @@ class Clips(Options):
         if isinstance(value, str) and value.lower() == "none" and takes_none(cls.model_fields[str(info.field_name)]):
             return None
         return value
+
+
+Model = TypeVar("Model", bound=Options)
+
+
+def by_name(kind: str, models: Iterable[type[Model]]) -> Mapping[str, type[Model]]:
+    """The models of a union by the name that each has in its option ``kind``."""
+    return MappingProxyType({get_args(model.model_fields[kind].annotation)[0]: model for model in models})
 
 
 def takes_none(field: FieldInfo) -> bool:

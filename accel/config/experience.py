@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from accel.config.base import Count, Options
+from accel.config.base import Count, Options, by_name
 
 
 class BatchesConfig(Options):
@@ -167,16 +167,5 @@ class SamplesPerInsertConfig(ScheduleConfig):
 AnyStore = FifoConfig | CircularConfig | TrajectoriesConfig | ReplayConfig | PrioritisedConfig | SequencesConfig
 AnySchedule = AsynchronousConfig | SynchronousConfig | SamplesPerInsertConfig
 
-STORES: Mapping[str, type[AnyStore]] = {
-    "fifo": FifoConfig,
-    "circular": CircularConfig,
-    "trajectories": TrajectoriesConfig,
-    "replay": ReplayConfig,
-    "prioritised": PrioritisedConfig,
-    "sequences": SequencesConfig,
-}
-SCHEDULES: Mapping[str, type[AnySchedule]] = {
-    "asynchronous": AsynchronousConfig,
-    "synchronous": SynchronousConfig,
-    "samples-per-insert": SamplesPerInsertConfig,
-}
+STORES: Mapping[str, type[AnyStore]] = by_name("store", get_args(AnyStore))
+SCHEDULES: Mapping[str, type[AnySchedule]] = by_name("schedule", get_args(AnySchedule))

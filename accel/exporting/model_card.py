@@ -76,7 +76,8 @@ def summary(contract: Facts, report: Facts) -> str:
     """The report in a few lines."""
     sizes, latency, mismatch, returns = (report[key] for key in ("bytes", "latency", "mismatch", "returns"))
     lines = [
-        f"{_name(contract)}: {sizes['model']:,} bytes against {sizes['fp32']:,} of fp32 as ONNX, {_smaller(sizes['ratio'], 'x')}",
+        f"{_name(contract)}: {sizes['model']:,} bytes against {sizes['fp32']:,} of fp32 as ONNX, "
+        f"{_smaller(sizes['ratio'], 'x')}",
         f"one observation takes {latency['model']['p50_us']:.1f} µs against {latency['fp32_onnx']['p50_us']:.1f} of "
         f"fp32 as ONNX in the median, {_faster(latency['speed_up_p50'], 'x')}",
         f"relative difference from the trained policy on real inputs {mismatch['relative']:.2e}, KL "

@@ -1,10 +1,8 @@
-"""``package:factory`` texts as torch modules, with the weights of a file; CleanRL's agents are accepted unchanged."""
+"""What factories of modules are called with, and the acting part of what they make; CleanRL's agents are accepted
+unchanged."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -43,49 +41,6 @@ class FactorySpec(EnvSpec):
             single_observation_space=box,
             single_action_space=action_space,
         )
-
-
-def make_module(reference: str, spec: FactorySpec) -> nn.Module:
-    """The module that ``package.module:factory`` makes, called with the layout if it needs an argument.
-
-    Raises:
-        ConfigError: it cannot be imported or called, or does not make a torch module.
-    """
-    name, colon, attribute = reference.partition(":")
-    if not (name and colon and attribute):
-        raise ConfigError(f"--module {reference!r} is not of the form package.module:factory, such as ppo:Agent")
-    try:
-        factory: object = getattr(importlib.import_module(name), attribute)
-    except AttributeError:
-        raise ConfigError(f"--module {reference}: module {name!r} has no {attribute!r}") from None
-    except Exception as error:  # the user's own code
-        raise ConfigError(
-            f"--module {reference}: importing {name!r} failed with {type(error).__name__}: {error}; it is looked for "
-            "in the working directory and on PYTHONPATH, and a script must train under if __name__ == '__main__' only"
-        ) from error
-    if isinstance(factory, nn.Module):
-        return factory
-    if not callable(factory):
-        raise ConfigError(f"--module {reference} is no function, class or module of torch")
-    try:
-        module: object = factory(spec) if _takes_argument(factory) else factory()
-    except Exception as error:
-        raise ConfigError(
-            f"--module {reference}: calling it with the environment's layout failed with {type(error).__name__}: "
-            f"{error}; give a function of one argument, which has observation_shape, action.sizes, "
-            "single_observation_space and single_action_space"
-        ) from error
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"--module {reference} made a {type(module).__name__}, not a torch.nn.Module")
-    return module
-
-
-def _takes_argument(factory: Callable[..., object]) -> bool:
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except ValueError:
-        return False
-    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def with_forward(module: nn.Module, spec: EnvSpec) -> nn.Module:

@@ -7,13 +7,14 @@ from pathlib import Path
 from torch import nn
 
 from accel.errors import CheckpointError, ConfigError
-from accel.imports.factories import FactorySpec, make_module, with_forward
+from accel.imports.factories import FactorySpec, with_forward
 from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
 from accel.imports.onnx_models import OnnxModels
 from accel.imports.rsl_rl import RslRl
 from accel.imports.stable_baselines3 import StableBaselines3
 from accel.imports.torch_files import fill, is_safetensors, read_tensors
 from accel.imports.torch_programs import ExportedPrograms, TorchScripts
+from accel.networks.custom import make_module
 
 
 class Weights(PolicyReader):
@@ -41,7 +42,7 @@ def read_module(module: nn.Module | str, weights: PolicyFile | None = None) -> F
     """A torch module, or what ``package:factory`` makes, with the weights of a file."""
 
     def make(spec: FactorySpec) -> nn.Module:
-        made = make_module(module, spec) if isinstance(module, str) else module
+        made = make_module(f"--module {module}", module, spec) if isinstance(module, str) else module
         if weights is not None:
             load_weights(made, weights)
         return with_forward(made, spec)

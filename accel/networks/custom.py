@@ -6,6 +6,7 @@ eval mode. Dropout, batch norm and noise of training make these two networks, of
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from accel.envs.spaces import ACTION_MASK, EnvSpec
 from accel.errors import ConfigError
 from accel.networks.observations import Parts
-from accel.networks.text import CHOICES
 
 _ROWS = 8
 _TOLERANCE = 1e-3
@@ -33,33 +33,53 @@ def make_custom_torso(path: str, spec: EnvSpec) -> tuple[nn.Module, int]:
         ConfigError: it cannot be made, fails, gives something else, depends on chance or on the other rows, or a layer
             of it computes something else in train mode than in eval mode.
     """
-    torso = _make(path, spec)
+    torso = make_module(f"network '{path}'", path, spec)
     features = _probe(path, torso, spec)
     _check_that_actors_compute_the_same(path, torso, spec)
     return torso, features
 
 
-def _make(path: str, spec: EnvSpec) -> nn.Module:
-    module_name, _, name = path.partition(":")
+def make_module(who: str, reference: str, spec: EnvSpec) -> nn.Module:
+    """The module that ``package.module:factory`` makes, called with the layout if it needs an argument.
+
+    Args:
+        who: how messages begin, such as ``network 'mine:torso'``. reference: the factory, or a module itself.
+        spec: the environment's layout.
+    Raises:
+        ConfigError: it cannot be imported or called, or does not make a torch module.
+    """
+    module_name, colon, name = reference.partition(":")
+    if not (module_name and colon and name):
+        raise ConfigError(f"{who} is not of the form package.module:factory, such as ppo:Agent")
     try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"network '{path}': cannot import '{module_name}' ({error}): put it on PYTHONPATH, or choose of {CHOICES}"
-        ) from error
-    factory: Callable[[EnvSpec], object] | None = getattr(module, name, None)
-    if not callable(factory):
-        raise ConfigError(f"network '{path}': module '{module_name}' has no function '{name}'")
-    try:
-        torso = factory(spec)
+        factory: object = getattr(import_module(module_name), name, None)
     except Exception as error:  # the user's own code, which raises anything
         raise ConfigError(
-            f"network '{path}': calling it with the EnvSpec failed with {type(error).__name__}: {error}: give a "
+            f"{who}: cannot import '{module_name}' ({type(error).__name__}: {error}): it is looked for in the working "
+            "directory and on PYTHONPATH, and a script must train under if __name__ == '__main__' only"
+        ) from error
+    if isinstance(factory, nn.Module):
+        return factory
+    if not callable(factory):
+        raise ConfigError(f"{who}: module '{module_name}' has no function '{name}'")
+    try:
+        module: object = factory(spec) if _takes_argument(factory) else factory()
+    except Exception as error:
+        raise ConfigError(
+            f"{who}: calling it with the environment's layout failed with {type(error).__name__}: {error}; give a "
             "function of one argument, the EnvSpec, that returns a torch.nn.Module"
         ) from error
-    if not isinstance(torso, nn.Module):
-        raise ConfigError(f"network '{path}': the factory returned {type(torso).__name__}, not a torch.nn.Module")
-    return torso
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{who}: the factory returned {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _takes_argument(factory: Callable[..., object]) -> bool:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:
+        return False
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def _probe(path: str, torso: nn.Module, spec: EnvSpec) -> int:

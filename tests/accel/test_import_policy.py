@@ -332,7 +332,7 @@ def test_means_alone_are_played_exactly() -> None:
         ("BatchDependent", "alone and beside another"),
         ("three", "gives 3 numbers for categorical actions"),
         ("no_module", "not a torch.nn.Module"),
-        ("absent", "has no 'absent'"),
+        ("absent", "has no function 'absent'"),
         ("Means", "fails in layer 'layer' \\(Linear.* on observations"),
         ("RecurrentAgent", "'lstm' is none of CleanRL's layers"),
         ("DeviationLayer", "computes its deviations in layer 'actor_logstd'"),

@@ -81,7 +81,7 @@ def test_a_malformed_text_is_refused_with_the_choices(text: str) -> None:
         ("nature-cnn", EnvSpec((3, 20, 20), "uint8", IMAGE.action), {}, "at least 36 x 36, not 20 x 20"),
         ("mlp:8x1", VECTOR, {"critic": "action-value"}, "needs one discrete action, not gaussian.*vtrace"),
         ("mlp:8x1+lstm:4", VECTOR, {"separate_value_torso": True}, "leave separate_value_torso off"),
-        ("no_such_package.module:torso", VECTOR, {}, "cannot import 'no_such_package.module'.*PYTHONPATH.*mlp:WIDTH"),
+        ("no_such_package.module:torso", VECTOR, {}, "cannot import 'no_such_package.module'.*PYTHONPATH"),
         ("accel.envs.spaces:missing", VECTOR, {}, "module 'accel.envs.spaces' has no function 'missing'"),
         ("accel.envs.spaces:__name__", VECTOR, {}, "module 'accel.envs.spaces' has no function '__name__'"),
     ],
@@ -117,9 +117,6 @@ def wrong_input(spec):
 
 def no_module(spec):
     return lambda x: x
-
-def no_argument():
-    return nn.Identity()
 
 def broken(spec):
     return {}["width"]
@@ -193,7 +190,6 @@ def test_the_users_own_torso_is_built_into_a_network(
         ("wrong_shape", r"must map \(2, 4, 40, 44\) to \[2, features\], it gave \(2, 4, 40, 44\)"),
         ("wrong_input", r"fails on observations \(2, 4, 40, 44\)"),
         ("no_module", "returned function, not a torch.nn.Module"),
-        ("no_argument", r"failed with TypeError: no_argument\(\).*give a function of one argument, the EnvSpec"),
         ("broken", "failed with KeyError: 'width'"),
     ],
 )
