@@ -71,23 +71,39 @@ class ProgressLogHandler(logging.Handler):
         self._progress.note(self.format(record))
 
 
-class LineProgress(Progress):
+class _StreamProgress(Progress):
+    """What displays on a stream have in common."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._stream, self._clock = stream, clock
+        self._stage = ""
+        self._last: Status | None = None
+        self._began_s, self._next_s = clock(), -math.inf
+        self._is_broken = False
+
+    def _write(self, write: Callable[[], object]) -> None:
+        """Give an output up that cannot be written."""
+        if not (self._is_broken or self._stream.closed):
+            try:
+                write()
+            except OSError:
+                self._is_broken = True
+
+
+class LineProgress(_StreamProgress):
     """A line for each stage, one after 1, 2, 4, 8, 16 more seconds and every 30 s from then on, and one at the end."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Args: as ``open_progress``."""
-        self._stream, self._clock = stream, clock
-        self._stage = ""
-        self._began_s, self._next_s, self._interval_s = clock(), -math.inf, _FIRST_LINE_INTERVAL_S
-        self._last: Status | None = None
-        self._broken = False
+        super().__init__(stream, clock)
+        self._interval_s = _FIRST_LINE_INTERVAL_S
 
     def begin(self, stage: str) -> None:
         """Write the stage's name."""
         self._stage, self._last = stage, None
         self._began_s, self._interval_s = self._clock(), _FIRST_LINE_INTERVAL_S
         self._next_s = self._began_s + self._interval_s
-        self._write(stage)
+        self.note(stage)
 
     def advance(self, status: Status) -> None:
         """Write a line if the interval is over."""
@@ -96,31 +112,21 @@ class LineProgress(Progress):
         if now_s >= self._next_s:
             self._interval_s = min(2 * self._interval_s, _LAST_LINE_INTERVAL_S)
             self._next_s = now_s + self._interval_s
-            self._write_last()
+            self.close()
 
     def note(self, message: str) -> None:
         """Write the message."""
-        self._write(message)
+        line = f"{printable(message, self._stream.encoding)}\n"
+        self._write(lambda: (self._stream.write(line), self._stream.flush()))
 
     def close(self) -> None:
         """Write the last status if it was not written yet."""
-        self._write_last()
-
-    def _write_last(self) -> None:
         if self._last is not None:
-            self._write(status_line(self._stage, self._last, self._clock() - self._began_s))
+            self.note(status_line(self._stage, self._last, self._clock() - self._began_s))
             self._last = None
 
-    def _write(self, line: str) -> None:
-        if not (self._broken or self._stream.closed):
-            try:
-                self._stream.write(f"{printable(line, self._stream.encoding)}\n")
-                self._stream.flush()
-            except OSError:
-                self._broken = True
 
-
-class LiveProgress(Progress):
+class LiveProgress(_StreamProgress):
     """A panel that is redrawn in place. Training's last panel stays; a playing stage's line is erased at its end.
 
     rich is imported with the first drawing.
@@ -135,22 +141,18 @@ class LiveProgress(Progress):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args: as ``open_progress``; columns: None asks the terminal; interval_s: least seconds between drawings."""
-        self._stream, self._columns = stream, columns
-        self._interval_s, self._clock = interval_s, clock
-        self._stage = ""
-        self._began_s, self._next_s = clock(), -math.inf
-        self._last: Status | None = None
+        super().__init__(stream, clock)
+        self._columns, self._interval_s = columns, interval_s
         self._returns: list[float] = []
         self._console: Console | None = None
         self._live: Live | None = None
-        self._broken = False
 
     def begin(self, stage: str) -> None:
         """Draw the stage's name in place of the stage before."""
-        self._guarded(self._end_stage)
-        self._stage, self._last, self._returns = stage, None, []
+        self.close()
+        self._stage, self._returns = stage, []
         self._began_s, self._next_s = self._clock(), -math.inf
-        self._guarded(self._draw)
+        self._write(self._draw)
 
     def advance(self, status: Status) -> None:
         """Draw if the interval is over."""
@@ -160,15 +162,20 @@ class LiveProgress(Progress):
             self._next_s = now_s + self._interval_s
             if isinstance(status, TrainingStatus):
                 self._remember(status.return_mean)
-            self._guarded(self._draw)
+            self._write(self._draw)
 
     def note(self, message: str) -> None:
         """Write the message above the panel."""
-        self._guarded(lambda: self._print(message))
+
+        def show() -> None:
+            console = self._open()
+            console.print(printable(message, console.encoding), markup=False, highlight=False, soft_wrap=True)
+
+        self._write(show)
 
     def close(self) -> None:
         """End the stage, show the cursor and go to the next line."""
-        self._guarded(self._end_stage)
+        self._write(self._end_stage)
 
     def _end_stage(self) -> None:
         if isinstance(self._last, TrainingStatus):
@@ -176,10 +183,6 @@ class LiveProgress(Progress):
         live, self._live, self._last = self._live, None, None
         if live is not None:
             live.stop()
-
-    def _print(self, message: str) -> None:
-        console = self._open()
-        console.print(printable(message, console.encoding), markup=False, highlight=False, soft_wrap=True)
 
     def _remember(self, return_mean: float | None) -> None:
         """Keep the course of the return in bounded memory: at twice the points that are drawn, every other one goes."""
@@ -194,10 +197,6 @@ class LiveProgress(Progress):
         from accel.display.panel import playing_panel, training_panel
 
         console = self._open()
-        if isinstance(self._last, TrainingStatus):
-            panel = training_panel(self._stage, self._last, self._returns, console)
-        else:
-            panel = playing_panel(self._stage, self._last, self._clock() - self._began_s, console)
         if self._live is None:
             self._live = Live(
                 console=console,
@@ -208,7 +207,11 @@ class LiveProgress(Progress):
             )
             self._live.start()
         self._live.transient = not isinstance(self._last, TrainingStatus)
-        self._live.update(panel, refresh=True)
+        if isinstance(self._last, TrainingStatus):
+            self._live.update(training_panel(self._stage, self._last, self._returns, console), refresh=True)
+        else:
+            elapsed_s = self._clock() - self._began_s
+            self._live.update(playing_panel(self._stage, self._last, elapsed_s, console), refresh=True)
 
     def _open(self) -> Console:
         if self._console is None:
@@ -218,10 +221,3 @@ class LiveProgress(Progress):
                 file=self._stream, force_terminal=True, force_jupyter=False, width=self._columns, legacy_windows=False
             )
         return self._console
-
-    def _guarded(self, write: Callable[[], object]) -> None:
-        if not (self._broken or self._stream.closed):
-            try:
-                write()
-            except OSError:
-                self._broken = True

@@ -10,6 +10,9 @@ from typing import Self
 from accel.display.text import count, duration, format_return, lag_number
 
 _RATE = "actor_steps_per_s/"
+_SHOWN_PHASES, _SHOWN_ACTORS = 4, 8
+_NEEDED = ("elapsed_s", "env_steps", "env_steps_per_s", "episodes", "updates", "actors_alive")
+_OPTIONAL = ("return_mean", "lag_min", "lag_mean", "lag_max", "dropped_unrolls", "slowest_actor")
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class TrainingStatus:
         lag_min, lag_mean, lag_max: policy lag in versions since the last status, None without an unroll.
         learner_shares: each phase's share of the learner's time since the last status, in [0, 1], in order.
         actor_shares: the same over all actors.
-        scheme: compression scheme of the actors' policy. policy_version: the newest.
+        scheme: compression scheme of the actors' policy. updates: the newest policy's version.
         slowest_actor: the one with the fewest steps per second. slowest_share: its rate by the median actor's.
         actor_rates: steps per second by actor, slowest first, where there are several.
         actors_alive: of ``actors``. dropped_unrolls: too old to learn from, so far.
@@ -67,10 +70,10 @@ class TrainingStatus:
     learner_shares: Mapping[str, float]
     actor_shares: Mapping[str, float]
     scheme: str
-    policy_version: int
+    updates: int
     actors_alive: int
     actors: int
-    dropped_unrolls: int = 0
+    dropped_unrolls: int | None = None
     evaluation: EvaluationStatus | None = None
     slowest_actor: int | None = None
     slowest_share: float = 1.0
@@ -93,46 +96,66 @@ class TrainingStatus:
         Raises: KeyError for a record without ``elapsed_s``, ``env_steps``, ``env_steps_per_s``, ``episodes``,
         ``updates``, ``scheme`` or ``actors_alive``; TypeError for one that is no number.
         """
+        needed = {name: _number(record[name]) for name in _NEEDED}
+        optional = {name: None if record.get(name) is None else _number(record[name]) for name in _OPTIONAL}
         least, median = (record.get(f"actor_steps_per_s_{name}") for name in ("min", "median"))
-        slowest = record.get("slowest_actor")
+        rates = {name.removeprefix(_RATE): _number(rate) for name, rate in record.items() if name.startswith(_RATE)}
         return cls(
-            elapsed_s=_number(record["elapsed_s"]),
-            env_steps=int(_number(record["env_steps"])),
+            **needed,  # type: ignore[arg-type]
+            **optional,  # type: ignore[arg-type]
             total_env_steps=total_env_steps,
-            env_steps_per_s=_number(record["env_steps_per_s"]),
-            episodes=int(_number(record["episodes"])),
-            return_mean=_optional(record.get("return_mean")),
             return_target=return_target,
-            lag_min=_optional(record.get("lag_min")),
-            lag_mean=_optional(record.get("lag_mean")),
-            lag_max=_optional(record.get("lag_max")),
             learner_shares=_shares(record, "learner_"),
             actor_shares=_shares(record, "actor_"),
             scheme=str(record["scheme"]),
-            policy_version=int(_number(record["updates"])),
-            actors_alive=int(_number(record["actors_alive"])),
             actors=actors,
-            dropped_unrolls=int(_number(record.get("dropped_unrolls", 0))),
             evaluation=EvaluationStatus.from_record(record) or evaluation,
-            slowest_actor=None if slowest is None else int(_number(slowest)),
             slowest_share=1.0 if not median else _number(least) / _number(median),
-            actor_rates={
-                int(name.removeprefix(_RATE)): _number(rate) for name, rate in record.items() if name.startswith(_RATE)
-            },
+            actor_rates={int(actor): rate for actor, rate in rates.items()},
         )
-
-    @property
-    def straggler(self) -> str | None:
-        """The actor that makes less than half of the median actor's steps, in words; None where none does."""
-        if self.slowest_actor is None or self.slowest_share >= 0.5:
-            return None
-        return f"actor {self.slowest_actor} makes {self.slowest_share:.0%} of the median actor's steps"
 
     @property
     def remaining_s(self) -> float | None:
         """Seconds until ``total_env_steps`` at the present rate; None while nothing moves."""
         left = max(self.total_env_steps - self.env_steps, 0)
         return left / self.env_steps_per_s if self.env_steps_per_s > 0 else None
+
+    @property
+    def share_done(self) -> float:
+        """Of ``total_env_steps``."""
+        return self.env_steps / max(self.total_env_steps, 1)
+
+    def parts(self) -> dict[str, str]:
+        """What a display shows, by label, in order."""
+        steps = f"{count(self.env_steps)}/{count(self.total_env_steps)} at {count(self.env_steps_per_s)}/s"
+        mean = "no episode finished yet"
+        if self.return_mean is not None:
+            target = "" if self.return_target is None else f" of {format_return(self.return_target)}"
+            mean = f"{format_return(self.return_mean)}{target} ({self.episodes:,} episodes)"
+        found = {"steps": steps, "return": mean}
+        if self.evaluation is not None:
+            played = self.evaluation
+            found["greedy"] = (
+                f"{format_return(played.mean)} at {count(played.env_steps)} steps, best {format_return(played.best)}"
+            )
+        lags = (self.lag_min, self.lag_mean, self.lag_max)
+        found["lag"] = "-" if self.lag_mean is None else "/".join(map(lag_number, lags))
+        found["learner"], found["actors"] = _largest(self.learner_shares), _largest(self.actor_shares)
+        if self.actor_rates:
+            rates = list(self.actor_rates.items())[:_SHOWN_ACTORS]
+            found["slowest"] = "  ".join(f"{actor}: {count(rate)}/s" for actor, rate in rates)
+        return found
+
+    def warnings(self) -> list[str]:
+        """Of actors that are gone, an actor with less than half of the median's steps, unrolls that are too old."""
+        found = []
+        if self.actors_alive < self.actors:
+            found.append(f"{self.actors_alive} of {self.actors} actors alive")
+        if self.slowest_actor is not None and self.slowest_share < 0.5:
+            found.append(f"actor {self.slowest_actor} makes {self.slowest_share:.0%} of the median actor's steps")
+        if self.dropped_unrolls:
+            found.append(f"{self.dropped_unrolls:,} unrolls dropped")
+        return found
 
 
 @dataclass(frozen=True)
@@ -148,6 +171,16 @@ class PlayingStatus:
     total_episodes: int
     steps: int
 
+    @property
+    def share_done(self) -> float | None:
+        """Of the episodes; None where there are not several."""
+        return self.episodes / self.total_episodes if self.total_episodes > 1 else None
+
+    def counts(self) -> list[str]:
+        """Episodes, where there are several, and steps."""
+        episodes = [] if self.share_done is None else [f"{self.episodes} of {self.total_episodes} episodes"]
+        return [*episodes, f"{self.steps:,} steps"]
+
 
 Status = TrainingStatus | PlayingStatus
 
@@ -161,61 +194,20 @@ def status_line(stage: str, status: Status, elapsed_s: float) -> str:
         elapsed_s: seconds since the stage began; training counts its own.
     """
     if isinstance(status, PlayingStatus):
-        return " | ".join([stage, duration(elapsed_s), *playing_counts(status)])
-    mean = "no episode finished yet"
-    if status.return_mean is not None:
-        mean = f"return {format_return(status.return_mean)} ({status.episodes:,} episodes)"
-    lags = (status.lag_min, status.lag_mean, status.lag_max)
-    parts = [
-        stage,
-        duration(status.elapsed_s),
-        f"{count(status.env_steps)}/{count(status.total_env_steps)} steps",
-        f"{count(status.env_steps_per_s)} steps/s",
-        mean,
-        f"lag {'-' if status.lag_mean is None else '/'.join(map(lag_number, lags))}",
-        f"learner {' '.join(_largest(status.learner_shares, 4))}",
-        f"actors {' '.join(_largest(status.actor_shares, 4))}",
-        status.scheme,
-    ]
-    if status.evaluation is not None:
-        parts.insert(5, evaluation_text(status.evaluation))
-    if status.actors_alive < status.actors:
-        parts.append(f"{status.actors_alive} of {status.actors} actors alive")
-    if status.straggler is not None:
-        parts.append(status.straggler)
-    if status.dropped_unrolls:
-        parts.append(f"{status.dropped_unrolls:,} unrolls dropped")
-    return " | ".join(parts)
+        return " | ".join([stage, duration(elapsed_s), *status.counts()])
+    parts = [f"{label} {text}" for label, text in status.parts().items()]
+    return " | ".join([stage, duration(status.elapsed_s), *parts, status.scheme, *status.warnings()])
 
 
-def evaluation_text(evaluation: EvaluationStatus) -> str:
-    """``greedy 487.2 at 40k steps, best 500.0``."""
-    return (
-        f"greedy {format_return(evaluation.mean)} at {count(evaluation.env_steps)} steps, "
-        f"best {format_return(evaluation.best)}"
-    )
-
-
-def playing_counts(status: PlayingStatus) -> list[str]:
-    """Episodes, where there are several, and steps."""
-    steps = f"{status.steps:,} steps"
-    many = status.total_episodes > 1
-    return [f"{status.episodes} of {status.total_episodes} episodes", steps] if many else [steps]
-
-
-def _largest(shares: Mapping[str, float], number: int) -> list[str]:
+def _largest(shares: Mapping[str, float]) -> str:
     names = sorted((name for name in shares if shares[name] >= 0.005), key=lambda name: -shares[name])
-    return [f"{name} {shares[name]:.0%}" for name in names[:number]]
+    return " ".join(f"{name} {shares[name]:.0%}" for name in names[:_SHOWN_PHASES])
 
 
 def _number(value: object) -> float:
     if not isinstance(value, int | float):
         raise TypeError(f"{value!r} is no number")
     return value
-
-
-def _optional(value: object) -> float | None:
-    return None if value is None else _number(value)
 
 
 def _shares(record: Mapping[str, object], prefix: str) -> dict[str, float]:

@@ -69,7 +69,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
         (ended / name).replace(path / name)
     watching.join()
     assert status == [0]
-    assert "30.0k/1.00M steps" in out.getvalue()
+    assert "steps 30.0k/1.00M" in out.getvalue()
     assert "30,000 environment steps" in out.getvalue()
 
 
@@ -79,7 +79,7 @@ def test_once_says_how_a_run_stands(tmp_path: Path) -> None:
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 7}\n{"x": 7}\n')
     assert accel.watch(path, once=True, stream=out) == 0
-    assert "50.0k/1.00M steps" in out.getvalue()
+    assert "steps 50.0k/1.00M" in out.getvalue()
     assert "1 damaged" in out.getvalue()
     assert "running, or ended without a summary" in out.getvalue()
     (path / "metrics.jsonl").unlink()
