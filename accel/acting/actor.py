@@ -21,8 +21,7 @@ from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import CompressorError
 from accel.config.actor import ActorAgreement, ActorConfig
 from accel.envs import VectorEnvironment, make_vector_env
-from accel.envs.base import AsyncEnvironments
-from accel.envs.factory import make_async_envpool
+from accel.envs.base import AsyncEnvironments, EnvRequest
 from accel.envs.pool import EnvironmentPool
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError
@@ -273,8 +272,10 @@ def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvi
     if not config.env_workers:
         return make_vector_env(**environment)
     if config.backend == "envpool":
-        del environment["backend"]
-        return make_async_envpool(threads=config.env_workers, **environment)
+        from accel.envs.envpool_backend import AsyncEnvPool
+
+        names = ("id", "num_envs", "env_args", "wrappers", "seed", "squash_actions")
+        return AsyncEnvPool(EnvRequest(*(environment[name] for name in names)), config.env_workers)
     return EnvironmentPool(
         environment,
         config.env_workers,

@@ -206,12 +206,8 @@ class AsyncEnvPool:
         number = int(info["env_id"][0])
         row = slice(number, number + 1)
         if is_first:
-            self._layout.check(select(self._layout.space, observations, 0))
-        view = self._layout.view_batch(observations)
-        if view is None:
-            self._layout.write_batch(observations, self.observations[row])
-        else:
-            self.observations[row] = view
+            self._layout.check(select(observations, 0))
+        self._layout.write(observations, self.observations[row])
         self.rewards[row], self.terminated[row], self.truncated[row] = rewards, terminated, truncated
         if self.spec.action.masked:
             acts = np.logical_not(self.terminated[row] | self.truncated[row])

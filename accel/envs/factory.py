@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
@@ -20,9 +20,6 @@ from accel.envs.mujoco_warnings import log_mujoco_warnings
 from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv
 from accel.errors import AccelError, EnvError
-
-if TYPE_CHECKING:
-    from accel.envs.envpool_backend import AsyncEnvPool
 
 Backend = Literal["gymnasium", "envpool", "pettingzoo"]
 _ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
@@ -86,29 +83,6 @@ def make_vector_env(
         return _make(registration, request)
     except AccelError as error:
         raise type(error)(f"environment {id!r}: {error}") from error
-
-
-def make_async_envpool(
-    id: str,
-    num_envs: int,
-    threads: int,
-    *,
-    env_args: Mapping[str, object] | None = None,
-    wrappers: Sequence[str] = (),
-    seed: Seed = 0,
-    squash_actions: bool = False,
-) -> AsyncEnvPool:
-    """B of EnvPool's environments, each received as soon as it has stepped.
-
-    Args:
-        id, num_envs, env_args, seed, squash_actions: as for ``make_vector_env``. wrappers: none, EnvPool takes none.
-        threads: that step the environments.
-    Raises:
-        EnvError, MissingExtraError: as for ``make_vector_env``.
-    """
-    from accel.envs.envpool_backend import AsyncEnvPool
-
-    return AsyncEnvPool(EnvRequest(id, num_envs, dict(env_args or {}), tuple(wrappers), seed, squash_actions), threads)
 
 
 def _make(registration: Registration, request: EnvRequest) -> VectorEnvironment:
@@ -186,16 +160,19 @@ def _wrapped(env: SingleEnv, wrapper: str) -> SingleEnv:
     return made
 
 
+def _vector_creator(registration: Registration) -> Callable[..., object] | None:
+    """What makes the environment's own vector implementation; None where it has none."""
+    entry_point = registration.vector_entry_point
+    if not isinstance(entry_point, str):
+        return entry_point
+    return cast(Callable[..., object], created("cannot be made", lambda: load_env_creator(entry_point), {}))
+
+
 def _loop_is_the_same(registration: Registration) -> bool:
     """Whether single environments in NEXT_STEP mode, the loop's own, behave like the vector implementation."""
-    entry_point = registration.vector_entry_point
-    if entry_point is None or registration.entry_point is None:
+    creator = _vector_creator(registration)
+    if creator is None or registration.entry_point is None:
         return False
-    creator = (
-        created("cannot be made", lambda: load_env_creator(entry_point), {})
-        if isinstance(entry_point, str)
-        else entry_point
-    )
     # Its own metadata only: SyncVectorEnv writes its mode into the dictionary that every vector environment inherits.
     metadata: Mapping[str, object] = vars(creator).get("metadata") or {}
     return metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
@@ -203,17 +180,11 @@ def _loop_is_the_same(registration: Registration) -> bool:
 
 def _vector_accepts(registration: Registration, args: Mapping[str, object]) -> bool:
     """Whether there is a vector implementation that takes ``args`` and applies the time limit."""
-    entry_point = registration.vector_entry_point
-    if entry_point is None or registration.additional_wrappers:
+    if registration.vector_entry_point is None or registration.additional_wrappers:
         return False
-    if registration.entry_point is None or entry_point == _ATARI_VECTOR:
+    if registration.entry_point is None or registration.vector_entry_point == _ATARI_VECTOR:
         return True
-    creator = (
-        created("cannot be made", lambda: load_env_creator(entry_point), {})
-        if isinstance(entry_point, str)
-        else entry_point
-    )
-    parameters = inspect.signature(cast(Callable[..., object], creator)).parameters
+    parameters = inspect.signature(cast(Callable[..., object], _vector_creator(registration))).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return True
     needed = {*args, *registration.kwargs} | ({"max_episode_steps"} if registration.max_episode_steps else set())

@@ -15,9 +15,9 @@ import math
 import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
-from typing import Literal, SupportsIndex, cast
+from typing import Any, Literal, SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ Flags = npt.NDArray[np.bool_]
 Space = spaces.Space[object]
 Numbers = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]
+_Nested = (spaces.Dict, spaces.Tuple)
 
 
 class ObservationLayout(ABC):
@@ -84,16 +85,16 @@ class ObservationLayout(ABC):
             return False
 
     @abstractmethod
-    def write(self, observation: object, row: Observations) -> None:
-        """Write one environment's observation into ``row`` [*shape]. Raises InterfaceError: a Discrete out of range."""
+    def write(self, observations: object, rows: Observations) -> None:
+        """Write one environment's observation into ``rows`` [*shape], or a batch of them into ``rows`` [B, *shape].
 
-    @abstractmethod
-    def write_batch(self, observations: object, rows: Observations) -> None:
-        """Write the batched observations of a vector environment into ``rows`` [B, *shape]."""
+        Raises InterfaceError: a Discrete out of range.
+        """
 
     def view_batch(self, observations: object) -> Observations | None:
         """The batched observations themselves where they need no conversion (a view, not a copy), else None."""
-        return None
+        is_array = isinstance(observations, np.ndarray) and observations.dtype == self.dtype
+        return cast(Observations, observations) if is_array and self.is_plain else None
 
     def empty(self, num_envs: int) -> Observations:
         """Zeros [num_envs, *shape]."""
@@ -177,11 +178,14 @@ def _is_image(space: Space) -> bool:
 
 
 def _holds_image(space: Space) -> bool:
-    if isinstance(space, spaces.Dict):
-        return any(_holds_image(part) for part in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return any(_holds_image(part) for part in space.spaces)
+    if isinstance(space, _Nested):
+        return any(_holds_image(part) for _, part in _branches(space))
     return _is_image(space)
+
+
+def _branches(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[str | int, Space]]:
+    """The parts of a space, by what finds them in an observation."""
+    return list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
 
 
 class _Image(ObservationLayout):
@@ -205,28 +209,20 @@ class _Image(ObservationLayout):
     def contradiction(self, observation: object) -> str:
         values = np.asarray(observation)
         odd = values.reshape(-1) if values.dtype.kind not in "bui" else values[(values < 0) | (values > 255)]
-        if not odd.size:
-            return ""
-        return (
-            f" has the value {odd[0]} of {values.dtype}, and the space {self.space} is of bytes, to which it would be "
-            "cut: return whole numbers from 0 to 255 as np.uint8, or declare the space as np.float32 with its bounds "
-            "and add --wrapper accel.envs.images:ImageBytes"
+        return _odd_value(
+            odd,
+            f"and the space {self.space} is of bytes, to which it would be cut",
+            "return whole numbers from 0 to 255 as np.uint8, or declare the space as np.float32 with its bounds and "
+            "add --wrapper accel.envs.images:ImageBytes",
         )
 
-    def write(self, observation: object, row: Observations) -> None:
-        image = cast(npt.NDArray[np.uint8], observation)
+    def write(self, observations: object, rows: Observations) -> None:
         if self.is_plain:
-            row[...] = image
-        else:
-            row.reshape(self._unstacked)[...] = np.asarray(image).transpose(self._axes)  # frames may be lazy
-
-    def write_batch(self, observations: object, rows: Observations) -> None:
-        images = np.asarray(observations)
-        rows.reshape(-1, *self._unstacked)[...] = images.transpose(self._batch_axes)
-
-    def view_batch(self, observations: object) -> Observations | None:
-        is_array = isinstance(observations, np.ndarray) and observations.dtype == np.uint8
-        return cast(Observations, observations) if is_array and self.is_plain else None
+            rows[...] = cast(npt.NDArray[np.uint8], observations)
+            return
+        images = np.asarray(observations)  # frames may be lazy
+        axes = self._axes if rows.ndim == len(self.shape) else self._batch_axes
+        rows.reshape(*rows.shape[:-3], *self._unstacked)[...] = images.transpose(axes)
 
 
 class _Vector(ObservationLayout):
@@ -243,20 +239,12 @@ class _Vector(ObservationLayout):
     def contradiction(self, observation: object) -> str:
         return next(filter(None, (leaf.contradiction(leaf.get(observation)) for leaf in self._leaves)), "")
 
-    def write(self, observation: object, row: Observations) -> None:
+    def write(self, observations: object, rows: Observations) -> None:
         if self.is_plain:
-            row[...] = cast(Numbers, observation)
+            rows[...] = cast(Numbers, observations)
             return
         for leaf in self._leaves:
-            leaf.write(leaf.get(observation), row[leaf.start : leaf.start + leaf.size])
-
-    def write_batch(self, observations: object, rows: Observations) -> None:
-        for leaf in self._leaves:
-            leaf.write_batch(leaf.get(observations), rows[:, leaf.start : leaf.start + leaf.size])
-
-    def view_batch(self, observations: object) -> Observations | None:
-        is_array = isinstance(observations, np.ndarray) and observations.dtype == np.float32
-        return cast(Observations, observations) if is_array and self.is_plain else None
+            leaf.write(leaf.get(observations), rows[..., leaf.start : leaf.start + leaf.size])
 
 
 class _Mask(ObservationLayout):
@@ -278,15 +266,11 @@ class _Mask(ObservationLayout):
     def contradiction(self, observation: object) -> str:
         return ""
 
-    def write(self, observation: object, row: Observations) -> None:
-        if isinstance(observation, tuple):
-            observation = np.concatenate([np.reshape(part, -1) for part in observation])
-        row[...] = np.reshape(cast(Numbers, observation), -1) != 0
-
-    def write_batch(self, observations: object, rows: Observations) -> None:
+    def write(self, observations: object, rows: Observations) -> None:
         if isinstance(observations, tuple):
-            observations = np.concatenate([np.reshape(part, (len(rows), -1)) for part in observations], axis=1)
-        rows[...] = np.reshape(cast(Numbers, observations), (len(rows), -1)) != 0
+            parts = [np.reshape(part, (*rows.shape[:-1], -1)) for part in observations]
+            observations = np.concatenate(parts, axis=-1)
+        rows[...] = np.reshape(cast(Numbers, observations), rows.shape) != 0
 
 
 @dataclass(frozen=True)
@@ -331,13 +315,9 @@ class _Record(ObservationLayout):
                 return "".join(f"[{key!r}]" for key in entry.path) + found
         return ""
 
-    def write(self, observation: object, row: Observations) -> None:
+    def write(self, observations: object, rows: Observations) -> None:
         for entry, part in zip(self._entries, self.parts, strict=True):
-            entry.layout.write(entry.get(observation), cast(Observations, part.of_record(row)))
-
-    def write_batch(self, observations: object, rows: Observations) -> None:
-        for entry, part in zip(self._entries, self.parts, strict=True):
-            entry.layout.write_batch(entry.get(observations), cast(Observations, part.of_record(rows)))
+            entry.layout.write(entry.get(observations), cast(Observations, part.of_record(rows)))
 
 
 def _entries(
@@ -346,12 +326,9 @@ def _entries(
     """Every image and vector of a Dict at whatever depth. Raises EnvError."""
     if path == (ACTION_MASK,) and action is not None:
         yield _Entry(ACTION_MASK, path, get, _Mask(space, action))
-    elif isinstance(space, spaces.Dict):
-        for key in space.spaces:
-            yield from _entries(space[key], _getter(get, key), (*path, key), action)
-    elif isinstance(space, spaces.Tuple) and _holds_image(space):
-        for i, part in enumerate(space.spaces):
-            yield from _entries(part, _getter(get, i), (*path, i), action)
+    elif isinstance(space, spaces.Dict) or (isinstance(space, spaces.Tuple) and _holds_image(space)):
+        for key, part in _branches(space):
+            yield from _entries(part, _getter(get, key), (*path, key), action)
     else:
         where = "observation space" + "".join(f"[{key!r}]" for key in path)
         name = re.sub(r"\W", "_", "_".join(map(str, path)))
@@ -377,20 +354,15 @@ class _Leaf:
             )
         if values.dtype.kind != "f" or np.dtype(self.space.dtype).kind == "f":
             return ""
-        odd = values[values != np.rint(values)]
-        if not odd.size:
-            return ""
-        return (
-            f" has the value {odd[0]} of {values.dtype}, and the space {self.space} is of whole numbers: return whole "
-            "numbers, or declare the space as np.float32"
+        return _odd_value(
+            values[values != np.rint(values)],
+            f"and the space {self.space} is of whole numbers",
+            "return whole numbers, or declare the space as np.float32",
         )
 
-    def write(self, value: object, row: Observations) -> None:
-        row[...] = np.reshape(cast(Numbers, value), -1)
-
-    def write_batch(self, values: object, rows: Observations) -> None:
-        array = np.asarray(values)
-        rows[...] = array.reshape(len(rows), -1)
+    def write(self, values: object, rows: Observations) -> None:
+        """As of ``ObservationLayout``."""
+        rows[...] = np.reshape(cast(Numbers, values), rows.shape)
 
 
 class _OneHotLeaf(_Leaf):
@@ -403,25 +375,21 @@ class _OneHotLeaf(_Leaf):
 
     def contradiction(self, value: object) -> str:
         values = np.reshape(np.asarray(value), -1)
-        if values.dtype.kind not in "bui":
-            odd, what = values[:1], "no integer"
-        else:
-            odd, what = values[(values < self._first) | (values >= self._first + self._sizes)], "out of range"
-        if not odd.size:
-            return ""
-        return (
-            f" has the value {odd[0]} of {values.dtype}, which is {what} for the space {self.space}: return an index "
-            "of the space, or declare a space that has the value"
+        is_index = values.dtype.kind in "bui"
+        odd = values[(values < self._first) | (values >= self._first + self._sizes)] if is_index else values[:1]
+        return _odd_value(
+            odd,
+            f"which is {'out of range' if is_index else 'no integer'} for the space {self.space}",
+            "return an index of the space, or declare a space that has the value",
         )
 
-    def write(self, value: object, row: Observations) -> None:
-        row[...] = 0
-        row[np.reshape(cast(Indices, value), -1) + self._offsets] = 1
-
-    def write_batch(self, values: object, rows: Observations) -> None:
+    def write(self, values: object, rows: Observations) -> None:
         rows[...] = 0
-        positions = np.asarray(values).reshape(len(rows), -1) + self._offsets
-        np.put_along_axis(rows, positions.astype(np.int64), 1, axis=1)
+        places = np.reshape(cast(Indices, values), (*rows.shape[:-1], -1)) + self._offsets
+        if rows.ndim == 1:
+            rows[places] = 1
+        else:
+            np.put_along_axis(rows, places.astype(np.int64), 1, axis=1)
 
 
 class _IndexLeaf(_OneHotLeaf):
@@ -431,22 +399,27 @@ class _IndexLeaf(_OneHotLeaf):
         self._start = int(space.start)
         super().__init__(cast(Space, space), get, np.array([space.n], np.int64), np.array([space.start], np.int64))
 
-    def write(self, value: object, row: Observations) -> None:
+    def write(self, values: object, rows: Observations) -> None:
+        if rows.ndim > 1:
+            places = np.asarray(values).reshape(-1) - self._start
+            if (odd := (places < 0) | (places >= self.size)).any():
+                raise InterfaceError(f"the observation{self.contradiction(np.asarray(values).reshape(-1)[odd][0])}")
+            rows[...] = 0
+            rows[np.arange(len(rows)), places] = 1
+            return
         try:
-            place = operator.index(cast(SupportsIndex, value)) - self._start
+            place = operator.index(cast(SupportsIndex, values)) - self._start
         except TypeError:  # numpy's booleans, and what is no integer
-            place = -1 if self.contradiction(value) else int(np.asarray(value).item()) - self._start
+            place = -1 if self.contradiction(values) else int(np.asarray(values).item()) - self._start
         if not 0 <= place < self.size:
-            raise InterfaceError(f"the observation{self.contradiction(value)}")
-        row[...] = 0
-        row[place] = 1
-
-    def write_batch(self, values: object, rows: Observations) -> None:
-        places = np.asarray(values).reshape(-1) - self._start
-        if (odd := (places < 0) | (places >= self.size)).any():
-            raise InterfaceError(f"the observation{self.contradiction(np.asarray(values).reshape(-1)[odd][0])}")
+            raise InterfaceError(f"the observation{self.contradiction(values)}")
         rows[...] = 0
-        rows[np.arange(len(rows)), places] = 1
+        rows[place] = 1
+
+
+def _odd_value(odd: Numbers, why: str, remedy: str) -> str:
+    """What is wrong with the first of some values, and what to do; empty where there are none."""
+    return f" has the value {odd[0]} of {odd.dtype}, {why}: {remedy}" if odd.size else ""
 
 
 def _leaves(space: Space, where: str) -> list[_Leaf]:
@@ -466,22 +439,14 @@ def _walk(space: Space, get: Callable[[object], object], where: str) -> list[_Le
     if isinstance(space, spaces.MultiDiscrete):
         sizes, start = (part.reshape(-1).astype(np.int64) for part in (space.nvec, space.start))
         return [_OneHotLeaf(cast(Space, space), get, sizes, start)]
-    if isinstance(space, spaces.Dict):
-        return [leaf for key in space.spaces for leaf in _walk(space[key], _getter(get, key), f"{where}[{key!r}]")]
-    if isinstance(space, spaces.Tuple):
-        parts = enumerate(space.spaces)
-        return [leaf for i, part in parts for leaf in _walk(part, _getter(get, i), f"{where}[{i}]")]
+    if isinstance(space, _Nested):
+        branches = _branches(space)
+        return [leaf for key, part in branches for leaf in _walk(part, _getter(get, key), f"{where}[{key!r}]")]
+    is_mission = type(space).__module__.startswith("minigrid.")
+    hint = ", such as --wrapper minigrid.wrappers:ImgObsWrapper, which keeps the image alone" if is_mission else ""
     raise EnvError(
-        f"the {where} is {space}, which has no fixed-size encoding: {_ENCODABLE} would work; add a wrapper"
-        f"{_hint(space)}"
+        f"the {where} is {space}, which has no fixed-size encoding: {_ENCODABLE} would work; add a wrapper{hint}"
     )
-
-
-def _hint(space: Space) -> str:
-    """The wrapper that is known to help, as the option's line."""
-    if type(space).__module__.startswith("minigrid."):
-        return ", such as --wrapper minigrid.wrappers:ImgObsWrapper, which keeps the image alone"
-    return ""
 
 
 def _getter(outer: Callable[[object], object], key: object) -> Callable[[object], object]:
@@ -489,13 +454,10 @@ def _getter(outer: Callable[[object], object], key: object) -> Callable[[object]
 
 
 def _same_structure(space: Space, observation: object) -> bool:
-    if isinstance(space, spaces.Dict):
-        parts = cast(Mapping[str, object], observation)
-        return all(_same_structure(space[key], parts[key]) for key in space.spaces)
-    if isinstance(space, spaces.Tuple):
-        values = cast(Sequence[object], observation)
-        matches = (_same_structure(part, value) for part, value in zip(space.spaces, values, strict=True))
-        return all(matches)
+    if isinstance(space, _Nested):
+        values, branches = cast(Mapping[object, object], observation), _branches(space)
+        is_whole = isinstance(space, spaces.Dict) or len(cast(Sized, observation)) == len(branches)
+        return is_whole and all(_same_structure(part, values[key]) for key, part in branches)
     return np.shape(cast(Numbers, observation)) == space.shape
 
 

@@ -1,8 +1,4 @@
-"""An environment's own vector implementation, in whichever autoreset mode it has.
-
-NEXT_STEP and SAME_STEP are passed on. DISABLED becomes ``same_step``: finished environments are reset at once through
-gymnasium's ``reset_mask``, and their final observations kept.
-"""
+"""An environment's own vector implementation, which resets in gymnasium's NEXT_STEP or SAME_STEP mode."""
 
 from __future__ import annotations
 
@@ -11,13 +7,14 @@ from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode as GymnasiumMode
+from gymnasium.vector import VectorEnv
 
 from accel.envs.actions import action_converter, action_spec
 from accel.envs.base import Actions, Flags, Implementation, Observations, Seed, StepResult, VectorEnvironment
 from accel.envs.observations import ObservationLayout, observation_layout, settle_masks
 from accel.envs.seeding import env_seeds
-from accel.envs.spaces import FrameFill
+from accel.envs.spaces import AutoresetMode, FrameFill
 from accel.errors import EnvError
 
 NativeEnv: TypeAlias = VectorEnv[object, object, npt.NDArray[np.generic]]
@@ -51,15 +48,12 @@ class VectorisedEnv(VectorEnvironment):
         self.implementation = implementation
         self._env = env
         self._seed = seed
-        self._mode = autoreset_mode(env)
         action = action_spec(env.single_action_space, squash=squash_actions)
         self.layout: ObservationLayout = observation_layout(env.single_observation_space, action)
         self.action_space, self.observation_space = env.single_action_space, env.single_observation_space
         self.metadata = env.metadata
         self._to_env = action_converter(env.single_action_space)
-        self.spec = self.layout.spec(
-            action, "next_step" if self._mode == AutoresetMode.NEXT_STEP else "same_step", frame_stack, frame_fill
-        )
+        self.spec = self.layout.spec(action, autoreset_of(env), frame_stack, frame_fill)
         self._observations = self.layout.empty(self.num_envs)
         self._final: Observations | None = None
         if self.spec.autoreset == "same_step":
@@ -83,12 +77,8 @@ class VectorisedEnv(VectorEnvironment):
         """One action everywhere; see VectorEnvironment."""
         observations, rewards, terminated, truncated, infos = self._env.step(self._to_env(actions))
         ends, cuts = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
-        if self._final is not None:
-            finished = ends | cuts
-            if finished.any():
-                if self._mode == AutoresetMode.DISABLED:  # the reset may clear what the step has returned
-                    rewards, ends, cuts = np.array(rewards, np.float32), ends.copy(), cuts.copy()
-                observations = self._keep_final(observations, infos, finished, self._final)
+        if self._final is not None and (ends | cuts).any():
+            self._keep_final(infos, ends | cuts, self._final)
         if not self._is_checked:
             self._check(observations)
             self._is_checked = True
@@ -109,52 +99,42 @@ class VectorisedEnv(VectorEnvironment):
 
     def _check(self, observations: object) -> None:
         for i in range(self.num_envs):
-            self.layout.check(select(self.layout.space, observations, i))
+            self.layout.check(select(observations, i))
 
     def _convert(self, observations: object) -> Observations:
         view = self.layout.view_batch(observations)
         if view is not None:
             return view
-        self.layout.write_batch(observations, self._observations)
+        self.layout.write(observations, self._observations)
         return self._observations
 
-    def _keep_final(
-        self, observations: object, infos: Mapping[str, object], finished: Flags, final: Observations
-    ) -> object:
-        """Store the finished episodes' last observations; reset where the environment leaves that to its user."""
-        if self._mode == AutoresetMode.SAME_STEP and "final_obs" not in infos:
+    def _keep_final(self, infos: Mapping[str, object], finished: Flags, final: Observations) -> None:
+        """Store the finished episodes' last observations."""
+        if "final_obs" not in infos:
             raise EnvError(
                 f"the vector environment {self._env} declares SAME_STEP but gives no infos['final_obs'] for a finished "
                 "episode, so that truncated episodes cannot be bootstrapped: correct it, or use single environments"
             )
-        source = observations if self._mode == AutoresetMode.DISABLED else infos["final_obs"]
         for i in np.flatnonzero(finished):
-            self.layout.write(select(self.layout.space, source, int(i)), final[i])
+            self.layout.write(select(infos["final_obs"], int(i)), final[i])
         settle_masks(self.spec, final, np.zeros(self.num_envs, np.bool_))
-        if self._mode == AutoresetMode.DISABLED:
-            observations, _ = self._env.reset(options={"reset_mask": finished})
-        return observations
 
 
-def autoreset_mode(env: NativeEnv) -> AutoresetMode:
-    """The mode that a vector environment declares.
-
-    Raises:
-        EnvError: it declares none: its rows could not be interpreted.
-    """
-    mode = env.metadata.get("autoreset_mode")
-    if not isinstance(mode, AutoresetMode):
+def autoreset_of(env: NativeEnv) -> AutoresetMode:
+    """How a vector environment resets. Raises EnvError: it does not say, or does not do so itself."""
+    declared = env.metadata.get("autoreset_mode")
+    if declared not in (GymnasiumMode.NEXT_STEP, GymnasiumMode.SAME_STEP):
         raise EnvError(
-            f"the vector environment {env} does not declare metadata['autoreset_mode'] as a gymnasium.vector."
-            f"AutoresetMode (it has {mode!r}), so that it cannot be known what follows a finished episode"
+            f"the vector environment {env} has metadata['autoreset_mode'] = {declared!r}, and must declare "
+            "gymnasium.vector.AutoresetMode.NEXT_STEP or SAME_STEP: correct it, or use single environments"
         )
-    return mode
+    return "next_step" if declared == GymnasiumMode.NEXT_STEP else "same_step"
 
 
-def select(space: object, observations: object, i: int) -> object:
+def select(observations: object, i: int) -> object:
     """Environment i's observation out of a batch, in which Dict and Tuple are structures of batches or of objects."""
     if isinstance(observations, Mapping):
-        return {key: select(None, value, i) for key, value in observations.items()}
+        return {key: select(value, i) for key, value in observations.items()}
     if isinstance(observations, tuple):
-        return tuple(select(None, value, i) for value in observations)
+        return tuple(select(value, i) for value in observations)
     return cast(npt.NDArray[np.generic], observations)[i]

@@ -239,7 +239,7 @@ class _ScriptedActor:
             return rows, True
         try:
             rows = layout.empty(len(_first_leaf(observation)))
-            layout.write_batch(observation, rows)
+            layout.write(observation, rows)
             return rows, False
         except (TypeError, KeyError, ValueError, IndexError) as error:
             raise ConfigError(

@@ -126,10 +126,8 @@ IMPLEMENTATIONS: dict[str, tuple[Callable[[Kind], VectorEnvironment], str, str]]
     "loop": (registered("ClosedForm-v0"), "loop", "next_step"),
     "vector-next-step": (registered("ClosedFormNextStep-v0"), "vector", "next_step"),
     "vector-same-step": (registered("ClosedFormSameStep-v0"), "vector", "same_step"),
-    "vector-disabled": (registered("ClosedFormDisabled-v0"), "vector", "same_step"),
     "gymnasium-next-step": (lambda kind: sync(kind, AutoresetMode.NEXT_STEP), "vector", "next_step"),
     "gymnasium-same-step": (lambda kind: sync(kind, AutoresetMode.SAME_STEP), "vector", "same_step"),
-    "gymnasium-disabled": (lambda kind: sync(kind, AutoresetMode.DISABLED), "vector", "same_step"),
 }
 
 
@@ -279,7 +277,7 @@ def check_same(ours: VectorEnvironment, theirs: SyncVectorEnv, actions: np.ndarr
     ours_now = ours.reset()
     finished = 0
     for action in actions:
-        layout.write_batch(theirs_now, rows)
+        layout.write(theirs_now, rows)
         np.testing.assert_array_equal(ours_now, rows)
         ours_now, rewards, terminated, truncated = ours.step(action.astype(ours.spec.action.dtype))
         native = action.astype(theirs.single_action_space.dtype) + offset

@@ -65,7 +65,7 @@ def test_vectors_are_what_gymnasium_flattens(space: AnySpace, seed: int) -> None
     assert (layout.shape, layout.dtype) == (wanted.shape[1:], "float32")
     batch = concatenate(space, samples, create_empty_array(space, 3))
     rows[...] = 7
-    layout.write_batch(batch, rows)
+    layout.write(batch, rows)
     np.testing.assert_array_equal(rows, wanted)
     view = layout.view_batch(batch)
     assert view is None or np.array_equal(view, wanted)
@@ -74,11 +74,11 @@ def test_vectors_are_what_gymnasium_flattens(space: AnySpace, seed: int) -> None
 def test_an_index_out_of_range_is_refused_in_a_batch_too() -> None:
     layout = observation_layout(gymnasium.spaces.Discrete(4, start=1))
     rows = layout.empty(3)
-    layout.write_batch(np.array([1, 4, 2]), rows)
+    layout.write(np.array([1, 4, 2]), rows)
     assert rows.argmax(1).tolist() == [0, 3, 1]
     for odd in (0, 5):
         with pytest.raises(InterfaceError, match=f"the value {odd} of int64, which is out of range"):
-            layout.write_batch(np.array([1, odd, 2]), rows)
+            layout.write(np.array([1, odd, 2]), rows)
 
 
 IMAGES = {
@@ -106,7 +106,7 @@ def test_images_become_channels_first_and_stay_uint8(name: str) -> None:
         layout.write(image, row)
     np.testing.assert_array_equal(rows, wanted)
     rows[...] = 0
-    layout.write_batch(images, rows)
+    layout.write(images, rows)
     np.testing.assert_array_equal(rows, wanted)
     view = layout.view_batch(images)
     assert view is None or np.array_equal(view, wanted)

@@ -60,7 +60,7 @@ def test_every_entry_is_found_again_in_the_record(space: spaces.Dict) -> None:
     rows, together = layout.empty(3), layout.empty(3)
     for row, observation in zip(rows, observations, strict=True):
         layout.write(observation, row)
-    layout.write_batch(batched(observations), together)
+    layout.write(batched(observations), together)
     assert np.array_equal(rows, together)
     found = spec.split(rows)
     assert [part.name for part in spec.inputs] == list(found)

@@ -12,7 +12,7 @@ _VECTOR = "tests.environments.closed_form:ClosedFormVectorEnv"
 
 gymnasium.register("ClosedForm-v0", entry_point=_SINGLE)
 gymnasium.register("ClosedFormLimited-v0", entry_point=_SINGLE, max_episode_steps=3)
-for _name, _mode in (("NextStep", "next_step"), ("SameStep", "same_step"), ("Disabled", "disabled")):
+for _name, _mode in (("NextStep", "next_step"), ("SameStep", "same_step")):
     gymnasium.register(
         f"ClosedForm{_name}-v0",
         entry_point=_SINGLE,

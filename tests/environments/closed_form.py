@@ -150,15 +150,13 @@ class ClosedFormVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.streams = [ClosedFormEnv(observation) for _ in range(num_envs)]
-        # the same arrays at every step, as fast environments do; a reset clears them
+        # the same arrays at every step, as fast environments do
         self.rewards, self.flags = np.zeros(num_envs, np.float32), np.zeros((2, num_envs), bool)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
-        for i in np.flatnonzero(mask):
-            self.streams[i].reset(seed=None if seed is None else seed + int(i))
-            self.rewards[i], self.flags[:, i] = 0.0, False
+        for i, stream in enumerate(self.streams):
+            stream.reset(seed=None if seed is None else seed + i)
         return self._batch(), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
