@@ -9,7 +9,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from accel.errors import AccelError
+from accel.supervision.process_tree import ProcessTree
 from accel.system.extras import EXTRAS, install_command, missing_distributions
 from accel.system.machine import Machine, describe_machine, read_machine, read_versions
 
@@ -60,7 +60,7 @@ while True:
 os.write(1, ({_MARK!r} + json.dumps(sorted(endpoint.failed_ranks())) + "\\n").encode())
 """
 _GPU_PROBE = "import json, torch; print(json.dumps([torch.cuda.is_available(), torch.version.cuda]))"
-_TERMINATION_S = 5.0
+_KILL_S = 5.0
 _SMALL_SHARED_MEMORY_BYTES = 256 << 20
 _ACTOR_MEMORY_BYTES = 200 << 20
 
@@ -309,37 +309,24 @@ def run_probe(command: Sequence[str], timeout_s: float, *, any_status: bool = Fa
 
     ``any_status``: a status other than 0 is no error.
     """
+    name = Path(command[0]).name
     with tempfile.TemporaryFile("w+", errors="replace") as messages:
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages, text=True, errors="replace",
-                start_new_session=True,
-            )  # fmt: skip
+            tree = ProcessTree(command, os.environ, stdout=subprocess.PIPE, stderr=messages.fileno())
         except OSError as error:
             raise AccelError(f"{command[0]} cannot be started: {error.strerror}") from error
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired as error:
-            end_process(process)
-            raise AccelError(f"no answer within {timeout_s:g} s from {Path(command[0]).name}") from error
+        with tree.process as process:
+            try:
+                output = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
+            except subprocess.TimeoutExpired as error:
+                raise AccelError(f"no answer within {timeout_s:g} s from {name}") from error
+            finally:
+                tree.end(_KILL_S)
         if process.returncode != 0 and not any_status:
             messages.seek(0)
             lines = [line.strip() for line in (messages.read() + output).splitlines() if line.strip(" -\n")]
-            raise AccelError(lines[-1] if lines else f"{Path(command[0]).name} ended with status {process.returncode}")
+            raise AccelError(lines[-1] if lines else f"{name} ended with status {process.returncode}")
     return output.strip()
-
-
-def end_process(process: subprocess.Popen[str]) -> None:
-    """Ask the process first: mpirun then ends its ranks, which may live in other process groups."""
-    process.terminate()
-    try:
-        process.wait(_TERMINATION_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    finally:
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def _size(count_bytes: int) -> str:
