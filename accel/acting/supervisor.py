@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TypeAlias, cast
 
 from accel.config.actor import ActorConfig
+from accel.errors import InterfaceError
 from accel.json_object import Json
 from accel.supervision.activity import STEPPING, WAITING
 from accel.supervision.channel import Channel
@@ -153,8 +154,8 @@ class ActorSupervisor:
             self._told.append(message)
             if self._config is None:
                 self._config = config = ActorConfig.from_json(message)
-                self._child.progress.step_s = config.actor_timeout_s
-                self._child.progress.preparation_s = config.peer_timeout_s
+                self._child.hangs.step_s = config.actor_timeout_s
+                self._child.hangs.preparation_s = config.peer_timeout_s
         if (update := transport.pull()) is not None:
             self._memory.policies.write(update)
             if self._memory.activity.words[1] == WAITING:
@@ -256,7 +257,7 @@ class ActorSupervisor:
             self._cannot_start = ""
             self._fail(transport, why)
             return
-        is_late = now_s > child.progress.since_s + LATE_S + LATE_TIMES * child.progress.longest_s
+        is_late = now_s > child.hangs.since_s + LATE_S + LATE_TIMES * child.hangs.longest_s
         if is_late != self._is_late and child.up_s is not None:
             self._is_late = is_late
             transport.report({"late": is_late})
@@ -270,8 +271,9 @@ class ActorSupervisor:
             return
         most = self._config.max_actor_restarts
         pause_s = child.fail(now_s, most if self._unrolls else min(most, FIRST_RESTARTS))
-        told: Json = {"down": why, "failures": child.failures, "traceback": child.last_words.get("traceback", "")}
-        told["final"] = bool(child.last_words.get("final")) and not is_steady  # At once: so will the next one.
+        told: Json = {"down": why, "failures": child.failures, "traceback": child.last_error.get("traceback", "")}
+        # Raised at once, by this one: so will the next one.
+        told["final"] = child.last_error.get("kind") == InterfaceError.__name__ and not is_steady
         if pause_s is not None and not told["final"]:
             transport.report(told | {"again_in_s": pause_s})
         elif self._answer is None:

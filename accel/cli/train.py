@@ -29,7 +29,7 @@ from accel.launch.outcome import WRITER_S, status_of
 from accel.launch.train import is_local, start
 from accel.runs.directory import wait_for_writer
 from accel.runs.job import Job, check_config, process_started_at
-from accel.supervision.processes import ending_descendants
+from accel.supervision.processes import killing_descendants
 from accel.system.machine import usable_cores
 from accel.transport.launcher import LaunchInfo, detect_launch
 
@@ -98,15 +98,15 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as stop:
         abort_job(info, ConfigError("the command line is not valid" if stop.code else "only help was asked for"))
         raise
-    alone = job.config.acting.actors == 0 and info.size == 1
-    is_here = alone or (not info.is_launched and is_local(job.config))
-    if info.is_launched and not alone:
+    is_alone = job.config.acting.actors == 0 and info.size == 1
+    is_here = is_alone or (not info.is_launched and is_local(job.config))
+    if info.is_launched and not is_alone:
         summary = learn(job, info)
     else:
-        with ending_descendants(lambda: wait_for_writer(job.path, WRITER_S) if job.path.exists() else None):
+        with killing_descendants(lambda: wait_for_writer(job.path, WRITER_S) if job.path.exists() else None):
             if is_here and sys.platform.startswith("linux"):
                 return train_in_child(job)
-            summary = start(job, may_exit=True)
+            summary = start(job, leave=os._exit)
     if info.is_launched or is_here:
         show(f"{summary.text()}\n")
     return status_of(summary)

@@ -19,10 +19,10 @@ from typing import Literal, cast
 
 from accel.envs.base import Actions, EnvFailure, Flags, Floats, Observations
 from accel.envs.spaces import EnvSpec
-from accel.envs.worker import SharedActivities, SharedRows
+from accel.envs.worker import SharedRows
 from accel.errors import EnvError, InterfaceError, MissingExtraError
 from accel.json_object import Json
-from accel.supervision.activity import PREPARING, STEPPING, Activity
+from accel.supervision.activity import PREPARING, STEPPING, Activity, shared_activities
 from accel.supervision.clock import ListeningClock
 from accel.supervision.supervised import Supervised
 from accel.system.memory import anonymous_memory
@@ -84,9 +84,8 @@ class EnvironmentPool:
         self._memory = anonymous_memory()
         self._selector = selectors.DefaultSelector()
         self._workers = []
-        for number, activity in enumerate(SharedActivities(self._memory, workers).activities):
-            process = Supervised((), activity, (self._memory,))
-            process.progress.step_s, process.progress.preparation_s = step_s, preparation_s
+        for number, activity in enumerate(shared_activities(self._memory, workers)):
+            process = Supervised((), activity, (self._memory,), limits_s=(step_s, preparation_s))
             self._workers.append(_Worker(number, process))
         self._ready: list[int] = []
         self._clock, self._judged_s = ListeningClock(2.0 * WAIT_S), 0.0
@@ -216,11 +215,11 @@ class EnvironmentPool:
 
         The interface that an environment breaks as soon as it is made, another one of its kind would break too.
         """
-        process, words = worker.process, worker.process.last_words
+        process, told = worker.process, worker.process.last_error
         is_steady = process.is_steady(self._clock.s)
-        error = _ERRORS.get(str(words.get("kind")), EnvError)
+        error = _ERRORS.get(str(told.get("kind")), EnvError)
         if not self._is_started or (error is InterfaceError and not is_steady):
-            raise error(str(words.get("error", f"worker {worker.number}: {why}")))
+            raise error(str(told.get("message", f"worker {worker.number}: {why}")))
         self._forget(worker)
         was_up, worker.is_up = worker.is_up, False
         if process.fail(self._clock.s, self._max_restarts) is None:
@@ -234,10 +233,9 @@ class EnvironmentPool:
             self._settle(worker)
 
     def _report(self, worker: _Worker, why: str) -> None:
-        words = worker.process.last_words
-        trace, told = str(words.get("traceback", "")), str(words.get("error", f"EnvError: {why}"))
-        start = worker.number * self.rows
-        self.failures += [EnvFailure(worker.ticks + 1, start + k, told, trace) for k in range(self.rows)]
+        told, start = worker.process.last_error, worker.number * self.rows
+        raised, trace = str(told.get("error", f"EnvError: {why}")), str(told.get("traceback", ""))
+        self.failures += [EnvFailure(worker.ticks + 1, start + k, raised, trace) for k in range(self.rows)]
 
     def _settle(self, worker: _Worker) -> None:
         """Answer the rows that a worker owes after its death, none of which is a transition.

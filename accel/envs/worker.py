@@ -8,36 +8,20 @@ socket is closed.
 from __future__ import annotations
 
 import json
-import mmap
-import os
+import math
 import sys
 from contextlib import suppress
-from typing import cast
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from accel.envs.base import VectorEnvironment
+from accel.envs.base import Observations, VectorEnvironment
 from accel.envs.spaces import EnvSpec
-from accel.errors import MAX_TOLD, AccelError, message_of, traceback_of
 from accel.json_object import Json
-from accel.supervision.activity import PREPARING, WAITING, WORDS, Activity
+from accel.supervision.activity import PREPARING, WAITING, WORDS, shared_activities
 from accel.supervision.channel import Channel, ChannelClosedError
-from accel.supervision.child import begin_child
-from accel.supervision.supervised import adopt_files
-
-_ALIGNMENT = 64
-
-
-class SharedActivities:
-    """The workers' activities, at the start of the memory that they share with their actor."""
-
-    def __init__(self, memory: int, workers: int) -> None:
-        self.nbytes = 8 * WORDS * workers
-        if os.fstat(memory).st_size < self.nbytes:
-            os.ftruncate(memory, self.nbytes)
-        words = memoryview(mmap.mmap(memory, self.nbytes)).cast("q")
-        self.activities = [Activity(words[WORDS * k : WORDS * (k + 1)]) for k in range(workers)]
+from accel.supervision.child import begin_child, error_report
+from accel.system.memory import map_buffers
 
 
 class SharedRows:
@@ -49,46 +33,28 @@ class SharedRows:
     """
 
     def __init__(self, memory: int, workers: int, rows: int, spec: EnvSpec) -> None:
-        observation, action = (np.dtype(spec.observation_dtype), spec.observation_shape), spec.action
-        fields: list[tuple[str, npt.DTypeLike, tuple[int, ...]]] = [
-            ("actions", action.dtype, action.shape),
-            ("observations", *observation),
-            ("rewards", np.float32, ()),
-            ("terminated", np.bool_, ()),
-            ("truncated", np.bool_, ()),
-        ]
+        observation = np.dtype(spec.observation_dtype), spec.observation_shape
+        fields = [(spec.action.dtype, spec.action.shape), observation, (np.dtype(np.float32), ())]
+        fields += [(np.dtype(np.bool_), ())] * 2
         if spec.autoreset == "same_step":
-            fields.append(("final_observations", *observation))
-        end, starts = _aligned(8 * WORDS * workers), []
-        sizes = [int(np.prod((rows, *shape), dtype=np.int64)) * np.dtype(dtype).itemsize for _, dtype, shape in fields]
-        for size in sizes:
-            starts.append(end)
-            end += _aligned(size)
-        if os.fstat(memory).st_size < end:
-            os.ftruncate(memory, end)
-        everything = np.frombuffer(mmap.mmap(memory, end), np.uint8)
-        arrays = {
-            name: everything[start : start + size].view(dtype).reshape(rows, *shape)
-            for (name, dtype, shape), start, size in zip(fields, starts, sizes, strict=True)
-        }
-        self.actions, self.observations = arrays["actions"], arrays["observations"]
-        self.rewards, self.final_observations = arrays["rewards"], arrays.get("final_observations")
-        self.terminated = cast(npt.NDArray[np.bool_], arrays["terminated"])
-        self.truncated = cast(npt.NDArray[np.bool_], arrays["truncated"])
+            fields.append(observation)
+        sizes = [rows * math.prod(shape) * dtype.itemsize for dtype, shape in fields]
+        buffers = map_buffers(memory, sizes, start=8 * WORDS * workers)
+        arrays: list[Any] = [
+            buffer.view(dtype).reshape(rows, *shape) for buffer, (dtype, shape) in zip(buffers, fields, strict=True)
+        ]
+        self.actions, self.observations, self.rewards, self.terminated, self.truncated, *final = arrays
+        self.final_observations: Observations | None = final[0] if final else None
 
 
 def main() -> int:
     """Step environments until the actor closes the socket."""
-    begin_child(600)  # above the actor's
-    connection, memory = adopt_files(sys.argv[2])
-    channel = Channel(connection)
+    channel, (memory,) = begin_child(600)  # above the actor's
     try:
         _serve(channel, memory, json.loads(sys.argv[1]))
     except Exception as error:  # noqa: BLE001 - the actor reports it
-        named = isinstance(error, AccelError)
-        told = {"error": str(error)[:MAX_TOLD] if named else message_of(error), "kind": type(error).__name__}
         with suppress(ChannelClosedError):
-            channel.send("error", told | {"traceback": "" if named else traceback_of(error)})
+            channel.send("error", error_report(error))
             channel.flush(wait=True)
         return 1
     return 0
@@ -98,7 +64,7 @@ def _serve(channel: Channel, memory: int, request: Json) -> None:
     from accel.envs.factory import make_vector_env
 
     number, workers = int(str(request["worker"])), int(str(request["workers"]))
-    activity = SharedActivities(memory, workers).activities[number]
+    activity = shared_activities(memory, workers)[number]
     environment = make_vector_env(**request["environment"])  # type: ignore[arg-type]
     environment.activity = activity
     count, spec = environment.num_envs, environment.spec
@@ -133,10 +99,6 @@ def _step(environment: VectorEnvironment, shared: SharedRows, mine: slice) -> No
     shared.terminated[mine], shared.truncated[mine] = terminated, truncated
     if shared.final_observations is not None:
         shared.final_observations[mine] = environment.final_observations
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 if __name__ == "__main__":

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 
-from accel.errors import AccelError, InterfaceError, message_of, traceback_of
 from accel.supervision.activity import STEPPING
-from accel.supervision.channel import Channel, ChannelClosedError
-from accel.supervision.child import begin_child
-from accel.supervision.supervised import adopt_files
-from accel.system.signals import end_with_parent
+from accel.supervision.channel import ChannelClosedError
+from accel.supervision.child import begin_child, error_report
 from accel.transport.base import ActorTransport, Stopped
 from accel.transport.child_actor import ActorMemory, ChildActor
 from accel.transport.launcher import LaunchInfo
@@ -34,14 +30,12 @@ def command(info: LaunchInfo) -> list[str]:
 def main() -> int:
     """Act until the rank says stop."""
     rank, size, local_rank, launcher, parent, cores = json.loads(sys.argv[1])
-    end_with_parent(signal.SIGKILL)
+    channel, files = begin_child(500)  # above the rank's
     if os.getppid() != parent:
         return 1  # The rank died before it could be noticed.
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)  # A learner that starts it may be pinned by now.
-    begin_child(500)  # above the rank's
-    connection, *files = adopt_files(sys.argv[2])
-    transport = ChildActor(Channel(connection), ActorMemory(files))
+    transport = ChildActor(channel, ActorMemory(files))
     info = LaunchInfo(rank, size, local_rank, launcher)
     try:
         return run_actor(transport, lambda learners: pin_rank(info, learners))
@@ -81,11 +75,7 @@ def run_actor(
     except (Stopped, ChannelClosedError):
         raise
     except Exception as error:  # noqa: BLE001 - the learner reports it
-        told: dict[str, object] = {"error": message_of(error)}
-        told["final"] = isinstance(error, InterfaceError)
-        if not isinstance(error, AccelError):  # somebody else's code: where it failed is half of the message
-            told["traceback"] = traceback_of(error)
-        transport.report(told)
+        transport.report(error_report(error))
         return EXIT_ABORTED
     finally:
         actor.close()

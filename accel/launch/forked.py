@@ -23,7 +23,6 @@ from typing import NoReturn
 from accel.display.errors import report_errors
 from accel.display.text import show
 from accel.errors import JobError
-from accel.launch.one_process import learn_alone
 from accel.launch.outcome import (
     EXIT_ABORTED,
     EXIT_INTERRUPTED,
@@ -33,16 +32,16 @@ from accel.launch.outcome import (
     status_of,
     summary_of,
 )
-from accel.launch.this_machine import learn_here
+from accel.launch.train import start
 from accel.runs.directory import wait_for_writer
 from accel.runs.job import Job
-from accel.supervision.activity import PREPARING, WAITING, WORDS, Activity, Watchdog
+from accel.supervision.activity import PREPARING, WORDS, Activity, Watchdog
 from accel.supervision.process_tree import MARK, TreeKiller, new_mark
 from accel.system.signals import FORWARDED, STOP_SIGNALS, Insistence, end_with_parent, handle, restore
 
 _POLL_S = 0.02
 _LEAVE_S = 10.0
-_KEEPER_S = 5.0
+_KILLER_S = 5.0
 _HUNG_TIMES = 3  # The child itself interrupts its environments the first time, and leaves the second.
 
 logger = logging.getLogger("accel")
@@ -57,8 +56,8 @@ def train_in_child(job: Job) -> int:
         JobError: the child ended without a word.
     """
     memory = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
-    _activity(memory).enter(PREPARING)
-    mark, command = new_mark(), os.getpid()
+    activity, mark, command = Activity(memory[:WORDS]), new_mark(), os.getpid()
+    activity.enter(PREPARING)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     before = handle((signal.SIGINT, FORWARDED), _interrupt)  # Until both have handlers of their own.
@@ -69,28 +68,23 @@ def train_in_child(job: Job) -> int:
             os._exit(EXIT_ABORTED)
         faulthandler.enable()
         os.environ[MARK] = mark
-        sys.exit(_train(job, memory))
+        sys.exit(_train(job, activity, memory[WORDS:]))
     try:
-        return _Command(job, child, TreeKiller(mark), memory).wait()
+        return _Command(job, child, TreeKiller(mark), activity, memory[WORDS:]).wait()
     finally:
         restore(before)
 
 
-def _train(job: Job, memory: memoryview) -> int:
-    """The child's part; its messages are all out when it says so in ``memory``: one more than its exit status."""
+def _train(job: Job, activity: Activity, said: memoryview) -> int:
+    """The child's part; its messages are all out when it says so: one more than its exit status."""
     status = EXIT_ABORTED
 
     def leave(status: int) -> NoReturn:
-        memory[WORDS] = 1 + status
+        said[0] = 1 + status
         os._exit(status)
 
     def work() -> int:
-        activity = _activity(memory)
-        if job.config.acting.actors > 0:
-            activity.enter(WAITING)  # Its actors are watched one by one.
-            summary = learn_here(job)
-        else:
-            summary = learn_alone(job, leave=leave, activity=activity)
+        summary = start(job, leave=leave, activity=activity)
         show(f"{summary.text()}\n")
         return status_of(summary)
 
@@ -98,18 +92,14 @@ def _train(job: Job, memory: memoryview) -> int:
         status = report_errors(work, "accel train")
         return status
     finally:
-        memory[WORDS] = 1 + status
-
-
-def _activity(memory: memoryview) -> Activity:
-    return Activity(memory[:WORDS])
+        said[0] = 1 + status
 
 
 class _Command:
     """The command's part: it waits for the child, forwards stop signals, and ends what does not end."""
 
-    def __init__(self, job: Job, child: int, killer: TreeKiller, memory: memoryview) -> None:
-        self._job, self._child, self._killer, self._memory = job, child, killer, memory
+    def __init__(self, job: Job, child: int, killer: TreeKiller, activity: Activity, said: memoryview) -> None:
+        self._job, self._child, self._killer, self._activity, self._said = job, child, killer, activity, said
         self._requests: list[int] = []
         self._trouble = ""
 
@@ -118,33 +108,28 @@ class _Command:
         options = self._job.config
         limits_s = options.acting.actor_timeout_s, options.run.peer_timeout_s
         try:
-            with self._forwarding(), Watchdog(_activity(self._memory), *limits_s, self._on_hang):
+            with self._forwarding(), Watchdog(self._activity, *limits_s, self._on_hang):
                 status = self._wait()
         finally:
-            self._killer.end(_KEEPER_S)
+            self._killer.end(_KILLER_S)
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"left with status {status}"
         if (summary := summary_of(self._job)) is not None:
             if status != status_of(summary):
-                logger.warning("%s; then %s", how_it_ended(summary), self._trouble or f"its process {_ended(status)}")
+                logger.warning("%s; then %s", how_it_ended(summary), self._trouble or f"its process {how}")
             return status_of(summary)
-        said = (status if status > 0 else self._memory[WORDS] - 1) if self._told else 0
+        said = (status if status > 0 else self._said[0] - 1) if self._said[0] else 0
         if said not in (0, EXIT_INTERRUPTED):
-            return said
+            return int(said)
+        wait_for_writer(self._job.path, WRITER_S)
+        kept = f". {how_to_continue(self._job)}" if self._job.path.exists() else ""
         if self._requests or said == EXIT_INTERRUPTED:  # By its user, or an environment that takes signals itself.
-            raise JobError(f"stopped before the run could end in good order{self._kept()}", EXIT_INTERRUPTED)
+            raise JobError(f"stopped before the run could end in good order{kept}", EXIT_INTERRUPTED)
         if self._trouble:
-            raise JobError(f"{self._trouble}{self._kept()}", EXIT_ABORTED)
-        why = f"the process that trains {_ended(status)}, without a message"
+            raise JobError(f"{self._trouble}{kept}", EXIT_ABORTED)
+        why = f"the process that trains {how}, without a message"
         if options.acting.actors == 0:
             why += "; an environment may have ended it"
-        raise JobError(f"{why}{self._kept()}", (128 - status if status < 0 else status) or EXIT_ABORTED)
-
-    @property
-    def _told(self) -> bool:
-        return self._memory[WORDS] != 0
-
-    def _kept(self) -> str:
-        wait_for_writer(self._job.path, WRITER_S)
-        return f". {how_to_continue(self._job)}" if self._job.path.exists() else ""
+        raise JobError(f"{why}{kept}", (128 - status if status < 0 else status) or EXIT_ABORTED)
 
     def _wait(self) -> int:
         """Until the child has ended; its status, or minus the signal that ended it."""
@@ -154,14 +139,14 @@ class _Command:
             if found == self._child:
                 self._child = 0
                 return os.waitstatus_to_exitcode(status)
-            if self._told:
+            if self._said[0]:
                 said_at_s = said_at_s or time.monotonic()
                 if time.monotonic() > said_at_s + _LEAVE_S:  # Threads of an environment that never end, say.
                     self._end(f"its process was still running {_LEAVE_S:g} s later")
             time.sleep(_POLL_S)
 
     def _on_hang(self, why: str, times: int) -> None:
-        if times >= _HUNG_TIMES and not self._told:
+        if times >= _HUNG_TIMES and not self._said[0]:
             self._end(f"{why}, and nothing in their process can run")
 
     def _end(self, trouble: str) -> None:
@@ -195,7 +180,3 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     for number in (signal.SIGINT, FORWARDED):  # A terminal's signal comes to the child twice.
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def _ended(status: int) -> str:
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"left with status {status}"

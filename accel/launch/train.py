@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from accel.errors import LaunchError
 from accel.launch.learners import learn
 from accel.launch.one_process import learn_alone
 from accel.launch.this_machine import learn_here
+from accel.supervision.activity import WAITING, Activity
 from accel.transport import detect_launch, is_actor
 
 if TYPE_CHECKING:
@@ -51,15 +52,17 @@ def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
     return start(job)
 
 
-def start(job: Job, *, may_exit: bool = False) -> Summary:
+def start(job: Job, *, leave: Callable[[int], NoReturn] | None = None, activity: Activity | None = None) -> Summary:
     """Run a job from outside any launcher: on this machine, or under an mpirun of its own.
 
     Args:
-        may_exit: whether this process may be ended where environments in it hang for good.
+        leave, activity: see ``learn_alone``.
     """
     if job.config.acting.actors == 0:
-        return learn_alone(job, leave=os._exit if may_exit else None)
+        return learn_alone(job, leave=leave, activity=activity)
     if is_local(job.config):
+        if activity is not None:
+            activity.enter(WAITING)  # Its actors are watched one by one.
         return learn_here(job)
     from accel.launch.distributed import start_mpirun
 
@@ -68,4 +71,4 @@ def start(job: Job, *, may_exit: bool = False) -> Summary:
 
 def is_local(config: TrainConfig) -> bool:
     """Whether a run that no launcher has started needs none, nor any MPI: all its processes are here."""
-    return config.acting.actors > 0 and config.acting.launcher != "mpirun" and not config.needs_mpirun
+    return config.acting.actors == 0 or (config.acting.launcher != "mpirun" and not config.needs_mpirun)

@@ -23,7 +23,7 @@ from accel.learning.records import Records
 from accel.publishing.publisher import NoPublisher
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job
-from accel.runs.live_evaluation import TIMEOUT_S, LiveEvaluation, NoEvaluation, ProcessEvaluation
+from accel.runs.live_evaluation import TIMEOUT_S, LiveEvaluation, ProcessEvaluation
 from accel.runs.summary import Summary
 from accel.transport.base import LearnerTransport
 from accel.tuning.mismatch_sampling import NoSampler
@@ -65,7 +65,7 @@ class Session(Callback):
         self._place = place
         # The clock may be set while the run goes on.
         self._before_s, self._made_s = max(time.time() - job.started_at, 0.0), time.monotonic()
-        self._evaluation: LiveEvaluation = NoEvaluation()
+        self._evaluation = LiveEvaluation()
         actors = Actors(place.transport, group.processes)
         self.learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect)
         self._compression = Compression(self.learner, group.cpu_features, place, run.path)
@@ -183,7 +183,7 @@ class Session(Callback):
         """What plays the policies of this run while it trains."""
         config = self.job.config
         if config.run.evaluate_every is None:
-            return NoEvaluation()
+            return LiveEvaluation()
         torch_acts = config.acting.actor_runtime == "torch"
         self.loop.published = lambda env_steps, version, payload: self._evaluation.offer(
             env_steps, version, b"" if torch_acts else payload, self._weights

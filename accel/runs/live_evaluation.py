@@ -15,24 +15,22 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from accel.json_object import Json
 from accel.runs.summary import EvaluationSummary
-from accel.supervision.activity import PREPARING, WAITING, Activity, shared_activity
-from accel.supervision.channel import Channel, ChannelClosedError
+from accel.supervision.activity import PREPARING, WAITING, Activity, shared_activities
+from accel.supervision.channel import ChannelClosedError
+from accel.supervision.child import begin_child, error_report
 from accel.supervision.clock import ListeningClock
-from accel.supervision.supervised import Supervised, adopt_files
+from accel.supervision.supervised import Supervised
 from accel.system.memory import anonymous_memory, read_all, write_all
-from accel.system.module_path import add_working_directory
-from accel.system.signals import end_with_parent
 from accel.transport.pinning import shared_cores
 
 FIRST_SEED = 1 << 32
@@ -43,16 +41,15 @@ NICE = 19
 """Of the process, except where the learner waits for it anyway."""
 _POLL_S = 0.1
 _LONGEST_LOOK_S = 1.0
-_TOLD = "told"
 
 Metrics = dict[str, float | int | str | None]
 logger = logging.getLogger("accel")
 
 
-class LiveEvaluation(Protocol):
-    """Told of every publication; answers with returns, some time later."""
+class LiveEvaluation:
+    """Told of every publication; answers with returns, some time later. This one plays nothing."""
 
-    result: EvaluationSummary | None
+    result: EvaluationSummary | None = None
 
     def offer(self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes]) -> None:
         """A policy was published.
@@ -62,45 +59,21 @@ class LiveEvaluation(Protocol):
             artifact: what actors got; empty where they act with torch.
             weights: a copy of the learner's weights, safetensors; called only for a policy that is played.
         """
-        ...
 
     def metrics(self) -> Metrics:
         """For the metrics record: the oldest result that was not told yet; empty without news."""
-        ...
-
-    def finish(
-        self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes], timeout_s: float
-    ) -> None:
-        """Play the final policy, after what is still playing, and wait for it, for ``timeout_s`` at most."""
-        ...
-
-    def close(self) -> None:
-        """End the process; closing twice is fine."""
-        ...
-
-
-class NoEvaluation:
-    """The identity: nothing is played."""
-
-    result: EvaluationSummary | None = None
-
-    def offer(self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes]) -> None:
-        """Nothing."""
-
-    def metrics(self) -> Metrics:
-        """Nothing."""
         return {}
 
     def finish(
         self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes], timeout_s: float
     ) -> None:
-        """Nothing."""
+        """Play the final policy, after what is still playing, and wait for it, for ``timeout_s`` at most."""
 
     def close(self) -> None:
-        """Nothing."""
+        """End the process; closing twice is fine."""
 
 
-class ProcessEvaluation:
+class ProcessEvaluation(LiveEvaluation):
     """Plays in a process of its own, which takes policies from memory that both see.
 
     Args:
@@ -125,25 +98,23 @@ class ProcessEvaluation:
         stopped: Callable[[], object],
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
-        self.result: EvaluationSummary | None = None
         self._every, self._due = every, (env_steps // every + 1) * every
         self._waits, self._stopped, self._meanwhile = waits, stopped, meanwhile
         self._news: deque[Metrics] = deque()
-        self._is_idle, self._failure = True, ""
+        self._is_idle, self._is_over = True, False
         self._memory, shared = anonymous_memory(), anonymous_memory()
         command = [sys.executable, "-P", "-m", __name__, str(run)]
-        self._process = Supervised(command, shared_activity(shared), (self._memory, shared), quiet=True)
-        self._process.progress.step_s, self._process.progress.preparation_s = limits_s
+        (activity,) = shared_activities(shared)
+        self._process = Supervised(command, activity, (self._memory, shared), limits_s=limits_s, quiet=True)
         self._clock = ListeningClock(_LONGEST_LOOK_S)
-        self._failure = self._process.start(self._clock.s)
+        self._give_up(self._process.start(self._clock.s))
         os.close(shared)
         self._process.send("begin", {"spec": spec, "cores": cores, "nice": 0 if waits else NICE})
 
     def offer(self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes]) -> None:
         """See ``LiveEvaluation.offer``."""
-        if env_steps < self._due or self._gave_up():
-            return
-        if not self._is_idle and not (self._waits and self._wait()):
+        self._hear()
+        if env_steps < self._due or self._is_over or not (self._is_idle or (self._waits and self._wait())):
             return
         self._due = (env_steps // self._every + 1) * self._every
         self._submit(env_steps, version, artifact, weights())
@@ -161,7 +132,6 @@ class ProcessEvaluation:
         if self._wait(timeout_s) and (self.result is None or self.result.env_steps < env_steps):
             self._submit(env_steps, version, artifact, weights())
             self._wait(deadline - time.monotonic())
-        self._gave_up()
 
     def close(self) -> None:
         """See ``LiveEvaluation.close``."""
@@ -183,37 +153,32 @@ class ProcessEvaluation:
         deadline = time.monotonic() + timeout_s
         while True:
             self._hear()
-            if self._is_idle or self._failure:
-                return not self._gave_up()
+            if self._is_idle or self._is_over:
+                return not self._is_over
             self._meanwhile()
             if self._stopped() is not None:
                 return False
             if time.monotonic() > deadline:
-                self._failure = "one takes too long"
+                self._give_up("one takes too long")
                 return False
             time.sleep(_POLL_S)
 
-    def _gave_up(self) -> bool:
-        """Whether evaluations have ended for good; says why, once."""
-        self._hear()
-        if not self._failure:
-            return False
-        if self._failure != _TOLD:
-            logger.warning("no more evaluations: %s; the run goes on", self._failure)
-            self._failure = _TOLD
-        return True
-
     def _hear(self) -> None:
         """Take in what the process says, and look whether it lives."""
-        if self._failure:
+        if self._is_over:
             return
         now_s = self._clock.look()
         for kind, body in self._process.receive(now_s):
             if kind == "played":
                 self._take(body)
-        self._failure = str(self._process.last_words.get("error", "")) or self._process.look(now_s)
-        if self._failure:
-            self._process.fail(now_s, 0)
+        self._give_up(str(self._process.last_error.get("error", "")) or self._process.look(now_s))
+
+    def _give_up(self, why: str) -> None:
+        """Where there is a reason, evaluations end for good."""
+        if why and not self._is_over:
+            self._is_over = True
+            logger.warning("no more evaluations: %s; the run goes on", why)
+            self._process.fail(self._clock.s, 0)
 
     def _take(self, answer: Json) -> None:
         length = answer.pop("length")
@@ -297,12 +262,9 @@ class _Evaluator:
 
 def main() -> int:
     """Play what comes until nothing more does."""
-    end_with_parent(signal.SIGKILL)
-    connection, memory, shared = adopt_files(sys.argv[2])
-    channel = Channel(connection)
-    activity = shared_activity(shared)
+    channel, (memory, shared) = begin_child(700)  # above the actors'
+    (activity,) = shared_activities(shared)
     activity.enter(WAITING)
-    add_working_directory()
     spec: Json = {}
     evaluator: _Evaluator | None = None
     with suppress(ChannelClosedError):
@@ -319,7 +281,7 @@ def main() -> int:
                     evaluator = evaluator or _Evaluator(Path(sys.argv[1]), spec, activity)
                     channel.send("played", evaluator.answer(body, artifact, weights))
                 except Exception as error:  # noqa: BLE001 - the learner's process reports it
-                    channel.send("error", {"error": f"{type(error).__name__}: {error}"})
+                    channel.send("error", error_report(error))
     return 0
 
 

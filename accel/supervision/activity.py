@@ -1,16 +1,15 @@
-"""What a process shows of its progress to one that watches it: two words of memory that both see."""
+"""What a process shows of its progress to one that watches it: two integers of memory that both see."""
 
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import threading
 from array import array
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Self
 
 from accel.supervision.clock import ListeningClock
+from accel.system.memory import map_memory
 
 STEPPING, PREPARING, WAITING = 0, 1, 2
 """Phases: a step or less at a time; construction, resets and other work that may take longer; for the other side."""
@@ -19,20 +18,8 @@ _LOOK_S = 0.25
 _GRACE_S = 1.0
 
 
-class Words(Protocol):
-    """Integers that can be read and written in place."""
-
-    def __getitem__(self, index: int, /) -> int:
-        """One word."""
-        ...
-
-    def __setitem__(self, index: int, value: int, /) -> None:
-        """Write one word."""
-        ...
-
-
 class Activity:
-    """Progress and phase of one actor.
+    """Progress and phase of one process.
 
     Attributes:
         words: [progress, phase], int64. Progress is any number that changes with every step; to write it costs some
@@ -41,24 +28,23 @@ class Activity:
 
     __slots__ = ("words",)
 
-    def __init__(self, words: Words | None = None) -> None:
-        self.words: Words = array("q", [0, PREPARING]) if words is None else words
+    def __init__(self, words: memoryview | None = None) -> None:
+        self.words = memoryview(array("q", [0, PREPARING])) if words is None else words
 
     def enter(self, phase: int) -> int:
         """Enter a phase; returns the one before."""
-        before = self.words[1]
+        before: int = self.words[1]
         self.words[1] = phase
         return before
 
 
-def shared_activity(file: int) -> Activity:
-    """The activity in a file of memory; what others wrote there stays."""
-    if os.fstat(file).st_size < 8 * WORDS:
-        os.ftruncate(file, 8 * WORDS)
-    return Activity(memoryview(mmap.mmap(file, 8 * WORDS)).cast("q"))
+def shared_activities(file: int, count: int = 1) -> list[Activity]:
+    """The activities at the start of a file of memory; what others wrote there stays."""
+    words = memoryview(map_memory(file, 8 * WORDS * count)).cast("q")
+    return [Activity(words[start : start + WORDS]) for start in range(0, WORDS * count, WORDS)]
 
 
-class Progress:
+class HangDetector:
     """How long an activity has shown no progress; for what its process does for the other side, no time counts.
 
     Attributes:
@@ -111,7 +97,7 @@ class Watchdog:
         hung: Callable[[str, int], None],
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._progress = Progress(activity, step_s, preparation_s)
+        self._detector = HangDetector(activity, step_s, preparation_s)
         self._hung, self._interrupted = hung, interrupted
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -124,14 +110,14 @@ class Watchdog:
         self._over.set()
 
     def _watch(self) -> None:
-        progress, clock, times = self._progress, ListeningClock(2.0 * _LOOK_S), 0
+        detector, clock, times = self._detector, ListeningClock(2.0 * _LOOK_S), 0
         while not self._over.wait(_LOOK_S):
             now_s = clock.look()
-            if why := progress.look(now_s):
-                progress.begin(now_s)
+            if why := detector.look(now_s):
+                detector.begin(now_s)
                 times += 1
                 self._hung(why, times)
-            elif progress.since_s == now_s:
+            elif detector.since_s == now_s:
                 times = 0
-            elif times == 0 and now_s > progress.since_s + _GRACE_S and self._interrupted():
+            elif times == 0 and now_s > detector.since_s + _GRACE_S and self._interrupted():
                 times = 1

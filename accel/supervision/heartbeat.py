@@ -1,7 +1,7 @@
-"""Signs of life: what ranks tell the process that started them, through the output that mpirun forwards anyway.
+"""Heartbeats of ranks: what they tell the process that started them, through the output that mpirun forwards anyway.
 
 Ranks on its own host leave them in files too: whoever connects to a port of prterun and says nothing keeps it from
-forwarding anything. A sign is an escape sequence that terminals ignore: one that is not filtered out does no harm. It
+forwarding anything. A status is an escape sequence that terminals ignore: one that is not filtered out does no harm. It
 is short and ends a line, so that the launcher forwards it at once and in one piece, and repeated where it matters.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 from contextlib import suppress
@@ -18,10 +19,11 @@ from typing import Literal
 
 Phase = Literal["started", "joined", "failed", "ended"]
 
-DIRECTORY = "ACCEL_SIGNS_DIRECTORY"
+DIRECTORY = "ACCEL_HEARTBEATS"
 """The environment variable that names the directory of the files."""
 _START, _END = b"\x1b]accel;", b"\x07\n"
-_MAX_SIGN_BYTES = 1024
+_LINE = re.compile(rb"\x1b]accel;[^\x1b\n]*\x07\n")
+_MOST_BYTES = 1024
 _PERIOD_S = 1.0
 
 
@@ -48,9 +50,9 @@ class RankStatus:
         return f"rank {self.rank} on {self.host} (process {self.pid})"
 
 
-def encode(sign: RankStatus) -> bytes:
-    """A sign as it appears in the output."""
-    return _START + json.dumps(asdict(sign)).encode() + _END
+def encode(status: RankStatus) -> bytes:
+    """A status as it appears in the output."""
+    return _START + json.dumps(asdict(status)).encode() + _END
 
 
 class Heartbeat:
@@ -82,12 +84,12 @@ class Heartbeat:
                 return
 
     def _write(self) -> None:
-        sign = encode(RankStatus(self._rank, socket.gethostname(), os.getpid(), self._phase, self._status))
+        line = encode(RankStatus(self._rank, socket.gethostname(), os.getpid(), self._phase, self._status))
         if directory := os.environ.get(DIRECTORY):
             with suppress(OSError):  # It is on another host, or gone.
-                Path(directory, str(self._rank)).write_bytes(sign)
+                Path(directory, str(self._rank)).write_bytes(line)
         try:
-            os.write(1, sign)
+            os.write(1, line)
         except OSError:
             self._over.set()  # Whoever listened is gone.
 
@@ -100,46 +102,36 @@ class HeartbeatFiles:
         self._seen: dict[str, int] = {}
 
     def read(self) -> list[RankStatus]:
-        """Signs that are new, or were repeated."""
+        """Statuses that are new, or were repeated."""
         found = []
         for path in self._directory.iterdir():
             written_at, content = path.stat().st_mtime_ns, path.read_bytes()
-            sign = _parse(content.removeprefix(_START).removesuffix(_END))
-            if sign is not None and self._seen.get(path.name) != written_at:
+            status = _parse(content)
+            if status is not None and self._seen.get(path.name) != written_at:
                 self._seen[path.name] = written_at
-                found.append(sign)
+                found.append(status)
         return found
 
 
 class HeartbeatReader:
-    """The starter's side: separates signs from what is meant for the user."""
+    """The starter's side of the output: separates statuses from what is meant for the user."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, chunk: bytes) -> tuple[bytes, list[RankStatus]]:
-        """(output for the user, signs) in a chunk of mpirun's output; what may be the start of a sign is held back."""
-        signs: list[RankStatus] = []
-        text, rest = b"", self._held + chunk
-        while True:
-            before, start, rest = rest.partition(_START)
-            text += before
-            if not start:
-                break
-            body, end, after = rest.partition(_END)
-            is_open = not end and len(rest) <= _MAX_SIGN_BYTES and b"\n" not in rest
-            if is_open and _START not in rest:  # An environment may print half of one, and no more.
-                self._held = start + rest
-                return text, signs
-            sign = _parse(body) if end else None
-            if sign is None:
-                text += start
-            else:
-                signs.append(sign)
-                rest = after
-        kept = next((n for n in range(len(_START) - 1, 0, -1) if text.endswith(_START[:n])), 0)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept], signs
+        """(output for the user, statuses) in a chunk of mpirun's output; what may begin a status is held back."""
+        found, text, end, content = list[RankStatus](), b"", 0, self._held + chunk
+        for match in _LINE.finditer(content):
+            if (status := _parse(match[0])) is not None:
+                found.append(status)
+                text, end = text + content[end : match.start()], match.end()
+        begun = content[max(content.rfind(_START[:1]), end) :]
+        is_open = begun.startswith(_START) and b"\n" not in begun and len(begun) <= _MOST_BYTES
+        if not (is_open or _START.startswith(begun)):  # An environment may print half of one, and no more.
+            begun = b""
+        self._held = begun
+        return text + content[end : len(content) - len(begun)], found
 
     def rest(self) -> bytes:
         """What was held back, at the end of the output."""
@@ -147,8 +139,8 @@ class HeartbeatReader:
         return held
 
 
-def _parse(body: bytes) -> RankStatus | None:
+def _parse(line: bytes) -> RankStatus | None:
     try:
-        return RankStatus(**json.loads(body))
+        return RankStatus(**json.loads(line.removeprefix(_START).removesuffix(_END)))
     except (ValueError, TypeError):
         return None

@@ -16,7 +16,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextmanager
-def ending_descendants(before: Callable[[], object]) -> Iterator[None]:
+def killing_descendants(before: Callable[[], object]) -> Iterator[None]:
     """At the end kill whatever this process has started and that still runs, daemons with nothing of their parents'
     too: on Linux they become children of this process meanwhile. Not in processes that this one forks.
 

@@ -1,9 +1,9 @@
 """A process that does something for this one, and its replacements: one life cycle for all of them.
 
-A process gets a socket for messages (``Channel``), and shows its progress in two words of memory that both see
+A process gets a socket for messages (``Channel``), and shows its progress in two integers of memory that both see
 (``Activity``). It must be replaced when it has ended, or closed its socket and stayed; when it was stopped for longer
 than ``STOPPED_S``; and when it makes no progress: a step has a limit, construction and resets have another one. Then
-all that it has started ends with it (``ProcessTree``), and another one follows after a pause that doubles, until it
+all that it has started ends with it (``ProcessTree``), and another one follows after exponential back-off, until it
 fails too often in a row. Who uses this says what a message means, what is lost with a process, and when to give up.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from accel.json_object import Json
-from accel.supervision.activity import PREPARING, Activity, Progress
+from accel.supervision.activity import PREPARING, Activity, HangDetector
 from accel.supervision.channel import Channel, ChannelClosedError
 from accel.supervision.process_tree import ProcessTree
 from accel.supervision.processes import is_stopped
@@ -33,26 +33,32 @@ class Supervised:
     """At most one process at a time. Times are seconds of the caller's clock, which must not count its own suspension.
 
     Args:
-        command: starts a process, which finds the numbers of its files as one more word (``adopt_files``).
+        command: starts a process, which finds the numbers of its files as one more word (``begin_child``).
         activity: where it shows its progress. files: that it inherits beside its socket.
-        quiet: nothing that it prints is shown.
+        limits_s: how long a step may take, and construction or a reset. quiet: nothing that it prints is shown.
     Attributes:
         channel: to the process. incarnation: how many there were before this one. failures: in a row.
         up_s: when it began to work, as ``works`` was told; None: not yet.
         again_s: when another one may be started; None while one runs.
-        progress: how long nothing was done. last_words: its message of the kind ``error``, where it sent one.
+        hangs: how long nothing was done. last_error: its message of the kind ``error`` (``error_report``), if any.
     """
 
     def __init__(
-        self, command: Sequence[str], activity: Activity, files: Sequence[int] = (), *, quiet: bool = False
+        self,
+        command: Sequence[str],
+        activity: Activity,
+        files: Sequence[int] = (),
+        *,
+        limits_s: tuple[float, float] = (float("inf"), float("inf")),
+        quiet: bool = False,
     ) -> None:
         self.command, self.activity = tuple(command), activity
         self.channel: Channel | None = None
         self.incarnation, self.failures = -1, 0
         self.up_s: float | None = None
         self.again_s: float | None = 0.0
-        self.progress = Progress(activity)
-        self.last_words: Json = {}
+        self.hangs = HangDetector(activity, *limits_s)
+        self.last_error: Json = {}
         self._files, self._quiet = tuple(files), quiet
         self._tree: ProcessTree | None = None
         self._running_s = 0.0
@@ -67,8 +73,8 @@ class Supervised:
         self.incarnation += 1
         self.activity.enter(PREPARING)
         self.up_s = self.again_s = self._closed_s = None
-        self.last_words, self._running_s, self._is_heard = {}, now_s, False
-        self.progress.begin(now_s)
+        self.last_error, self._running_s, self._is_heard = {}, now_s, False
+        self.hangs.begin(now_s)
         try:
             words = (*self.command, ",".join(map(str, files)))
             self._tree = ProcessTree(words, environment, files=files, stdout=quiet, stderr=quiet)
@@ -102,7 +108,7 @@ class Supervised:
 
     def works(self, now_s: float) -> None:
         """The process has done what it does first: from now on it is up."""
-        self.up_s, self.progress.longest_s = now_s, 0.0
+        self.up_s, self.hangs.longest_s = now_s, 0.0
 
     def is_steady(self, now_s: float) -> bool:
         """Whether the process had worked for so long that its failure says nothing about the next one."""
@@ -125,9 +131,9 @@ class Supervised:
             self._closed_s = now_s
             return []
         for kind, body in messages:
-            self.progress.begin(now_s)
+            self.hangs.begin(now_s)
             if kind == "error":
-                self.last_words = body
+                self.last_error = body
         return messages
 
     def look(self, now_s: float) -> str:
@@ -140,7 +146,7 @@ class Supervised:
         process = self._tree.process
         if (status := process.poll()) is not None:
             is_heard, self._is_heard = self._is_heard, True
-            return describe_end(status, self.last_words) if is_heard else ""
+            return describe_end(status, self.last_error) if is_heard else ""
         if self._closed_s is not None:
             if now_s > self._closed_s + _GRACE_S:
                 self._tree.end(_GRACE_S)  # It closed what it shares, and stays.
@@ -152,7 +158,7 @@ class Supervised:
             self._running_s = now_s
         elif now_s > self._running_s + STOPPED_S:
             return f"its process was stopped for {STOPPED_S:g} s"
-        return self.progress.look(now_s)
+        return self.hangs.look(now_s)
 
     def fail(self, now_s: float, most: int) -> float | None:
         """End what is left of the process, and count its failure.
@@ -188,22 +194,14 @@ class Supervised:
             self.channel.close()
 
 
-def adopt_files(words: str) -> list[int]:
-    """In a supervised process: the numbers of its socket and its other files, which nothing that it starts inherits."""
-    files = [int(number) for number in words.split(",")]
-    for file in files:
-        os.set_inheritable(file, False)
-    return files
-
-
-def describe_end(status: int, last_words: Mapping[str, object]) -> str:
+def describe_end(status: int, last_error: Mapping[str, object]) -> str:
     """How a process ended.
 
     Args:
-        status: as of ``subprocess.Popen.returncode``. last_words: its last message; ``error`` is what it raised.
+        status: as of ``subprocess.Popen.returncode``. last_error: its last message; ``error`` is what it raised.
     """
-    if "error" in last_words:
-        return f"it raised {last_words['error']}"
+    if "error" in last_error:
+        return f"it raised {last_error['error']}"
     if status >= 0:
         return f"its process left through exit({status})"
     try:

@@ -6,20 +6,17 @@ unroll where the rank sends it from: a message passes between the two for each u
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 
-import numpy as np
-
 from accel.errors import TransportError
 from accel.json_object import Json
-from accel.supervision.activity import WAITING, Activity, shared_activity
+from accel.supervision.activity import WAITING, Activity, shared_activities
 from accel.supervision.channel import Channel
-from accel.system.memory import anonymous_memory
+from accel.system.memory import anonymous_memory, map_buffers
 from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
 from accel.transport.node_memory import PolicySlot
 from accel.transport.wire import encode_message
@@ -37,7 +34,7 @@ class ActorMemory:
     def __init__(self, files: Sequence[int]) -> None:
         self.files = tuple(files)
         self._ring, policy, activity, self._inference = self.files
-        self.activity = shared_activity(activity)
+        (self.activity,) = shared_activities(activity)
         self.policies = PolicySlot(policy)
 
     @classmethod
@@ -53,20 +50,11 @@ class ActorMemory:
 
     def buffers(self, unroll_bytes: int, count: int) -> list[Bytes]:
         """The unrolls' memory: the same at both ends, each buffer on pages of its own."""
-        return _lay_out(self._ring, [unroll_bytes] * count)
+        return map_buffers(self._ring, [unroll_bytes] * count)
 
     def inference(self, question_bytes: int, answer_bytes: int) -> list[Bytes]:
         """The memory of a question to the inference rank and of its answer, the same at both ends."""
-        return _lay_out(self._inference, [question_bytes, answer_bytes])
-
-
-def _lay_out(file: int, sizes: Sequence[int]) -> list[Bytes]:
-    """Buffers in a file of memory, each on pages of its own."""
-    ends = np.cumsum([-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes]).tolist()
-    if os.fstat(file).st_size < ends[-1]:
-        os.ftruncate(file, ends[-1])
-    memory = mmap.mmap(file, ends[-1])
-    return [np.frombuffer(memory, np.uint8, size, start) for size, start in zip(sizes, [0, *ends[:-1]], strict=True)]
+        return map_buffers(self._inference, [question_bytes, answer_bytes])
 
 
 class ChildActor:

@@ -31,8 +31,8 @@ CHILD = """
 import signal, sys, time
 from accel.supervision.heartbeat import Heartbeat
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
-signs = Heartbeat(0)
-signs.say("joined")
+heartbeat = Heartbeat(0)
+heartbeat.say("joined")
 print("up", flush=True)
 time.sleep(1000)
 """
@@ -156,7 +156,7 @@ def test_a_rank_that_never_comes_ends_the_job() -> None:
 
 def test_a_learner_that_falls_silent_ends_the_job_even_if_the_launcher_refuses() -> None:
     silent = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + CHILD.replace(
-        "sleep", "sleep;signs.stop();time.sleep"
+        "sleep", "sleep;heartbeat.stop();time.sleep"
     )
     ended = run(silent, patience_s=5.0)
     assert ended.status == 128 + signal.SIGKILL and "gave no sign of life for 5 s" in ended.trouble

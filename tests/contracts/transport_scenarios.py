@@ -23,8 +23,7 @@ from accel.acting.processes import ActorProcesses
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
-from accel.supervision.channel import Channel
-from accel.supervision.supervised import adopt_files
+from accel.supervision.child import begin_child
 from accel.transport import (
     Aborted,
     ActorTransport,
@@ -735,10 +734,10 @@ def play_processes(name: str, actors: int) -> str | None:
     return play_learner(scene, SceneProcesses(actors, lambda number: command, scene.options))
 
 
-def play_child(name: str, files: str) -> None:
+def play_child(name: str) -> None:
     """A scene as an actor's process; it stays until it is told to stop."""
-    connection, *memory = adopt_files(files)
-    scene, transport = SCENES[name](), SceneChild(Channel(connection), ActorMemory(memory))
+    channel, memory = begin_child(0)
+    scene, transport = SCENES[name](), SceneChild(channel, ActorMemory(memory))
     transport.in_flight = scene.options.in_flight
     with suppress(Stopped):
         play_actor(scene, transport)
@@ -765,6 +764,6 @@ def play_remote(names: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--child":
-        play_child(*sys.argv[2:])
+        play_child(sys.argv[2])
     else:
         play_remote(sys.argv[1:])

@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.supervision.activity import WAITING, Activity, shared_activity
+from accel.supervision.activity import WAITING, Activity, shared_activities
 from accel.supervision.processes import descendants, is_stopped
 from accel.supervision.supervised import STEADY_S, STOPPED_S, Supervised, describe_end
 from accel.system.memory import anonymous_memory
 
 PROGRAM = """
 import os, sys, time
-from accel.supervision.activity import STEPPING, WAITING, shared_activity
-from accel.supervision.channel import Channel
-from accel.supervision.supervised import adopt_files
-connection, memory = adopt_files(sys.argv[1])
-channel, activity = Channel(connection), shared_activity(memory)
+from accel.supervision.activity import STEPPING, WAITING, shared_activities
+from accel.supervision.child import begin_child
+channel, (memory,) = begin_child(0)
+(activity,) = shared_activities(memory)
 activity.enter(WAITING)
 channel.send("hello", {"pid": os.getpid()})
 while channel.wait(None):
@@ -46,7 +45,8 @@ while channel.wait(None):
 @contextmanager
 def supervised(program: str = PROGRAM) -> Iterator[Supervised]:
     memory = anonymous_memory()
-    process = Supervised((sys.executable, "-P", "-c", program), shared_activity(memory), (memory,))
+    (activity,) = shared_activities(memory)
+    process = Supervised((sys.executable, "-P", "-c", program), activity, (memory,), limits_s=(1.0, 5.0))
     try:
         assert process.start(0.0) == ""
         yield process
@@ -85,7 +85,7 @@ def test_a_process_that_ends_is_replaced_by_another(told: str, why: str) -> None
         assert until(look) == why
         assert process.fail(1.0, most=1) == 0.1 and process.again_s == 1.1 and process.look(2.0) == ""
         process.send("echo")  # Nobody hears it, and the next one must not.
-        assert process.start(2.0) == "" and process.incarnation == 1 and process.last_words == {}
+        assert process.start(2.0) == "" and process.incarnation == 1 and process.last_error == {}
         assert heard(process, "hello")["pid"] != first
         process.send("echo", {"number": 2})
         assert heard(process, "echo") == {"number": 2}
@@ -113,7 +113,6 @@ def test_a_process_that_is_stopped_for_too_long_is_replaced() -> None:
 
 def test_a_step_that_takes_too_long_is_told_and_waiting_is_not() -> None:
     with supervised() as process:
-        process.progress.step_s, process.progress.preparation_s = 1.0, 5.0
         heard(process, "hello")
         assert process.look(100.0) == "", "it waits"
         process.send("step")
