@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from accel.version import __version__
 
 if TYPE_CHECKING:
-    from accel.bench import bench_actor, bench_policy, bench_refresh
+    from accel.bench import Policies, bench_actor, bench_policy, bench_refresh
     from accel.cli.doctor import MachineReport, doctor
     from accel.config import TrainConfig
     from accel.errors import AccelError
@@ -39,6 +39,7 @@ _HOMES = {
     "TrainConfig": "config",
     "TrainedRun": "runs.loading",
     "Verification": "exporting.verify",
+    "Policies": "bench",
     "bench_actor": "bench",
     "bench_policy": "bench",
     "bench_refresh": "bench",
@@ -62,6 +63,7 @@ __all__ = [
     "Bundle",
     "Evaluation",
     "MachineReport",
+    "Policies",
     "Summary",
     "TrainConfig",
     "TrainedRun",

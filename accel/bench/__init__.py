@@ -1,8 +1,8 @@
 """Benchmarks behind ``accel bench``: each measures one part of training on this machine and returns flat rows.
 
-    from accel.bench import bench_policy
+    from accel.bench import Policies, bench_policy
 
-    for row in bench_policy(["mlp:64x2"], batches=[8], schemes=["fp32", "int8"], seconds=2):
+    for row in bench_policy(Policies(["mlp:64x2"]), batches=[8], schemes=["fp32", "int8"], seconds=2):
         print(row["runtime"], row["scheme"], row["us"])
 
 Names are resolved on first use: importing this package loads neither torch nor onnxruntime.
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from accel.bench.bits import bench_bits
     from accel.bench.inference import bench_inference
     from accel.bench.learner import bench_learner
+    from accel.bench.policies import Policies
     from accel.bench.policy import bench_policy
     from accel.bench.refresh import bench_refresh
 
 _HOMES = {
+    "Policies": "policies",
     "bench_actor": "actor",
     "bench_bits": "bits",
     "bench_inference": "inference",
@@ -31,6 +33,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Policies",
     "bench_actor",
     "bench_bits",
     "bench_inference",

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -19,17 +18,16 @@ from accel.acting.policy import ActingPolicy, SessionPolicy
 from accel.acting.rules import Sampler, make_sampler
 from accel.acting.torch_policy import TorchPolicy, serialise_module
 from accel.algorithms.catalogue import agreement_for
-from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtimes, check_schemes, check_source
+from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtimes, check_schemes
+from accel.bench.policies import NO_MISMATCH, MeasuredPolicy, Policies, of_free_actors, placed
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
-from accel.bench.subject import NO_MISMATCH, Subject, make_subject, of_free_actors, placed
-from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.envs import make_vector_env
 from accel.envs.base import Actions
-from accel.errors import ConfigError
 from accel.networks.policy import PolicyModule
 from accel.runs.trained_policy import TrainedPolicy
+from accel.system.timing import interleave, torch_threads
 from accel.transport.base import PolicyUpdate
 from accel.transport.local import LocalTransport
 
@@ -40,10 +38,8 @@ logger = logging.getLogger("accel")
 
 
 def bench_actor(
-    config: TrainConfig | None = None,
+    policies: Policies,
     *,
-    networks: Sequence[str] = ("mlp:64x2",),
-    run: Path | TrainedPolicy | None = None,
     envs_per_actor: Sequence[int] = (1, 8, 64),
     schemes: Sequence[str] = SCHEMES,
     runtimes: Sequence[str] = RUNTIMES,
@@ -53,16 +49,13 @@ def bench_actor(
 ) -> list[Row]:
     """Time the actor loop on one thread: environments, policy, sampling, filling and sending unrolls.
 
-        rows = bench_actor(TrainConfig.create(env="CartPole-v1"), networks=["mlp:64x2"], envs_per_actor=[8])
+        rows = bench_actor(Policies(run=Path("results/cheetah")), envs_per_actor=[8])
 
     Actors of each runtime and scheme run in turns with environments that random actions step alone. Policies do not
     change; ``bench_refresh`` measures loading.
 
     Args:
-        config: environment, its options, unroll length and network options; None: the defaults, CartPole-v1.
-        networks: network texts, instead of the config's; weights are random.
-        run: a run's directory or a trained policy: its environment, network and weights; excludes ``config`` and
-            ``networks``.
+        policies: what acts, in CartPole-v1 where these have no environment.
         envs_per_actor: environments that one actor steps together.
         schemes: compression schemes. Full precision is always measured too.
         runtimes: ``torch`` (eager, uncompressed), ``onnxruntime``, ``native`` (compiled kernels, for the policies that
@@ -81,27 +74,22 @@ def bench_actor(
         ``bytes``; ``weights``, and ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``cpu_share``;
         threads, machine and versions.
     Raises:
-        ConfigError: an empty list, an unknown network or runtime, a count that is not positive, a run beside a config.
-        SchemeError: an unknown scheme. EnvError, MissingExtraError: the environment cannot be made.
-        RunDirectoryError, CheckpointError: the run cannot be read.
+        ConfigError: an empty list, an unknown runtime, a count that is not positive.
+        SchemeError: an unknown scheme. What ``Policies`` raises.
     """
     check_budget(seconds, repeats)
     schemes, counts = check_schemes(schemes), check_counts(envs_per_actor, "envs-per-actor")
     check_runtimes(runtimes, RUNTIMES)
-    texts = check_source(networks, run, config)
-    if isinstance(run, TrainedPolicy) and run.recorded is not None:
-        raise ConfigError("recorded observations cannot be played: give --env in place of --observations")
-    config = config or TrainConfig.create()
-    budget_s = seconds / len(texts) / len(counts)
+    policies = policies.in_environment()
+    budget_s = seconds / len(policies) / len(counts)
     rows: list[Row] = []
     with torch_threads():
-        for text in texts:
-            subject = make_subject(text, None, config, run, config.policy.activation)
-            logger.info("compressing %s", subject.network)
-            contest = _ActorCells(subject, schemes, runtimes, notify)
+        for policy in policies:
+            logger.info("compressing %s", policy.network)
+            cells = _ActorCells(policy, schemes, runtimes, notify)
             for envs in counts:
-                logger.info("measuring %s, environments per actor: %d", subject.network, envs)
-                rows += contest.measure(envs, budget_s, repeats)
+                logger.info("measuring %s, environments per actor: %d", policy.network, envs)
+                rows += cells.measure(envs, budget_s, repeats)
     shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
 
@@ -109,19 +97,19 @@ def bench_actor(
 class _ActorCells:
     """One network on each runtime and under each scheme that supports it."""
 
-    def __init__(self, subject: Subject, schemes: Sequence[str], runtimes: Sequence[str], notify: Notify) -> None:
-        self._subject = subject
+    def __init__(self, policy: MeasuredPolicy, schemes: Sequence[str], runtimes: Sequence[str], notify: Notify) -> None:
+        self._policy = policy
         self._payloads: dict[tuple[str, str], bytes] = {}
-        artifacts = subject.artifacts(schemes, notify) if {*runtimes} - {"torch"} else {}
+        artifacts = policy.artifacts(schemes, notify) if {*runtimes} - {"torch"} else {}
         if "torch" in runtimes:
-            self._payloads["torch", FULL_PRECISION] = serialise_module(subject.run.policy)
+            self._payloads["torch", FULL_PRECISION] = serialise_module(policy.run.policy)
         for runtime, scheme, artifact in placed(artifacts, runtimes, notify):
             self._payloads[runtime, scheme] = artifact.to_bytes()
-        self._mismatches = {scheme: subject.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
+        self._mismatches = {scheme: policy.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
 
     def measure(self, envs: int, budget_s: float, repeats: int) -> list[Row]:
         """Rows for one number of environments."""
-        run = replace(self._subject.run, config=self._subject.run.config.replace(envs_per_actor=envs))
+        run = replace(self._policy.run, config=self._policy.run.config.replace(envs_per_actor=envs))
         takers: dict[tuple[str, str], Callable[[], Split]] = {}
         with ExitStack() as stack:
             random = RandomStepper(run.config)
@@ -144,10 +132,10 @@ class _ActorCells:
 
     def _cell(self, key: tuple[str, str], envs: int, taken: Sequence[Split], env_only: Sequence[Split]) -> Row:
         runtime, scheme = key
-        config = self._subject.run.config
+        config = self._policy.run.config
         row: Row = {
             "env": config.environment.env,
-            "network": self._subject.network,
+            "network": self._policy.network,
             "runtime": runtime,
             "scheme": scheme,
             "envs": envs,
@@ -164,8 +152,8 @@ class _ActorCells:
         row |= {"python_us_per_vector_step": (total - env_us - session_us) * envs if in_session else None}
         row |= self._mismatches[scheme] if in_session else NO_MISMATCH
         row |= {
-            "weights": self._subject.weights,
-            "inputs": self._subject.source,
+            "weights": self._policy.weights,
+            "inputs": self._policy.source,
             "unroll_length": config.acting.unroll_length,
         }
         return row | {"bytes": len(self._payloads[key]), "samples": len(taken)}

@@ -13,19 +13,6 @@ from accel.networks import parse_network
 SCHEMES = ("fp32", "int8")
 
 
-def check_source(networks: Sequence[str], run: object | None, *others: object) -> tuple[str, ...]:
-    """Canonical network texts; one empty text for a run, which has its own network.
-
-    Raises:
-        ConfigError: an unknown network, an empty list, or a run together with another environment or layout.
-    """
-    if run is None:
-        return check_networks(networks)
-    if any(other is not None for other in others):
-        raise ConfigError("a run brings its own environment and network: leave out the others")
-    return ("",)
-
-
 def check_networks(networks: Sequence[str]) -> tuple[str, ...]:
     """Canonical texts. Raises ConfigError for an unknown one, and for an empty list."""
     _require(networks, "network")

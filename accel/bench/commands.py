@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from accel.bench import advice
+from accel.bench.advice import advise
 from accel.bench.checks import SCHEMES, check_networks
 from accel.bench.rows import Notify, Row
 from accel.config import TrainConfig
@@ -20,25 +20,13 @@ from accel.config.parts import Activation
 from accel.display.arguments import argument
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
-from accel.imports.policy_source import (
-    DiscreteActions,
-    Module,
-    Normaliser,
-    PolicyActivation,
-    PolicyPath,
-    PolicySource,
-    RecordedRows,
-    Rule,
-    Weights,
-)
+from accel.imports.policy_source import PolicyActivation, PolicySource
 
 if TYPE_CHECKING:
-    from accel.runs.trained_policy import TrainedPolicy
+    from accel.bench.policies import Policies
 
 _SCHEMES = ",".join(SCHEMES)
-_POLICY_NETWORKS = "mlp:64x2"
-_REFRESH_NETWORKS = "mlp:64x2,mlp:256x2,mlp:512x3"
-_ACTOR_ENV, _UNROLL_LENGTH = "CartPole-v1", 20
+_NETWORKS = "mlp:64x2"
 _COMMA = re.compile(r",(?![^()]*\))")
 
 Networks = Annotated[
@@ -48,20 +36,6 @@ Networks = Annotated[
     ),
 ]
 Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is measured as int8")]
-TorsoActivation = Annotated[Activation, tyro.conf.arg(help="activation of mlp torsos")]
-RunPath = Annotated[Path | None, tyro.conf.arg(help="run directory: its network and trained weights")]
-Env = Annotated[str | None, tyro.conf.arg(help="gymnasium id, or module:id to import the module first")]
-Shape = Annotated[str | None, tyro.conf.arg(help="such as 17, or 4,84,84 for uint8 images")]
-Actions = Annotated[str | None, tyro.conf.arg(help="6: one of six choices; 3,2: several choices; box:6: continuous")]
-Pairs = Annotated[tuple[str, ...], tyro.conf.arg(help="k=v for the environment's constructor; may be repeated")]
-Wrappers = Annotated[tuple[str, ...], tyro.conf.arg(help="module:function around each environment; may be repeated")]
-Backend = Annotated[Literal["gymnasium", "envpool"], tyro.conf.arg(help="library that steps the environments")]
-PolicyRuntimes = Annotated[
-    str,
-    tyro.conf.arg(
-        help="any of torch, torch.compile (takes seconds to minutes), onnxruntime and native (compiled kernels)"
-    ),
-]
 Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; cells are measured in turns")]
 
 _ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions", "normalise_observations", "activation")
@@ -72,8 +46,8 @@ class Measured:
     """Rows and how to show them.
 
     Attributes:
-        kind: of table and figure.
-        lines: recommendations.
+        kind: of table.
+        lines: recommendations and explanations.
     """
 
     kind: str
@@ -83,21 +57,23 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputOptions(ABC):
-    """Files for the results."""
+class BenchOptions(ABC):
+    """What every benchmark has."""
 
     json: Annotated[Path | None, tyro.conf.arg(help="write the rows to this file, a JSON list of flat objects")] = None
-    plot: Annotated[
-        Path | None, tyro.conf.arg(help="draw the rows: FILE.png, .svg, .pdf, or .csv with their values")
-    ] = None
 
     @abstractmethod
     def measure(self, refuse: Notify) -> Measured:
         """Measure what the options say; ``refuse`` gets a message about each scheme that does not work here."""
 
+    def _given(self, *names: str) -> str:
+        """Those options that are given, as flags."""
+        given = [name for name in names if getattr(self, name, None) != getattr(type(self), name, None)]
+        return ", ".join(f"--{name.replace('_', '-')}" for name in given)
+
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetOptions(OutputOptions):
+class BudgetOptions(BenchOptions):
     """Limits of measuring time."""
 
     seconds: Annotated[float, tyro.conf.arg(help="total measuring time, without set-up")] = 20.0
@@ -105,18 +81,24 @@ class BudgetOptions(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentOptions(OutputOptions):
-    """A trained run, or an environment with its options."""
+class EnvironmentOptions(BenchOptions):
+    """A trained run, or networks in an environment with its options."""
 
-    run: RunPath = None
-    env: Env = None
-    env_arg: Pairs = ()
-    wrapper: Wrappers = ()
-    backend: Backend = "gymnasium"
+    run: Annotated[Path | None, tyro.conf.arg(help="run directory: its network and trained weights")] = None
+    env: Annotated[str | None, tyro.conf.arg(help="gymnasium id, or module:id to import the module first")] = None
+    env_arg: Annotated[
+        tuple[str, ...], tyro.conf.arg(help="k=v for the environment's constructor; may be repeated")
+    ] = ()
+    wrapper: Annotated[
+        tuple[str, ...], tyro.conf.arg(help="module:function around each environment; may be repeated")
+    ] = ()
+    backend: Annotated[Literal["gymnasium", "envpool"], tyro.conf.arg(help="library that steps the environments")] = (
+        "gymnasium"
+    )
     squash_actions: Annotated[bool, tyro.conf.arg(help="tanh-squash Box actions into their bounds")] = False
     normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise observations in the exported graph")] = False
     network: Networks = None
-    activation: TorsoActivation = "tanh"
+    activation: Annotated[Activation, tyro.conf.arg(help="activation of mlp torsos")] = "tanh"
 
     def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
         """The configuration of ``env`` and its options; None without an environment.
@@ -128,68 +110,31 @@ class EnvironmentOptions(OutputOptions):
             ConfigError: an option is invalid, contradicts ``run`` or needs an environment.
         """
         if self.run is not None:
-            if said := self._said(*_ENVIRONMENT):
-                raise ConfigError(f"--run brings its own environment and network: leave out {said}")
+            if given := self._given(*_ENVIRONMENT):
+                raise ConfigError(f"--run brings its own environment and network: leave out {given}")
             return None
         env = default if self.env is None else self.env
         if env is None:
-            if said := self._said(*(name for name in _ENVIRONMENT if name != "activation")):
-                raise ConfigError(f"{said}: these need an environment, give --env too")
+            if given := self._given(*(name for name in _ENVIRONMENT if name != "activation")):
+                raise ConfigError(f"{given}: these need an environment, give --env too")
             return None
-        given = {name: getattr(self, name) for name in _ENVIRONMENT}
-        return TrainConfig.create(**{**given, "env": env}, **options)
+        return TrainConfig.create(**{**{name: getattr(self, name) for name in _ENVIRONMENT}, "env": env}, **options)
 
-    def _said(self, *names: str) -> str:
-        """Those options that are given, as flags."""
-        given = [name for name in names if getattr(self, name, None) != getattr(type(self), name, None)]
-        return ", ".join(f"--{name.replace('_', '-')}" for name in given)
-
-    def _networks(self, default: str) -> list[str]:
+    def networks(self, default: str = _NETWORKS) -> list[str]:
+        """The networks' texts. Raises ConfigError beside a run."""
         if self.network is not None and self.run is not None:
             raise ConfigError("--run brings its own network: leave --network out")
         return texts(default if self.network is None else self.network)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubjectOptions(EnvironmentOptions):
-    """A trained run, an environment with its options, or a policy that others trained."""
-
-    module: Module = None
-    weights: Weights = None
-    policy: PolicyPath = None
-    rule: Rule = "greedy"
-    policy_activation: PolicyActivation = None
-    normaliser: Normaliser = None
-    observations: RecordedRows = None
-    discrete: DiscreteActions = False
-
-    def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
-        """See ``EnvironmentOptions.environment``; None beside an imported policy, which has its own."""
-        return super().environment(default, **options) if self.module is None and self.policy is None else None
-
-    def trained(self) -> Path | TrainedPolicy | None:
-        """The run, or the policy of --policy or --module; None without one.
-
-        Raises:
-            ConfigError: options that contradict each other. CheckpointError, EnvError: it cannot be read or played.
-        """
-        if self.module is None and self.policy is None:
-            if said := self._said("weights", "rule", "policy_activation", "normaliser", "observations", "discrete"):
-                raise ConfigError(f"{said}: these are for --policy and --module, give one of them too")
-            return self.run
-        own = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
-        if said := self._said(*own):
-            raise ConfigError(f"--policy and --module bring their own network: leave out {said}")
-        shared = {field.name: getattr(self, field.name) for field in fields(PolicySource) if hasattr(self, field.name)}
-        return PolicySource(**shared | {"activation": self.policy_activation}).load()
-
-
-@dataclass(frozen=True, kw_only=True)
 class LayoutOptions(EnvironmentOptions):
     """A policy's observations and actions."""
 
-    observation_shape: Shape = None
-    actions: Actions = None
+    observation_shape: Annotated[str | None, tyro.conf.arg(help="such as 17, or 4,84,84 for uint8 images")] = None
+    actions: Annotated[
+        str | None, tyro.conf.arg(help="6: one of six choices; 3,2: several choices; box:6: continuous")
+    ] = None
 
     def spec(self) -> EnvSpec | None:
         """The layout of the given shape and actions, None without them. Raises ConfigError."""
@@ -204,7 +149,44 @@ class LayoutOptions(EnvironmentOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyOptions(SubjectOptions, LayoutOptions, BudgetOptions):
+class PoliciesOptions(EnvironmentOptions, PolicySource):
+    """A trained run, networks with random weights, or a policy that others trained."""
+
+    policy_activation: PolicyActivation = None
+
+    def policies(
+        self, networks: str = _NETWORKS, *, spec: EnvSpec | None = None, default: str | None = None, **options: object
+    ) -> Policies:
+        """What is measured.
+
+        Args:
+            networks, default: where no network or environment is given.
+            spec: of observations and actions. options: of the configuration.
+        Raises:
+            ConfigError: options that contradict each other. CheckpointError, EnvError: it cannot be read or played.
+        """
+        from accel.bench.policies import Policies
+
+        if self.module is None and self.policy is None:
+            imported = ("weights", "rule", "policy_activation", "normaliser", "observations", "discrete")
+            if given := self._given(*imported):
+                raise ConfigError(f"{given}: these are for --policy and --module, give one of them too")
+            config, chosen = self.environment(default, **options), self.networks(networks)
+            if self.run is None or self.which == "newest":
+                return Policies(chosen, config, spec, self.activation, self.run)
+            from accel.runs.loading import load_run
+
+            return Policies(run=load_run(self.run, which=self.which))
+        own = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
+        if given := self._given(*own):
+            raise ConfigError(f"--policy and --module bring their own network: leave out {given}")
+        values = {field.name: getattr(self, field.name) for field in fields(PolicySource)}
+        policy = PolicySource(**values | {"activation": self.policy_activation}).load()
+        return Policies(run=replace(policy, config=policy.config.replace(**options)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
     """Microseconds, bytes and mismatch of a policy call: torch, torch.compile, each scheme on onnxruntime and native.
 
     Observations and actions come from --run, --env, or --observation-shape and --actions. Default: 4x84x84 frames and 6
@@ -214,31 +196,32 @@ class PolicyOptions(SubjectOptions, LayoutOptions, BudgetOptions):
 
     batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,64"
     schemes: Schemes = _SCHEMES
-    runtimes: PolicyRuntimes = "torch,torch.compile,onnxruntime,native"
+    runtimes: Annotated[
+        str,
+        tyro.conf.arg(
+            help="any of torch, torch.compile (takes seconds to minutes), onnxruntime and native (compiled kernels)"
+        ),
+    ] = "torch,torch.compile,onnxruntime,native"
 
     def measure(self, refuse: Notify) -> Measured:
-        """See ``OutputOptions.measure``."""
+        """See ``BenchOptions.measure``."""
         from accel.bench.policy import bench_policy
 
         rows = bench_policy(
-            self._networks(_POLICY_NETWORKS),
+            self.policies(spec=self.spec()),
             batches=integers(self.batch),
             schemes=texts(self.schemes),
             runtimes=texts(self.runtimes),
-            spec=self.spec(),
-            config=self.environment(),
-            run=self.trained(),
-            activation=self.activation,
             seconds=self.seconds,
             repeats=self.repeats,
             notify=refuse,
         )
         title = f"Policy: µs per call; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
-        return Measured("policy", rows, title, advice.advise_policy(rows))
+        return Measured("policy", rows, title, advise("policy", rows))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorOptions(SubjectOptions, BudgetOptions):
+class ActorOptions(PoliciesOptions, BudgetOptions):
     """Microseconds per environment step of the actor loop: environment, policy and overhead, for each scheme.
 
     The environment alone, stepped by random actions, is measured as the lower limit. Without --run and --env:
@@ -253,10 +236,7 @@ class ActorOptions(SubjectOptions, BudgetOptions):
     envs_per_actor: Annotated[
         str | None, argument("environments stepped together, separated by commas; default: 1,8,64, central: 8")
     ] = None
-    schemes: Annotated[
-        str | None,
-        argument("compression schemes, separated by commas; default: fp32 and int8"),
-    ] = None
+    schemes: Schemes = _SCHEMES
     runtimes: Annotated[
         str | None,
         argument("any of torch (eager), onnxruntime and native (compiled kernels); default: all; not with central"),
@@ -264,71 +244,50 @@ class ActorOptions(SubjectOptions, BudgetOptions):
     unroll_length: Annotated[int | None, argument("T, vector steps per unroll; default: 20, or the run's")] = None
 
     def measure(self, refuse: Notify) -> Measured:
-        """See ``OutputOptions.measure``."""
+        """See ``BenchOptions.measure``."""
         from accel.bench.actor import RUNTIMES, bench_actor
-        from accel.runs.trained_policy import TrainedPolicy
+        from accel.bench.inference import bench_inference
 
         if self.run is not None and self.unroll_length is not None:
             raise ConfigError("--run brings its own unrolls: leave out --unroll-length")
-        length = _UNROLL_LENGTH if self.unroll_length is None else self.unroll_length
-        config, run = self.environment(_ACTOR_ENV, unroll_length=length), self.trained()
-        if isinstance(run, TrainedPolicy):
-            run = replace(run, config=run.config.replace(unroll_length=length))
-        networks = self._networks(_POLICY_NETWORKS)
-        if self.inference == "central":
-            return self._central(config, networks, run, refuse)
-        if self.actors is not None:
+        central = self.inference == "central"
+        if self.actors is not None and not central:
             raise ConfigError("--actors is for --inference central: otherwise one actor is timed")
-        rows = bench_actor(
-            config,
-            networks=networks,
-            run=run,
-            envs_per_actor=integers("1,8,64" if self.envs_per_actor is None else self.envs_per_actor),
-            schemes=SCHEMES if self.schemes is None else texts(self.schemes),
-            runtimes=RUNTIMES if self.runtimes is None else texts(self.runtimes),
-            seconds=self.seconds,
-            repeats=self.repeats,
-            notify=refuse,
-        )
-        first = rows[0]
-        title = (
-            f"Actor: µs per environment step of {first['env']}, unrolls of {first['unroll_length']}, "
-            f"{first['weights']} weights"
-        )
-        return Measured("actor", rows, title, advice.advise_actor(rows))
-
-    def _central(
-        self,
-        config: TrainConfig | None,
-        networks: Sequence[str],
-        run: Path | TrainedPolicy | None,
-        refuse: Notify,
-    ) -> Measured:
-        from accel.bench.inference import bench_inference
-
-        if self.runtimes is not None:
+        if self.runtimes is not None and central:
             raise ConfigError("--inference central compares actors with compressed policies: leave out --runtimes")
-        rows = bench_inference(
-            config,
-            networks=networks,
-            run=run,
-            actors=2 if self.actors is None else self.actors,
-            envs_per_actor=integers("8" if self.envs_per_actor is None else self.envs_per_actor),
-            schemes=SCHEMES if self.schemes is None else texts(self.schemes),
-            seconds=self.seconds,
-            repeats=self.repeats,
-            notify=refuse,
-        )
+        length = 20 if self.unroll_length is None else self.unroll_length
+        policies = self.policies(default="CartPole-v1", unroll_length=length)
+        counts, schemes = integers(self.envs_per_actor or ("8" if central else "1,8,64")), texts(self.schemes)
+        if central:
+            actors = 2 if self.actors is None else self.actors
+            rows = bench_inference(
+                policies,
+                actors=actors,
+                envs_per_actor=counts,
+                schemes=schemes,
+                seconds=self.seconds,
+                repeats=self.repeats,
+                notify=refuse,
+            )
+            what = f"Inference: environment steps per second of {actors} actors together, "
+        else:
+            rows = bench_actor(
+                policies,
+                envs_per_actor=counts,
+                schemes=schemes,
+                runtimes=RUNTIMES if self.runtimes is None else texts(self.runtimes),
+                seconds=self.seconds,
+                repeats=self.repeats,
+                notify=refuse,
+            )
+            what = "Actor: µs per environment step of "
         first = rows[0]
-        title = (
-            f"Inference: environment steps per second of {first['actors']} actors together, {first['env']}, unrolls of "
-            f"{first['unroll_length']}"
-        )
-        return Measured("inference", rows, title, advice.advise_inference(rows))
+        title = f"{what}{first['env']}, unrolls of {first['unroll_length']}, {first['weights']} weights"
+        return Measured("inference" if central else "actor", rows, title, [] if central else advise("actor", rows))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
+class RefreshOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
     """Milliseconds from new weights to a loaded policy: bind, requantise, serialise, load; and the break-even.
 
     Break-even: the environment steps per refresh from which on an actor is faster than with fp32. Your
@@ -339,17 +298,13 @@ class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
     envs: Annotated[int, tyro.conf.arg(help="environments per actor")] = 8
 
     def measure(self, refuse: Notify) -> Measured:
-        """See ``OutputOptions.measure``."""
+        """See ``BenchOptions.measure``."""
         from accel.bench.refresh import bench_refresh
 
         rows = bench_refresh(
-            self._networks(_REFRESH_NETWORKS),
+            self.policies("mlp:64x2,mlp:256x2,mlp:512x3", spec=self.spec()),
             envs=self.envs,
             schemes=texts(self.schemes),
-            spec=self.spec(),
-            config=self.environment(),
-            run=self.trained(),
-            activation=self.activation,
             seconds=self.seconds,
             repeats=self.repeats,
             notify=refuse,
@@ -359,14 +314,14 @@ class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
         )
         lines = [
             "per M: requantise and serialise per million parameters; schedule, upkeep: periodic work per publication, "
-            "in a background thread and in the learner's",
-            *advice.advise_refresh(rows),
+            "in a background thread and in the learner's; break-even: environment steps per refresh",
+            *advise("refresh", rows),
         ]
         return Measured("refresh", rows, title, lines)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BitsOptions(SubjectOptions, LayoutOptions):
+class BitsOptions(PoliciesOptions, LayoutOptions):
     """Mismatch, bytes and, on request, return of a policy quantised to 2 to 8 bits, simulated in floating point.
 
     Each width is measured twice: with weights quantised, and with weights and activations quantised. There are schemes
@@ -380,22 +335,18 @@ class BitsOptions(SubjectOptions, LayoutOptions):
     seed: Annotated[int, tyro.conf.arg(help="seed of the episodes, the same ones at each width")] = 0
 
     def measure(self, refuse: Notify) -> Measured:
-        """See ``OutputOptions.measure``."""
+        """See ``BenchOptions.measure``."""
         from accel.bench.bits import bench_bits
 
         rows = bench_bits(
-            self._networks(_POLICY_NETWORKS),
+            self.policies(spec=self.spec()),
             bits=integers(self.bits),
             per_channel=self.per_channel,
-            spec=self.spec(),
-            config=self.environment(),
-            run=self.trained(),
-            activation=self.activation,
             episodes=self.episodes,
             seed=self.seed,
         )
         title = f"Bits, simulated in floating point; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
-        return Measured("bits", rows, title, advice.advise_bits(rows))
+        return Measured("bits", rows, title, ["what runs: weights of 2 to 8 bits as int8(w2) to int8, int4 by blocks"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,8 +377,8 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
         """The preset's configuration, None without one. Raises ConfigError: an option contradicts the preset."""
         if self.preset is None:
             return None
-        if said := self._said("run", *_ENVIRONMENT, "observation_shape", "actions"):
-            raise ConfigError(f"--preset brings its own training: leave out {said}")
+        if given := self._given("run", *_ENVIRONMENT, "observation_shape", "actions"):
+            raise ConfigError(f"--preset brings its own training: leave out {given}")
         return TrainConfig.create(**load_preset(self.preset))
 
     def changed(self, config: TrainConfig) -> TrainConfig:
@@ -446,11 +397,11 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
             raise ConfigError(f"--passes and --minibatches above 1 train with ppo: {error}") from None
 
     def measure(self, refuse: Notify) -> Measured:
-        """See ``OutputOptions.measure``."""
+        """See ``BenchOptions.measure``."""
         from accel.bench.learner import bench_learner
-        from accel.bench.subject import default_spec, environment_spec
+        from accel.bench.policies import default_spec, environment_spec
 
-        spec, config, given = self.spec(), self.training(), self._networks(_POLICY_NETWORKS)
+        spec, config, given = self.spec(), self.training(), self.networks()
         if self.run is not None:
             from accel.runs.loading import load_run
 
@@ -481,11 +432,8 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
             f"Learner: µs per environment step; {first['T']} x {first['B']} steps, {first['algorithm']}, "
             f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
         )
-        lines = [
-            *advice.advise_learner(rows),
-            "compression gains nothing where the actors together are faster than the learner",
-        ]
-        return Measured("learner", rows, title, lines)
+        line = "compression gains nothing where the actors together are faster than the learner"
+        return Measured("learner", rows, title, [line])
 
 
 Options = (

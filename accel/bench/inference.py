@@ -9,15 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accel.algorithms.catalogue import agreement_for
-from accel.bench.checks import check_budget, check_counts, check_schemes, check_source
+from accel.bench.checks import check_budget, check_counts, check_schemes
 from accel.bench.inference_job import Acted, ActingJob
+from accel.bench.policies import MeasuredPolicy, Policies, of_free_actors
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, spread
-from accel.bench.subject import Subject, make_subject, of_free_actors
-from accel.bench.timing import CoreShare
 from accel.compressors.artifact import CompressedPolicy
-from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
-from accel.runs.trained_policy import TrainedPolicy
+from accel.system.timing import CoreShare
 
 INFERENCES = ("local", "central")
 SCHEMES = (FULL_PRECISION, "int8")
@@ -27,10 +25,8 @@ logger = logging.getLogger("accel")
 
 
 def bench_inference(
-    config: TrainConfig | None = None,
+    policies: Policies,
     *,
-    networks: Sequence[str] = ("mlp:64x2",),
-    run: Path | TrainedPolicy | None = None,
     actors: int = 2,
     envs_per_actor: Sequence[int] = (8,),
     schemes: Sequence[str] = SCHEMES,
@@ -45,8 +41,7 @@ def bench_inference(
     cells run in turns.
 
     Args:
-        config: environment, its options, unroll length and network options; None: the defaults, CartPole-v1.
-        networks, run, envs_per_actor, schemes: as for ``bench_actor``. Full precision is always measured too.
+        policies, envs_per_actor, schemes: as for ``bench_actor``. Full precision is always measured too.
         actors: processes that step environments.
         seconds: total measuring time, without starting jobs, which takes several seconds each.
         repeats: jobs of each cell at most, each measured for two seconds or more.
@@ -59,25 +54,22 @@ def bench_inference(
         (of its mean step); ``speedup_local``, over the local policy of the same scheme; ``raw_env_steps_per_s``, each
         job's; ``cpu_share``; ``bytes``; machine and versions.
     Raises:
-        ConfigError, SchemeError, EnvError, RunDirectoryError, CheckpointError: as ``bench_actor``.
+        ConfigError, SchemeError: as ``bench_actor``, and what ``Policies`` raises.
         LaunchError: no mpirun, or a job failed.
     """
     check_budget(seconds, repeats)
     schemes, counts = check_schemes(schemes), check_counts(envs_per_actor, "envs-per-actor")
     check_counts((actors,), "actors")
-    texts = check_source(networks, run, config)
-    config = (config or TrainConfig.create()).replace(actors=actors)
     share = CoreShare(1)
     with tempfile.TemporaryDirectory() as directory:
         cells: list[_Cell] = []
-        for text in texts:
-            subject = make_subject(text, None, config, run, config.policy.activation)
-            logger.info("compressing %s", subject.network)
-            artifacts = subject.artifacts(schemes, notify)
+        for measured in policies.in_environment(actors=actors):
+            logger.info("compressing %s", measured.network)
+            artifacts = measured.artifacts(schemes, notify)
             for envs in counts:
                 for scheme, artifact in artifacts.items():
                     files = _write(artifact, Path(directory) / str(len(cells)))
-                    cells += [_make_cell(subject, actors, envs, kind, scheme, files) for kind in INFERENCES]
+                    cells += [_make_cell(measured, actors, envs, kind, scheme, files) for kind in INFERENCES]
         rounds = max(1, min(repeats, int(seconds / SAMPLE_S / len(cells))))
         sample_s = seconds / rounds / len(cells)
         for turn in range(1, rounds + 1):
@@ -115,8 +107,10 @@ class _Cell:
         return row | {"raw_cpu_s_per_million": " ".join(f"{value:.4g}" for value in used)}
 
 
-def _make_cell(subject: Subject, actors: int, envs: int, kind: str, scheme: str, files: Sequence[Path]) -> _Cell:
-    run = subject.run
+def _make_cell(
+    measured: MeasuredPolicy, actors: int, envs: int, kind: str, scheme: str, files: Sequence[Path]
+) -> _Cell:
+    run = measured.run
     changes = {"actors": actors, "envs_per_actor": envs, "inference": kind, "pin_cores": False, "compressor": scheme}
     config = of_free_actors(run.config).replace(**changes)
     rule = run.rule
@@ -124,8 +118,8 @@ def _make_cell(subject: Subject, actors: int, envs: int, kind: str, scheme: str,
         config, run.spec, run.policy.state_shapes, run.rule_spec, rule.output_size, rule.explores
     )
     told = ActorConfig.of(config, schemes=(scheme,))
-    row: Row = {"env": config.environment.env, "network": subject.network, "envs": envs, "actors": actors}
-    row |= {"inference": kind, "scheme": scheme, "weights": subject.weights, "bytes": files[0].stat().st_size}
+    row: Row = {"env": config.environment.env, "network": measured.network, "envs": envs, "actors": actors}
+    row |= {"inference": kind, "scheme": scheme, "weights": measured.weights, "bytes": files[0].stat().st_size}
     row |= {"unroll_length": config.acting.unroll_length}
     return _Cell(row, ActingJob(told.to_json(), agreement.to_json(), scheme, [str(file) for file in files], 0.0))
 

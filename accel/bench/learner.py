@@ -15,7 +15,6 @@ from accel.algorithms.exchange import LocalGradients
 from accel.algorithms.graphs import WARM_RUNS, make_runner, why_unrecorded
 from accel.bench.checks import check_budget
 from accel.bench.rows import Notify, Row, number, provenance, spread
-from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
@@ -26,6 +25,7 @@ from accel.learning.device import choose_device, choose_precision, keep_freed_me
 from accel.monitor.timers import DevicePhases, HostPhases, PhaseTimer, UpdatePhases
 from accel.networks.dense import torch_alone
 from accel.system.machine import read_machine
+from accel.system.timing import interleave, torch_threads
 
 PRECISIONS = ("none", "bf16")
 EAGER = "eager"

@@ -7,7 +7,6 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +14,13 @@ import torch
 from torch import nn
 
 from accel.acting.torch_policy import serialise_module
-from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtimes, check_schemes, check_source
+from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtimes, check_schemes
+from accel.bench.policies import NO_MISMATCH, Inputs, MeasuredPolicy, Policies, placed
 from accel.bench.rows import FULL_PRECISION, Notify, Row, provenance, speedups, spread
-from accel.bench.subject import NO_MISMATCH, Inputs, Subject, make_subject, placed
-from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.runtime import PolicySession, Runtime
-from accel.config import TrainConfig
-from accel.envs.spaces import EnvSpec
 from accel.runs.trained_policy import TrainedPolicy
+from accel.system.timing import interleave, timed_calls, torch_threads
 
 Call = Callable[[], npt.NDArray[np.generic]]
 
@@ -34,34 +31,26 @@ logger = logging.getLogger("accel")
 
 
 def bench_policy(
-    networks: Sequence[str] = ("mlp:64x2",),
+    policies: Policies,
     *,
     batches: Sequence[int] = (1, 8, 64),
     schemes: Sequence[str] = SCHEMES,
     runtimes: Sequence[str] = RUNTIMES,
-    spec: EnvSpec | None = None,
-    config: TrainConfig | None = None,
-    run: Path | TrainedPolicy | None = None,
-    activation: str = "tanh",
     seconds: float = 20.0,
     repeats: int = 50,
     notify: Notify = logger.info,
 ) -> list[Row]:
     """Time one call of a policy on one thread, runtimes and schemes in turns, and measure the schemes' mismatch.
 
-        rows = bench_policy(["mlp:256x2"], batches=[8], schemes=["fp32", "int8"], runtimes=["torch", "onnxruntime"])
+        rows = bench_policy(Policies(["mlp:256x2"]), batches=[8], schemes=["fp32", "int8"])
 
     Args:
-        networks: network texts; ignored with ``run``, which has its own network.
+        policies: what is measured.
         batches: rows per call: environments that one actor steps together.
         schemes: compression schemes. Full precision is always measured too.
         runtimes: any of ``torch`` (eager, in the memory format that is faster here), ``torch.compile`` (compiled for
             each batch, seconds to minutes), ``onnxruntime`` and ``native`` (compiled kernels, for the policies that
             these run here).
-        spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
-        config: a configuration whose environment provides layout and inputs; inputs are random numbers without it.
-        run: a run's directory or a trained policy: its weights, on inputs from its environment.
-        activation: of mlp torsos with random weights, without ``config``.
         seconds: total measuring time, without exporting, compressing and compiling.
         repeats: samples of each cell at most, each 2 ms or one call.
         notify: called with a message about each scheme or runtime that does not work here.
@@ -73,26 +62,23 @@ def bench_policy(
         (``random`` ones say little about mismatch) and ``inputs``; ``memory_format``, ``compile_s``; threads, machine
         and versions.
     Raises:
-        ConfigError: an empty list, an unknown network or runtime, a batch that is not positive, a run beside a config.
-        SchemeError: an unknown scheme. EnvError, MissingExtraError: the environment cannot be made.
-        RunDirectoryError, CheckpointError: the run cannot be read.
+        ConfigError: an empty list, an unknown runtime, a batch that is not positive.
+        SchemeError: an unknown scheme. What ``Policies`` raises.
     """
     check_budget(seconds, repeats)
     batches, schemes = check_counts(batches, "batch"), check_schemes(schemes)
     check_runtimes(runtimes, RUNTIMES)
-    texts = check_source(networks, run, config, spec)
     rows: list[Row] = []
+    budget_s = seconds / len(policies) / len(batches)
     with torch_threads():
-        for text in texts:
-            subject = make_subject(text, spec, config, run, activation)
-            budget_s = seconds / len(texts) / len(batches)
-            rows += _measure(subject, batches, schemes, runtimes, budget_s, repeats, notify)
+        for policy in policies:
+            rows += _measure(policy, batches, schemes, runtimes, budget_s, repeats, notify)
     shared = provenance()
     return [row | shared for row in rows]
 
 
 def _measure(
-    subject: Subject,
+    policy: MeasuredPolicy,
     batches: Sequence[int],
     schemes: Sequence[str],
     runtimes: Sequence[str],
@@ -100,16 +86,16 @@ def _measure(
     repeats: int,
     notify: Notify,
 ) -> list[Row]:
-    logger.info("compressing %s", subject.network)
-    artifacts = subject.artifacts(schemes, notify) if {*runtimes} & {"onnxruntime", "native"} else {}
+    logger.info("compressing %s", policy.network)
+    artifacts = policy.artifacts(schemes, notify) if {*runtimes} & {"onnxruntime", "native"} else {}
     sessions = placed(artifacts, runtimes, notify)
-    mismatches = {scheme: subject.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
-    torch_bytes = len(serialise_module(subject.run.policy))
+    mismatches = {scheme: policy.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
+    torch_bytes = len(serialise_module(policy.run.policy))
     rows: list[Row] = []
     for batch in batches:
-        inputs = {name: np.resize(a, (batch, *a.shape[1:])) for name, a in subject.held_out.items()}
-        calls, compile_s = _calls(subject, inputs, runtimes, sessions, notify)
-        logger.info("measuring %s, batch %d", subject.network, batch)
+        inputs = {name: np.resize(a, (batch, *a.shape[1:])) for name, a in policy.held_out.items()}
+        calls, compile_s = _calls(policy, inputs, runtimes, sessions, notify)
+        logger.info("measuring %s, batch %d", policy.network, batch)
         with torch.inference_mode():
             takers = {key: timed_calls(call) for key, call in calls.items()}
             samples, cpu_share = interleave(takers, budget_s, repeats)
@@ -117,18 +103,18 @@ def _measure(
         for (runtime, scheme), (detail, times_us) in _faster_formats(samples).items():
             is_compressed = not runtime.startswith("torch")
             size = len(artifacts[scheme].to_bytes()) if is_compressed else torch_bytes
-            cell: Row = {"network": subject.network, "batch": batch, "runtime": runtime, "scheme": scheme}
+            cell: Row = {"network": policy.network, "batch": batch, "runtime": runtime, "scheme": scheme}
             cell |= spread("us", times_us) | {"bytes": size, "samples": len(times_us), "cpu_share": cpu_share}
             cell |= mismatches.get(scheme, NO_MISMATCH) if is_compressed else NO_MISMATCH
             cell |= {"memory_format": detail, "compile_s": compile_s if runtime == "torch.compile" else None}
             cells.append(cell)
         rows += [row | speedups(row, cells, "us") for row in cells]
-    shared: Row = {"weights": subject.weights, "inputs": subject.source, "torch_threads": 1, "onnxruntime_threads": 1}
+    shared: Row = {"weights": policy.weights, "inputs": policy.source, "torch_threads": 1, "onnxruntime_threads": 1}
     return [row | shared for row in rows]
 
 
 def _calls(
-    subject: Subject,
+    policy: MeasuredPolicy,
     inputs: Inputs,
     runtimes: Sequence[str],
     sessions: Sequence[tuple[Runtime, str, CompressedPolicy]],
@@ -137,14 +123,14 @@ def _calls(
     """Calls by runtime, scheme and memory format for one batch, and the seconds that ``torch.compile`` took."""
     calls: dict[tuple[str, str, str | None], Call] = {}
     compile_s = 0.0
-    eager = eager_modules(subject.run)
+    eager = eager_modules(policy.run)
     if "torch" in runtimes:
         with torch.inference_mode():
             for layout, module in eager.items():
                 calls["torch", FULL_PRECISION, layout] = torch_call(module, inputs, layout)
     if "torch.compile" in runtimes:
         layout = CHANNELS_LAST if CHANNELS_LAST in eager else CONTIGUOUS
-        logger.info("compiling %s with torch.compile", subject.network)
+        logger.info("compiling %s with torch.compile", policy.network)
         try:
             calls["torch.compile", FULL_PRECISION, layout], compile_s = compiled_call(eager[layout], inputs, layout)
         except (RuntimeError, ImportError, OSError) as error:

@@ -8,18 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.bench.checks import SCHEMES, check_budget, check_counts, check_schemes, check_source
+from accel.bench.checks import SCHEMES, check_budget, check_counts, check_schemes
+from accel.bench.policies import Inputs, MeasuredPolicy, Policies, refusal
 from accel.bench.policy import session_call
 from accel.bench.rows import FULL_PRECISION, Notify, Row, is_faster, number, provenance, spread
-from accel.bench.subject import Inputs, Subject, make_subject, refusal
-from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.verify import verify_artifact
 from accel.compressors.errors import CompressorError
@@ -27,8 +25,6 @@ from accel.compressors.plan import Plan
 from accel.compressors.qat.fake_quantiser import is_quantisation_aware
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
-from accel.config import TrainConfig
-from accel.envs.spaces import EnvSpec
 from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
 from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.level import (
@@ -41,7 +37,7 @@ from accel.publishing.level import (
     interval_updates,
 )
 from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
-from accel.runs.trained_policy import TrainedPolicy
+from accel.system.timing import interleave, timed_calls, torch_threads
 
 _BINDS, _BINDING_S = 3, 1.0
 _UPKEEP_TIMES = 3
@@ -60,32 +56,24 @@ class RefreshTimes(NamedTuple):
 
 
 def bench_refresh(
-    networks: Sequence[str] = ("mlp:64x2", "mlp:512x3"),
+    policies: Policies,
     *,
     envs: int = 8,
     schemes: Sequence[str] = SCHEMES,
-    spec: EnvSpec | None = None,
-    config: TrainConfig | None = None,
-    run: Path | TrainedPolicy | None = None,
-    activation: str = "tanh",
     seconds: float = 20.0,
     repeats: int = 50,
     notify: Notify = logger.info,
 ) -> list[Row]:
     """Time each part of a refresh, from new weights to a loaded policy, schemes in turns, on one thread.
 
-        rows = bench_refresh(["mlp:512x3"], schemes=["fp32", "int8"], envs=8)
+        rows = bench_refresh(Policies(["mlp:512x3"]), schemes=["fp32", "int8"], envs=8)
 
     The weights change before each refresh, so that no cached result is reused.
 
     Args:
-        networks: network texts; ignored with ``run``, which has its own network.
+        policies: what is refreshed; a run brings its intervals.
         envs: environments that the actor steps together: the batch of the session that is loaded and called.
         schemes: compression schemes. Full precision is always measured too.
-        spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
-        config: a configuration whose environment provides layout and inputs; inputs are random numbers without it.
-        run: a run's directory or a trained policy: its weights and intervals, on inputs from its environment.
-        activation: of mlp torsos with random weights, without ``config``.
         seconds: total measuring time, without binding.
         repeats: refreshes of each scheme at most.
         notify: called with a message about each refused scheme.
@@ -100,19 +88,16 @@ def bench_refresh(
         fp32 (0: always, None: never, as the call is no faster); ``break_even_shared_env_steps``, the same
         where the learner's part, upkeep and schedule share the actor's core; threads, machine and versions.
     Raises:
-        ConfigError: an empty list, an unknown network, a count that is not positive, a run beside a config.
-        SchemeError: an unknown scheme. EnvError, MissingExtraError: the environment cannot be made.
-        RunDirectoryError, CheckpointError: the run cannot be read.
+        ConfigError: an empty list, a count that is not positive.
+        SchemeError: an unknown scheme. What ``Policies`` raises.
     """
     check_budget(seconds, repeats)
     (envs,) = check_counts((envs,), "envs")
     schemes = check_schemes(schemes)
-    texts = check_source(networks, run, config, spec)
     rows: list[Row] = []
     with torch_threads():
-        for text in texts:
-            subject = make_subject(text, spec, config, run, activation)
-            rows += _Refreshes(subject, envs, schemes, notify).measure(seconds / len(texts), repeats)
+        for policy in policies:
+            rows += _Refreshes(policy, envs, schemes, notify).measure(seconds / len(policies), repeats)
     rows = [row | break_even(row, rows) for row in rows]
     shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
@@ -121,51 +106,51 @@ def bench_refresh(
 class _Refreshes:
     """One network under each scheme that supports it, refreshed in turns from changing weights."""
 
-    def __init__(self, subject: Subject, envs: int, schemes: Sequence[str], notify: Notify) -> None:
-        self._subject, self._envs = subject, envs
+    def __init__(self, measured: MeasuredPolicy, envs: int, schemes: Sequence[str], notify: Notify) -> None:
+        self._measured, self._envs = measured, envs
         self._plans: dict[str, Plan] = {}
         self._bind_ms: dict[str, float] = {}
         self._mismatches: dict[str, Row] = {}
-        self._weights_change = changing_weights(subject.run.policy)
-        logger.info("binding %s", subject.network)
-        subject.bind(FULL_PRECISION)  # the first export imports the exporter
+        self._weights_change = changing_weights(measured.run.policy)
+        logger.info("binding %s", measured.network)
+        measured.bind(FULL_PRECISION)  # the first export imports the exporter
         for scheme in dict.fromkeys((FULL_PRECISION, *schemes)):
             try:
-                plan, self._bind_ms[scheme] = _timed_bind(subject, scheme)
-                subject.teach(plan)
-                artifact = plan.refresh(subject.run.policy, 0)
+                plan, self._bind_ms[scheme] = _timed_bind(measured, scheme)
+                measured.teach(plan)
+                artifact = plan.refresh(measured.run.policy, 0)
                 PolicySession(artifact, batch=envs)
-                self._plans[scheme], self._mismatches[scheme] = plan, subject.mismatch_of(artifact)
+                self._plans[scheme], self._mismatches[scheme] = plan, measured.mismatch_of(artifact)
             except CompressorError as error:
                 if scheme == FULL_PRECISION:
                     raise
-                notify(refusal(scheme, subject.network, error))
+                notify(refusal(scheme, measured.network, error))
 
     def measure(self, budget_s: float, repeats: int) -> list[Row]:
         """A row for each scheme."""
-        logger.info("refreshing %s", self._subject.network)
+        logger.info("refreshing %s", self._measured.network)
         takers = {scheme: self._taker(plan) for scheme, plan in self._plans.items()}
         samples, cpu_share = interleave(takers, 0.8 * budget_s, repeats)
-        artifacts = {scheme: plan.refresh(self._subject.run.policy, 1) for scheme, plan in self._plans.items()}
+        artifacts = {scheme: plan.refresh(self._measured.run.policy, 1) for scheme, plan in self._plans.items()}
         calls_us = self._calls(artifacts, 0.2 * budget_s, repeats)
-        upkeep = {scheme: upkeep_row(self._subject, scheme, plan) for scheme, plan in self._plans.items()}
-        parameters = sum(tensor.numel() for tensor in self._subject.run.policy.parameters())
+        upkeep = {scheme: upkeep_row(self._measured, scheme, plan) for scheme, plan in self._plans.items()}
+        parameters = sum(tensor.numel() for tensor in self._measured.run.policy.parameters())
         rows: list[Row] = []
         for scheme, taken in samples.items():
-            row: Row = {"network": self._subject.network, "scheme": scheme, "envs": self._envs}
+            row: Row = {"network": self._measured.network, "scheme": scheme, "envs": self._envs}
             row |= {"parameters": parameters, "bind_ms": self._bind_ms[scheme]}
             for name in ("requantise", "serialise", "load"):
                 row |= spread(f"{name}_ms", [1e3 * getattr(times, name) for times in taken])
             learner_ms = [1e3 * (times.requantise + times.serialise) for times in taken]
             row |= {"refresh_ms_per_million_parameters": float(np.median(learner_ms)) * 1e6 / parameters}
             row |= upkeep[scheme] | self._mismatches[scheme]
-            row |= {"weights": self._subject.weights, "inputs": self._subject.source}
+            row |= {"weights": self._measured.weights, "inputs": self._measured.source}
             row |= {"bytes": len(artifacts[scheme].to_bytes()), "samples": len(taken), "cpu_share": cpu_share}
             rows.append(row | spread("us", calls_us[scheme]))
         return rows
 
     def _taker(self, plan: Plan) -> Callable[[], RefreshTimes]:
-        policy, envs = self._subject.run.policy, self._envs
+        policy, envs = self._measured.run.policy, self._envs
 
         def take() -> RefreshTimes:
             next(self._weights_change)
@@ -183,17 +168,17 @@ class _Refreshes:
         self, artifacts: Mapping[str, CompressedPolicy], budget_s: float, repeats: int
     ) -> dict[str, list[float]]:
         """Microseconds of calls of the loaded policies."""
-        inputs = {n: np.resize(a, (self._envs, *a.shape[1:])) for n, a in self._subject.held_out.items()}
+        inputs = {n: np.resize(a, (self._envs, *a.shape[1:])) for n, a in self._measured.held_out.items()}
         takers = {scheme: timed_calls(session_call(artifact, inputs)) for scheme, artifact in artifacts.items()}
         return interleave(takers, budget_s, repeats).samples
 
 
-def _timed_bind(subject: Subject, scheme: str) -> tuple[Plan, float]:
+def _timed_bind(measured: MeasuredPolicy, scheme: str) -> tuple[Plan, float]:
     """The plan, and the median milliseconds of a few binds, calibration included."""
     times_ms: list[float] = []
     while True:
         began = time.perf_counter()
-        plan = subject.bind(scheme)
+        plan = measured.bind(scheme)
         times_ms.append((time.perf_counter() - began) * 1e3)
         if len(times_ms) == _BINDS or sum(times_ms) > _BINDING_S * 1e3:
             return plan, float(np.median(times_ms))
@@ -239,17 +224,17 @@ class UpkeepCost:
     learner_s: float
 
 
-def upkeep_row(subject: Subject, scheme: str, plan: Plan) -> Row:
+def upkeep_row(measured: MeasuredPolicy, scheme: str, plan: Plan) -> Row:
     """``schedule_ms`` and ``upkeep_ms``: the cost per publication of the work that runs at its own intervals.
 
     ``schedule_ms`` is spent in a background thread of lower priority (in the learner's where ``actors`` = 0):
     distillation steps, choices of channels and bases, calibration, drift detection. ``upkeep_ms`` is spent in the
     learner's thread, where an update waits for it: copying the policy for that work, adopting its results,
     least-squares compensation for pruned channels, and checks of artifacts. Each is the fastest of three; intervals are
-    those of the subject's configuration.
+    those of the policy's configuration.
     """
-    costs = measure_upkeep(subject, scheme, plan)
-    config = subject.run.config
+    costs = measure_upkeep(measured, scheme, plan)
+    config = measured.run.config
     found = {"schedule_ms": 0.0, "upkeep_ms": 0.0}
     for cost in costs.values():
         share = 1e3 * config.schedule.publish_interval_updates / cost.interval_updates
@@ -258,9 +243,9 @@ def upkeep_row(subject: Subject, scheme: str, plan: Plan) -> Row:
     return dict(found)
 
 
-def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, UpkeepCost]:
+def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[str, UpkeepCost]:
     """The cost of each kind of upkeep that ``accel.publishing.level`` does for the scheme, by name."""
-    run, config, every = subject.run, subject.run.config, subject.calibration
+    run, config, every = measured.run, measured.run.config, measured.calibration
     names = {method.name for method in parse_scheme(scheme).methods}
     rounds = is_quantisation_aware(scheme)
     reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
@@ -281,7 +266,7 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
             batch = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
             interval, trainings = distillation_schedule(config)
             tasks["distill"] = interval, UpkeepTask(distill_batches=[batch] * trainings)
-    costs = {name: _task_cost(interval, task, subject, plan) for name, (interval, task) in tasks.items()}
+    costs = {name: _task_cost(interval, task, measured, plan) for name, (interval, task) in tasks.items()}
     if reduces and "prune" in names:
         refit_s = _fastest(lambda: plan.refit(run.policy, every))
         costs["refit"] = UpkeepCost(interval_updates(config, REFIT_STEPS), 0.0, refit_s)
@@ -297,8 +282,8 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
     return costs
 
 
-def _task_cost(interval_updates: int, task: UpkeepTask, subject: Subject, plan: Plan) -> UpkeepCost:
-    copy, cancelled = ModuleCopy(subject.run.policy), threading.Event()
+def _task_cost(interval_updates: int, task: UpkeepTask, measured: MeasuredPolicy, plan: Plan) -> UpkeepCost:
+    copy, cancelled = ModuleCopy(measured.run.policy), threading.Event()
     module = copy.update()
     worker_s, learner_s = [], []
     for _ in range(_UPKEEP_TIMES):

@@ -96,7 +96,6 @@ TABLES: Mapping[str, Sequence[Column]] = MappingProxyType(
             Column("network", "network"),
             Column("bits", "bits", "count"),
             Column("rounded", "rounded"),
-            Column("arithmetic", "arithmetic"),
             Column("KL", "kl", "small"),
             Column("ESS", "ess", "share", True),
             Column("greedy", "greedy_agreement", "share"),
@@ -140,11 +139,9 @@ def table_text(rows: Sequence[Row], columns: Sequence[Column], title: str, width
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that fit: empty ones go first, then extra ones from the right, then those of one value."""
+    """The columns that fit: empty ones go first, then extra ones from the right."""
     shown = [column for column in columns if not _is_empty(rows, column)]
-    extra = [column for column in reversed(shown) if column.extra]
-    constant = [c for c in shown if not c.extra and len(rows) > 1 and len({_write(row, c) for row in rows}) == 1]
-    for candidate in [*extra, *constant]:
+    for candidate in [column for column in reversed(shown) if column.extra]:
         if _natural_width(_table(rows, shown)) <= width:
             break
         shown.remove(candidate)

@@ -9,15 +9,15 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 import tyro
 
-from accel.bench.commands import Options, OutputOptions
+from accel.bench.commands import BenchOptions, Options
 from accel.bench.rows import LEAST_CPU_SHARE, Row, number
 from accel.bench.tables import TABLES, table_text
-from accel.errors import ConfigError, MissingExtraError
+from accel.errors import ConfigError
 from accel.system.atomic import write_atomically
-from accel.system.extras import install_command, missing_distributions
 
 _WIDTH = 100  # of a file or pipe
 
@@ -25,14 +25,15 @@ _WIDTH = 100  # of a file or pipe
 def main(arguments: Sequence[str]) -> int:
     """Parse, check where results go, measure, print, write."""
     _check_importable(arguments)
-    options: OutputOptions = tyro.cli(
+    options: BenchOptions = tyro.cli(
         Options,
         prog="accel bench",
         description="Measure on this machine. Alternatives are measured in turns (A B C A B C); medians and spread.",
         args=arguments,
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction, tyro.conf.OmitSubcommandPrefixes),
     )
-    _check_outputs(options)
+    if options.json is not None:
+        _check_output(options.json)
     refused: list[str] = []
     result = options.measure(refused.append)
     width = shutil.get_terminal_size((_WIDTH, 0)).columns
@@ -43,12 +44,6 @@ def main(arguments: Sequence[str]) -> int:
     if options.json is not None:
         command = shlex.join(["accel", "bench", *arguments])
         write_atomically(options.json, encode([row | {"command": command} for row in result.rows]))
-    if options.plot is not None:
-        from accel.bench.plots import figure
-        from accel.reports.plotting import save
-
-        heading = "\n".join([result.title, "; ".join(conditions)])
-        save(figure(result.kind, result.rows, heading=heading), options.plot)
     return 0
 
 
@@ -62,24 +57,15 @@ def _check_importable(arguments: Sequence[str]) -> None:
         )
 
 
-def _check_outputs(options: OutputOptions) -> None:
-    """Check before any work that both files can be written. Raises ConfigError, MissingExtraError."""
-    for path in (options.json, options.plot):
-        if path is None:
-            continue
-        directory = path.absolute().parent
-        if path.is_dir():
-            raise ConfigError(f"cannot write {path}: it is a directory")
-        if not directory.is_dir():
-            raise ConfigError(f"cannot write {path}: there is no directory {path.parent}")
-        if not os.access(directory, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-            raise ConfigError(f"cannot write {path}: permission denied")
-    if options.plot is not None:
-        if missing_distributions("report"):
-            raise MissingExtraError(f"plots need matplotlib: {install_command('report')}")
-        from accel.reports.plotting import checked_suffix
-
-        checked_suffix(options.plot)
+def _check_output(path: Path) -> None:
+    """Check before any work that the file can be written. Raises ConfigError."""
+    directory = path.absolute().parent
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a directory")
+    if not directory.is_dir():
+        raise ConfigError(f"cannot write {path}: there is no directory {path.parent}")
+    if not os.access(directory, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise ConfigError(f"cannot write {path}: permission denied")
 
 
 def _conditions(row: Row) -> list[str]:

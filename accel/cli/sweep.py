@@ -93,7 +93,6 @@ class SweepOptions(PolicySource):
     max_kl: Annotated[
         float | None, argument("nats; candidates with a higher KL from fp32 are not played; default: 1")
     ] = None
-    no_sensitivity: Annotated[bool, tyro.conf.arg(help="do not measure each layer alone first")] = False
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("--population trains, so it needs --config")
     if options.generations is not None and options.population is None:
         raise ConfigError("--generations are those of a --population")
-    own = (*_CANDIDATES, "no_sensitivity", *(field.name for field in fields(PolicySource)))
+    own = (*_CANDIDATES, *(field.name for field in fields(PolicySource)))
     given = [name for name in own if getattr(options, name) != getattr(SweepOptions, name)]
     if options.config is not None and given:
         raise ConfigError(
@@ -128,8 +127,8 @@ def _sweep(options: SweepOptions, command: tuple[str, ...]) -> str:
     constraints = {"constraints": options.constraint} if options.constraint else {}
     search = SearchOptions.create({**_given(options, _SEARCH), **constraints}, "--")
     if options.config is None:
-        values = {**_given(options, _CANDIDATES), "sensitivity": not options.no_sensitivity}
-        return result_text(sweep_run(options.load(), search, CandidateOptions.create(values, "--"), command=command))
+        candidates = CandidateOptions.create(_given(options, _CANDIDATES), "--")
+        return result_text(sweep_run(options.load(), search, candidates, command=command))
     if options.population is None:
         return result_text(sweep_training(options.config, search, command=command))
     return sweep_population(

@@ -81,27 +81,15 @@ class Points:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Horizontal bars from the top, one a label.
-
-    Attributes:
-        parts: by name in the legend, one width per label: stacked, or beside one another where ``grouped``.
-        spread: (low, high) of each whole bar.
-        notes: a text after each bar.
-    """
+    """Horizontal bars from the top, one a label; ``parts`` by name in the legend, stacked, one width per label."""
 
     labels: Sequence[str]
     parts: Mapping[str, Sequence[float]]
-    spread: Ends = ()
-    notes: Sequence[str] = ()
-    grouped: bool = False
 
     def rows(self) -> Iterator[Cells]:
-        """Cells after ``panel``: a row for each part of each bar, and one for its spread and note."""
+        """Cells after ``panel``: a row for each part of each bar."""
         for part, widths in self.parts.items():
             yield from ((part, label, width) for label, width in zip(self.labels, widths, strict=True))
-        for label, ends, note in zip_longest(self.labels, self.spread, self.notes):
-            if ends or note:
-                yield note or "spread", label, None, None, *(ends or ())
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
-from accel.errors import ConfigError
 from accel.monitor.plain_text import without_controls
-from accel.reports.figure import Axis, Bars, Ends, Figure, Line, Panel, Points, Reference
+from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Reference
 from accel.reports.series import Floats
 from accel.system.atomic import write_atomically
 
@@ -34,8 +33,6 @@ WIDTH_INCHES, PANEL_INCHES, ROW_INCHES = 5.0, 2.3, 1.5
 BAR_INCHES, LINE_INCHES = 0.3, 0.16
 LABEL_LETTERS, LINE_LETTERS = 24, 58
 """Characters in a line of the names beside bars, and of a legend."""
-FURTHEST_SPREAD = 1.5
-"""Spreads of bars are cut at this multiple of the longest bar, so that a few slow samples do not flatten the bars."""
 
 # Each colour once: a page replaces them by its own variables, so that figures follow a dark theme.
 TEXT, MUTED, GRID, PAPER = "#1c2430", "#5b6676", "#dce1e8", "#ffffff"
@@ -51,8 +48,6 @@ PARTS: Mapping[str, str] = MappingProxyType(
 )  # fmt: skip
 """Colours of the parts of bars that mean the same in several figures."""
 _OTHER_PARTS = ("#66788a", "#b3a18f", "#7d6b5d")
-_ROUND_RATIOS = (1, 0.1, 10, 0.5, 2, 0.2, 5, 0.8, 1.25, 0.7, 1.5, 0.3, 3, 0.9, 1.1, 0.6, 1.75, 0.4, 4, 7)
-_APART = 0.11
 
 
 def draw(figure: Figure) -> Canvas:
@@ -98,19 +93,6 @@ def render(figure: Figure, suffixes: Sequence[str] = SUFFIXES) -> dict[str, byte
     return found
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write one file in the format that its suffix names. Raises ConfigError for a suffix that is none of them."""
-    write_atomically(path, render(figure, [suffix := checked_suffix(path)])[suffix])
-
-
-def checked_suffix(path: Path) -> str:
-    """The format that a path's suffix names. Raises ConfigError: none of ``SUFFIXES``."""
-    suffix = path.suffix.lower().removeprefix(".")
-    if suffix not in SUFFIXES:
-        raise ConfigError(f"cannot draw {path}: end its name with {', '.join(f'.{known}' for known in SUFFIXES)}")
-    return suffix
-
-
 def save_all(figure: Figure, directory: Path) -> None:
     """Write ``figure.name`` in every format into a directory."""
     for suffix, content in render(figure).items():
@@ -136,15 +118,6 @@ def colour_variables() -> dict[str, tuple[str, str]]:
 def wrapped(label: str, width: int) -> str:
     """A label in lines of at most ``width`` characters, broken between words where it can be."""
     return "\n".join(textwrap.wrap(label, width, break_on_hyphens=False)) or label
-
-
-def ratio_ticks(low: float, high: float) -> list[float]:
-    """Round ratios from ``low`` to ``high``, the roundest first, that stand apart from one another on a log axis."""
-    chosen: list[float] = []
-    for tick in _ROUND_RATIOS:
-        if low <= tick <= high and all(abs(math.log(tick / t)) >= _APART * math.log(high / low) for t in chosen):
-            chosen.append(tick)
-    return sorted(chosen)
 
 
 @contextmanager
@@ -259,25 +232,16 @@ def _mark_cuts(points: Points, axes: Axes) -> None:
 
 def _draw_bars(bars: Bars, axes: Axes) -> None:
     colours, places = _part_colours(list(bars.parts)), np.arange(len(bars.labels), dtype=np.float64)
-    starts, height = np.zeros(len(places)), 0.8 / len(bars.parts) if bars.grouped else 0.66
-    several = len(bars.parts) > 1
+    starts, several = np.zeros(len(places)), len(bars.parts) > 1
     longest = max(map(sum, zip(*bars.parts.values(), strict=True)), default=0.0)
-    for i, (part, widths) in enumerate(bars.parts.items()):
-        colour = SERIES[i % len(SERIES)] if bars.grouped else colours[part]
-        at = places - 0.4 + (i + 0.5) * height if bars.grouped else places
-        axes.barh(at, widths, height, starts, color=colour, label=part if several else None)
-        if not bars.grouped:
-            if several:
-                _write_in_bars(axes, widths, starts, 0.09 * longest, colour)
-            starts = starts + np.asarray(widths)
-    ends = np.maximum(starts, _draw_spread(bars.spread, axes, FURTHEST_SPREAD * longest) or starts)
-    for place, end, note in zip(places, ends, bars.notes, strict=False):
-        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}
-        axes.annotate(note, (end, place), (7, 0), textcoords="offset points", va="center", fontsize=8, bbox=paper)
+    for part, widths in bars.parts.items():
+        axes.barh(places, widths, 0.66, starts, color=colours[part], label=part if several else None)
+        if several:
+            _write_in_bars(axes, widths, starts, 0.09 * longest, colours[part])
+        starts = starts + np.asarray(widths)
     axes.set_yticks(places, [wrapped(label, LABEL_LETTERS) for label in bars.labels])
     axes.set_ylim(len(places) - 0.5, -0.5)
-    if not bars.grouped:
-        axes.set_xlim(0.0, max([*ends, 0.0]) * (1.3 if bars.notes else 1.04) or 1.0)
+    axes.set_xlim(0.0, 1.04 * longest or 1.0)
     axes.grid(axis="y", visible=False)
 
 
@@ -289,15 +253,6 @@ def _write_in_bars(axes: Axes, widths: Sequence[float], starts: Floats, least: f
         if width > least:
             text = f"{width:.3g}" if width < 1000 else f"{width:,.0f}"
             axes.text(start + width / 2, place, text, ha="center", va="center", fontsize=8.5, color=ink)
-
-
-def _draw_spread(spread: Ends, axes: Axes, furthest: float) -> list[float]:
-    """Each bar's spread up to ``furthest``, with an arrowhead where it is cut; the ends of the lines."""
-    places, ends = range(len(spread)), [min(high, furthest) for _, high in spread]
-    axes.hlines(places, [min(low, furthest) for low, _ in spread], ends, color=TEXT, linewidth=1.2)
-    cut = [place for place in places if spread[place][1] > furthest]
-    axes.plot([ends[place] for place in cut], cut, color=TEXT, marker=5, markersize=4, linestyle="none")
-    return ends
 
 
 def _draw_reference(reference: Reference, axes: Axes) -> None:
@@ -320,7 +275,9 @@ def _finish_axis(axis: Axis, axes: Axes, which: str) -> None:
         low, high = min(limits()[0] / 1.08, 0.8), max(limits()[1] * 1.08, 1.25)
         low, high = max(low, axis.limits[0] or low), min(high, axis.limits[1] or high)
         set_limits(low, high)
-        target.set_ticks(ratio_ticks(low, high), [f"{tick:g}" for tick in ratio_ticks(low, high)])
+        fine = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
+        target.set_major_locator(LogLocator(subs=fine if high < 5 * low else (1.0, 2.0, 5.0)))
+        target.set_major_formatter(lambda value, _: f"{value:g}")
         return
     if axis.limits != (None, None):
         set_limits(*axis.limits)

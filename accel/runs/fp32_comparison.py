@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from accel.compressors.checks.executed_kernels import weight_only_layers
 from accel.compressors.runtime import PolicySession, Runtime
 from accel.envs.spaces import ActionSpec
 from accel.runs.summary import SchemeComparison
+from accel.system.timing import interleave, timed_calls
 
 ROUNDS = 25
 ROUND_S = 0.002
@@ -84,22 +85,8 @@ def _sessions(
 
 
 def _in_turns(sessions: Sequence[PolicySession], rounds: int, round_s: float) -> npt.NDArray[np.float64]:
-    samples = np.empty((len(sessions), rounds))
-    calls = [max(int(round_s / max(_seconds(session, 3), 1e-7)), 1) for session in sessions]
-    for turn in range(rounds):
-        places = range(len(sessions))
-        for place in places if turn % 2 else reversed(places):
-            samples[place, turn] = 1e6 * _seconds(sessions[place], calls[place])
-    return samples
-
-
-def _seconds(session: PolicySession, calls: int) -> float:
-    """Mean seconds of a call, the first one excluded."""
-    session.run()
-    start = perf_counter()
-    for _ in range(calls):
-        session.run()
-    return (perf_counter() - start) / calls
+    takers = {place: timed_calls(session.run, round_s) for place, session in enumerate(sessions)}
+    return np.array(list(interleave(takers, math.inf, rounds).samples.values()))
 
 
 def _outputs(session: PolicySession, inputs: Mapping[str, Array], batch: int) -> npt.NDArray[np.float32]:

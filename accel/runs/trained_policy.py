@@ -137,30 +137,36 @@ class TrainedPolicy(ABC):
         Raises:
             CompressorError: the scheme is unknown or cannot compress this network; CalibrationError without inputs.
         """
-        distils = _DISTILL in scheme and calibration is not None
-        plan = self.compressor(scheme, cpu=cpu).bind(
+        plan = self.bind(scheme, calibration, cpu=cpu)
+        if calibration is not None:
+            self.teach(plan, calibration)
+        return plan.refresh(self.policy, version=self.version)
+
+    def bind(self, scheme: str, calibration: Inputs | None = None, *, cpu: Iterable[str] | None = None) -> Plan:
+        """The plan behind ``compress``, whose student, if it has one, is not taught."""
+        return self.compressor(scheme, cpu=cpu).bind(
             self.policy,
             self.example_inputs,
-            None if distils else calibration,  # the trained student is calibrated instead
+            None if _DISTILL in scheme else calibration,  # the taught student is calibrated instead
             output_names=self.policy.output_names,
             metadata=self.metadata,
         )
-        if distils and calibration is not None:
-            self._distill(plan, calibration)
-            plan.calibrate(calibration)
-        return plan.refresh(self.policy, version=self.version)
+
+    def teach(self, plan: Plan, inputs: Inputs) -> None:
+        """Distil into the plan's student, if it has one, and calibrate it."""
+        rng = np.random.default_rng(self.config.run.seed)
+        rows = len(next(iter(inputs.values())))
+        for _ in range(_DISTILL_STEPS):
+            chosen = rng.integers(rows, size=_DISTILL_BATCH)
+            batch = {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()}
+            if plan.distill_step(self.policy, batch) is None:
+                return
+        plan.calibrate(inputs)
 
     def calibration_rows(self, scheme: str) -> int:
         """Number of real inputs that ``compress`` needs for a scheme; a student needs more than ranges do."""
         rows = self.config.compression.calibration_size
         return max(rows, _DISTILL_ROWS) if _DISTILL in scheme else rows
-
-    def _distill(self, plan: Plan, inputs: Inputs) -> None:
-        rng = np.random.default_rng(self.config.run.seed)
-        rows = len(next(iter(inputs.values())))
-        for _ in range(_DISTILL_STEPS):
-            chosen = rng.integers(rows, size=_DISTILL_BATCH)
-            plan.distill_step(self.policy, {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()})
 
     def make_env(self, num_envs: int, seed: Seed, *, render: bool = False) -> VectorEnvironment:
         """New environments of the kind that the policy was trained on.

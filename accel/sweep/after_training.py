@@ -1,12 +1,10 @@
 """Sweeps after training: per-layer compression of a trained policy, screened by mismatch before any episode is played.
 
-``AfterTraining`` is the experiment, ``CandidateMeasurements`` measures candidates, ``measure_sensitivity`` each layer
-alone.
+``AfterTraining`` is the experiment, ``CandidateMeasurements`` measures candidates.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
@@ -29,13 +27,11 @@ from accel.runs.playing import collect_inputs, held_out, play
 from accel.runs.trained_policy import TrainedPolicy
 from accel.sweep.experiment import Experiment
 from accel.sweep.objectives import AFTER_TRAINING, Values
-from accel.sweep.outputs import markdown_table
 from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import ERROR
 from accel.sweep.scheme_space import SchemeSpace
 from accel.sweep.search import CandidateOptions, StudyPlan
 from accel.sweep.study import CAVEAT, MEASURED, SAME_AS, SKIPPED, UNBUILT, Measurement, has_ended
-from accel.system.atomic import write_atomically
 
 _SCHEME, _RETURNS, _REFERENCES = "scheme", "returns", "references"
 # A candidate counts as dominated only if it is slower than another by more than measurements vary.
@@ -79,7 +75,7 @@ class AfterTraining(Experiment):
 
     def subject(self) -> Json:
         """See ``Experiment.subject``."""
-        options = self._options.model_dump(mode="json", exclude={"sensitivity", "sample"})
+        options = self._options.model_dump(mode="json", exclude={"sample"})
         return {
             "kind": self.kind,
             **self._run.identity,
@@ -90,7 +86,7 @@ class AfterTraining(Experiment):
         }
 
     def prepare(self, study: Study, directory: Path) -> None:
-        """See ``Experiment.prepare``: fp32's metrics, sensitivities, uniform schemes as first trials."""
+        """See ``Experiment.prepare``: fp32's metrics, uniform schemes as first trials."""
         bench = self.bench
         known = study.user_attrs.get(_REFERENCES)
         if known is None:
@@ -107,13 +103,6 @@ class AfterTraining(Experiment):
                     study.set_user_attr(CAVEAT, bench.caveat)
             study.set_user_attr(_REFERENCES, known)
         self.references = known
-        table = directory / "sensitivity.json"
-        if self._options.sensitivity and not table.exists():
-            logger.info("measuring each layer alone")
-            rows = measure_sensitivity(self._schemes, bench)
-            size = int(known["bytes"])
-            write_atomically(directory / "sensitivity.md", sensitivity_markdown(rows, size, self.title).encode())
-            write_atomically(table, json.dumps({"fp32_bytes": size, "rows": rows}, indent=2).encode() + b"\n")
         if not study.get_trials(deepcopy=False):
             for parameters in islice(self._schemes.uniform(), self._plan.trials):
                 study.enqueue_trial(dict(parameters), skip_if_exists=True)
@@ -259,46 +248,3 @@ class CandidateMeasurements:
         samples = time_in_turns(artifacts, self._inputs, self._batch, rounds=_ROUNDS, round_s=_ROUND_S)
         q1, median, q3 = np.quantile(samples, (0.25, 0.5, 0.75), axis=1)
         return list(zip(q1.tolist(), median.tolist(), q3.tolist(), strict=True))
-
-
-def measure_sensitivity(space: SchemeSpace, bench: CandidateMeasurements) -> list[Json]:
-    """Each layer compressed alone by each of its options; takes a fraction of a second each.
-
-    Returns:
-        Per layer and option, plain JSON: ``layer``, ``shape`` of its weight as a matrix, ``choice``, ``scheme``, and
-        what ``CandidateMeasurements.screen`` measures, or ``refusal``: why the scheme cannot be built.
-    """
-    rows: list[Json] = []
-    for layer, choice in space.alone():
-        scheme = space.scheme({layer.name: choice})
-        row = {"layer": layer.name, "shape": f"{layer.outputs}x{layer.inputs}", "choice": str(choice), "scheme": scheme}
-        try:
-            rows.append({**row, **bench.screen(bench.compress(scheme))})
-        except (SchemeError, UnsupportedLayerError) as error:
-            rows.append({**row, "refusal": str(error)})
-    return rows
-
-
-def sensitivity_markdown(rows: Sequence[Json], fp32_bytes: int, title: str) -> str:
-    """A table, layer by layer."""
-    cells = []
-    for row in rows:
-        name, text = (str(row[key]) for key in ("layer", "shape")), str(row["choice"])
-        if "refusal" in row:
-            cells.append([*name, text, f"refused: {row['refusal']}", "", "", ""])
-            continue
-        kl, policy_us, fp32_us, size = (float(str(row[key])) for key in ("kl", "policy_us", "fp32_us", "bytes"))
-        agreement = f"{float(str(row['agreement'])):.1%}" if "agreement" in row else ""
-        cells.append([*name, text, f"{kl:.2g}", agreement, f"{policy_us / fp32_us:.2f}", f"{size / fp32_bytes:.2f}"])
-    columns = ["layer", "weight", "option", "KL [nats]", "same action", "latency / fp32", "bytes / fp32"]
-    lines = [
-        f"# Sensitivity of {title}",
-        "",
-        "Each layer compressed alone, the others in fp32: mean KL(fp32 || compressed) over real observations, latency "
-        "relative to fp32 measured in turns on this machine, and bytes relative to fp32. A layer with a high KL is "
-        "better left alone, and compression that saves neither time nor bytes is pointless.",
-        "",
-        *markdown_table(columns, cells, left=columns[:3]),
-        "",
-    ]
-    return "\n".join(lines)

@@ -12,7 +12,6 @@ from pathlib import Path
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from accel.display.text import duration
 from accel.errors import ConfigError, SweepError
 from accel.runs.loading import load_run
 from accel.runs.trained_policy import TrainedPolicy
@@ -22,7 +21,7 @@ from accel.sweep.experiment import Experiment
 from accel.sweep.in_training import InTraining
 from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING, Values
 from accel.sweep.outputs import Findings, write_outputs
-from accel.sweep.pareto import Candidate, front, nearest_miss
+from accel.sweep.pareto import Candidate, front
 from accel.sweep.recovery import ERROR
 from accel.sweep.search import CandidateOptions, SearchOptions, StudyPlan
 from accel.sweep.storage import connected, storage_file
@@ -34,7 +33,6 @@ from accel.sweep.study import (
     SKIPPED,
     counts,
     open_study,
-    remaining_seconds,
     tally,
     work,
 )
@@ -185,21 +183,17 @@ def _conclude(
 
 
 def _nothing_feasible(plan: StudyPlan, rows: Sequence[Candidate], done: int, directory: Path) -> str:
-    nearest = nearest_miss(rows, plan.constraints)
-    if nearest is None:
-        reason = "no trial was measured completely: see the reasons in pareto.json, and allow milder choices"
-        return f"after {done} trials there is no candidate: {reason}. All results are in {directory}"
-    missed = [
-        f"{c.metric} {nearest.values[c.metric]:.6g} where {c.bound(nearest.references):.6g} is the bound"
-        for c in plan.constraints
-        if c.violation(nearest.values[c.metric], nearest.references) > 0
-    ]
-    missed += [f"{name} missed by {share:.1%}" for name, share in nearest.unmet.items()]
-    figures = ", ".join(missed)
+    if not rows:
+        return (
+            f"after {done} trials there is no candidate: no trial was measured completely: see the reasons in "
+            f"pareto.json, and allow milder choices. All results are in {directory}"
+        )
+    nearest = min(rows, key=lambda row: row.violation(plan.constraints))
     wanted = " and ".join([*(constraint.text for constraint in plan.constraints), *nearest.unmet])
     return (
-        f"none of {done} trials meets {wanted}. Nearest is trial {nearest.number} ({nearest.label}): {figures}. Relax "
-        f"the constraint, widen the space or give more --trials; all results are in {directory}"
+        f"none of {done} trials meets {wanted}. Nearest is trial {nearest.number} ({nearest.label}), which misses by "
+        f"{nearest.violation(plan.constraints):.1%}. Relax the constraint, widen the space or give more --trials; all "
+        f"results are in {directory}"
     )
 
 
@@ -218,7 +212,4 @@ def _report(experiment: Experiment, plan: StudyPlan, study: Study, trial: Frozen
         parts.append(str(trial.user_attrs[SKIPPED]))
     elif trial.state == TrialState.PRUNED:
         parts.append("pruned")
-    seconds = remaining_seconds(study, plan.trials)
-    if seconds and done < plan.trials:
-        parts.append(f"about {duration(seconds)} left")
     logger.info(" | ".join(parts))

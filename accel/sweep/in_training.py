@@ -10,7 +10,7 @@ from optuna.exceptions import TrialPruned
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
-from accel.display.text import count, duration, format_return
+from accel.display.text import count, format_return
 from accel.errors import AccelError, ConfigError, SweepError
 from accel.json_object import Json
 from accel.sweep.experiment import Experiment
@@ -18,7 +18,7 @@ from accel.sweep.objectives import IN_TRAINING, Values
 from accel.sweep.search import StudyPlan
 from accel.sweep.study import Measurement
 from accel.sweep.sweep_file import SweepFile, parameters_text
-from accel.sweep.training_run import RunProgress, TrainingRun, measured_values
+from accel.sweep.training_run import Record, TrainingRun, measured_values
 
 _RUN, _REFERENCES, _BASELINE = "run", "references", "fp32"
 _FOLLOWED = ("return", "env_steps_per_s")
@@ -78,26 +78,31 @@ class InTraining(Experiment):
         run = TrainingRun(config, self._directory, name)
         reported: set[int] = set()
         quarters, stopped = 0, False
+        total, objective = config.run.total_env_steps, self._plan.objectives[0].name
         logger.info("trial %d starts: %s", trial.number, parameters_text(trial.params))
 
-        def follow(progress: RunProgress) -> bool:
+        def follow(record: Record) -> bool:
             nonlocal quarters, stopped
-            if (passed := 4 * progress.env_steps // config.run.total_env_steps) > quarters:
+            steps, earned = record.get("env_steps"), record.get("return_mean")
+            if not isinstance(steps, int):
+                return False
+            if (passed := 4 * steps // total) > quarters:
                 quarters = passed
-                _log_progress(trial.number, progress, config.run.total_env_steps)
-            step = progress.env_steps // self._plan.report_interval * self._plan.report_interval
-            value = self._intermediate(progress)
-            if len(self._plan.objectives) > 1 or value is None or step == 0 or step in reported:
+                shown = f"return {format_return(earned)}" if isinstance(earned, float) else "no episode ended"
+                logger.info("trial %d | %s of %s steps | %s", trial.number, count(steps), count(total), shown)
+            step = steps // self._plan.report_interval * self._plan.report_interval
+            value = record.get("env_steps_per_s") if objective == "env_steps_per_s" else earned
+            if len(self._plan.objectives) > 1 or not isinstance(value, int | float) or step == 0 or step in reported:
                 return False
             reported.add(step)
             trial.report(value, step)
             stopped = self._plan.search.pruner != "none" and trial.should_prune()
             return stopped
 
-        summary = run.train(follow)
+        run.train(follow)
         if stopped and not run.is_complete():
             raise TrialPruned
-        measured = measured_values(run, summary)
+        measured = measured_values(run.path)
         if missing := self._wanted - measured.keys():
             raise AccelError(
                 f"run {run.path.name} has no {', '.join(sorted(missing))}, as its actors ran torch: leave torch out of "
@@ -132,11 +137,6 @@ class InTraining(Experiment):
             text += " Runs stop at a given return, so returns beyond it are not comparable: compare times."
         return text
 
-    def _intermediate(self, progress: RunProgress) -> float | None:
-        if self._plan.objectives[0].name == "env_steps_per_s":
-            return progress.env_steps / max(progress.training_s, 1e-9)
-        return progress.return_mean
-
     def _unreached(self, threshold: float | None, measured: Values) -> dict[str, float]:
         """The violation of a run that did not reach the threshold, and thus has no time to it."""
         if threshold is None or "training_s" not in self._wanted:
@@ -148,7 +148,8 @@ class InTraining(Experiment):
         config = self._file.configure({"compressor": "fp32"})
         run = TrainingRun(config, self._directory, _BASELINE)
         logger.info("training the base configuration in fp32 first, as the reference of constraints")
-        measured = measured_values(run, run.train(lambda _: False))
+        run.train()
+        measured = measured_values(run.path)
         timed = [c for c in self._plan.constraints if c.relative and c.metric == "training_s"]
         threshold = config.run.stop_at_return
         if timed and threshold is not None and measured["return"] < threshold:
@@ -157,9 +158,3 @@ class InTraining(Experiment):
                 "its training_s is no reference: lower stop_at_return, raise total_env_steps, or give seconds"
             )
         return measured
-
-
-def _log_progress(trial: int, progress: RunProgress, total_env_steps: int) -> None:
-    earned = "no episode ended" if progress.return_mean is None else f"return {format_return(progress.return_mean)}"
-    steps = f"{count(progress.env_steps)} of {count(total_env_steps)} steps"
-    logger.info("trial %d | %s | %s | %s", trial, steps, earned, duration(progress.training_s))

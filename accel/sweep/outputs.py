@@ -18,17 +18,14 @@ from accel.json_object import Json
 from accel.monitor.statistics import Interval, mean_interval
 from accel.reports.plotting import save_all
 from accel.sweep.experiment import Experiment
-from accel.sweep.importance import METHOD, Importance, importances
 from accel.sweep.pareto import Candidate, balanced
-from accel.sweep.plots import importance_figure, pareto_figure
+from accel.sweep.plots import pareto_figure
 from accel.sweep.recovery import ERROR
 from accel.sweep.search import StudyPlan
 from accel.sweep.storage import without_passwords
 from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, SAME_AS, SKIP, SKIPPED, counts, tally
 from accel.system.atomic import write_atomically
 from accel.system.machine import describe_machine
-
-_MOST_IMPORTANT = 3
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> list[str]:
@@ -67,12 +64,6 @@ class Findings:
         return balanced(self.front, self.plan.objectives)
 
     @cached_property
-    def importances(self) -> Mapping[str, Importance]:
-        """Of all candidates that were measured at least in part, once each."""
-        trials = [trial for trial in self.trials if trial.user_attrs.get(MEASURED) and SAME_AS not in trial.user_attrs]
-        return importances([(trial, trial.user_attrs[MEASURED]) for trial in trials], self.plan.objectives)
-
-    @cached_property
     def returns(self) -> Mapping[int, Interval]:
         """By trial: the mean return of its episodes, with its 95 % interval."""
         played = {trial.number: trial.user_attrs.get("returns", ()) for trial in self.trials}
@@ -89,7 +80,7 @@ class Findings:
 
 
 def write_outputs(findings: Findings, directory: Path) -> tuple[Path, ...]:
-    """Write ``pareto.json``, ``pareto.md``, ``best/*.toml``, and figures ``pareto`` and ``importance`` in every format.
+    """Write ``pareto.json``, ``pareto.md``, ``best/*.toml``, and the figure ``pareto`` in every format.
 
     Returns:
         The configurations, in the front's order.
@@ -112,7 +103,6 @@ def write_outputs(findings: Findings, directory: Path) -> tuple[Path, ...]:
         title=title,
     )
     save_all(front, directory)
-    save_all(importance_figure(findings.importances, title), directory)
     return tuple(files.values())
 
 
@@ -154,7 +144,6 @@ def _document(findings: Findings, places: Mapping[int, str]) -> Json:
             | {"configuration": places.get(row.number), "balanced": row is findings.balanced}
             for row in findings.front
         ],
-        "importances": {name: dataclasses.asdict(found) for name, found in findings.importances.items()},
         "subject": findings.study.user_attrs.get("sweep"),
         "fp32_returns": findings.study.user_attrs.get("returns"),
         "machine": describe_machine(),
@@ -209,10 +198,6 @@ def _markdown(findings: Findings, places: Mapping[int, str]) -> str:
     lines += _front_table(findings, places)
     if findings.exports:
         lines += ["", "To export one:", "", "```", *findings.exports, "```"]
-    lines += ["", "## Parameter importance", "", f"{METHOD}.", ""]
-    for objective, found in findings.importances.items():
-        greatest = ", ".join(f"`{name}` {share:.2f}" for name, share in list(found.shares.items())[:_MOST_IMPORTANT])
-        lines.append(f"- {objective}: " + (found.remark or f"{greatest} ({found.trials} trials)") + ".")
     return "\n".join([*lines, ""])
 
 

@@ -64,11 +64,6 @@ def dominates(one: Candidate, other: Candidate, objectives: Sequence[Metric], sl
     return all(x <= y for x, y in zip(a, b, strict=True)) and clear
 
 
-def nearest_miss(rows: Sequence[Candidate], constraints: Sequence[Constraint]) -> Candidate | None:
-    """The candidate that misses the constraints by least; None without candidates."""
-    return min(rows, key=lambda row: row.violation(constraints), default=None)
-
-
 def balanced(rows: Sequence[Candidate], objectives: Sequence[Metric]) -> Candidate | None:
     """The candidate of a front nearest to the best of each objective, scaled to its range on the front."""
     if not rows:

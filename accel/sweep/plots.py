@@ -1,4 +1,4 @@
-"""A sweep's figures: the Pareto front, parameter importances, and the course of a population."""
+"""A sweep's figures: the Pareto front, and a population over its generations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from itertools import combinations
 import numpy as np
 
 from accel.monitor.statistics import Interval
-from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Reference
-from accel.sweep.importance import Importance
+from accel.reports.figure import Axis, Figure, Line, Panel, Points, Reference
 from accel.sweep.objectives import Metric, Values
 from accel.sweep.pareto import Candidate
 
-MAX_PARAMETERS = 20
 MAX_NAME = 24
 """Characters of a candidate's name beside its point."""
 LOGARITHMIC_RATIO = 10.0
@@ -65,25 +63,6 @@ def pareto_figure(
         panels.append(Panel(marks, x_axis, y_axis, note=note, inches=3.4))
     caption = "Every measured trial. Bars: 95 % Student's t interval of the mean return, quartiles of a latency."
     return Figure("pareto", f"Pareto front of {title}", panels, caption, columns=3, heading=title)
-
-
-def importance_figure(found: Mapping[str, Importance], title: str) -> Figure:
-    """Parameters by their greatest share, with a bar per objective, and the remarks on objectives without shares."""
-    ranked = {objective: importance.shares for objective, importance in found.items() if importance.remark is None}
-    greatest: dict[str, float] = {}
-    for shares in ranked.values():
-        for name, share in shares.items():
-            greatest[name] = max(greatest.get(name, 0.0), share)
-    names = sorted(greatest, key=lambda name: -greatest[name])[:MAX_PARAMETERS]
-    parts = {
-        f"{objective} ({found[objective].trials} trials)": [shares.get(name, 0.0) for name in names]
-        for objective, shares in ranked.items()
-    }
-    remarks = [f"{name}: {item.remark}" for name, item in found.items() if item.remark is not None]
-    x = Axis("importance (PED-ANOVA)", limits=(0.0, 1.0))
-    panel = Panel([Bars(names, parts, grouped=True)] if parts else [], x)
-    heading = "\n".join([f"Parameter importance in {title}", *remarks])
-    return Figure("importance", f"Parameter importance in {title}", [panel], heading=heading)
 
 
 def population_figure(

@@ -232,7 +232,7 @@ class Population:
             config = self._file.configure({**member.parameters, **own})
             # One process trains the same policy every time, as long as it is not begun in the middle.
             run = TrainingRun(config, runs, member.name, origin=origin, whole=base.acting.actors == 0)
-            summary = run.train(lambda _: False)
+            summary = run.train()
         except (ConfigError, SweepError) as error:
             return Outcome(None, 0, str(error))
         if not run.is_complete():

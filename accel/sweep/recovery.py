@@ -130,14 +130,6 @@ def this_worker() -> dict[str, object]:
     return {"node": node_name() or socket.gethostname(), "pid": pid, "started": process_started(pid)}
 
 
-def other_hosts(study: Study, grace_s: float) -> list[str]:
-    """Hosts other than this one whose clocks say that a worker there was alive within the grace period."""
-    mine = this_worker()["node"]
-    recent = time.time() - grace_s
-    trials = [trial for trial in _running(study) if trial.user_attrs.get(HEARTBEAT, 0.0) > recent]
-    return sorted({_host(trial) for trial in trials if trial.user_attrs[WORKER]["node"] != mine})
-
-
 def _host(trial: FrozenTrial) -> str:
     return str(trial.user_attrs.get(WORKER, {}).get("node", "?")).partition(" ")[0]
 

@@ -33,11 +33,6 @@ class LayerChoice:
     pruned: float = 0.0
     rank: float = _WHOLE_RANK
 
-    def __str__(self) -> str:
-        if self.pruned:
-            return f"prune {self.pruned:g}"
-        return f"rank {self.rank:g}" if self.rank < _WHOLE_RANK else self.bits
-
 
 class SchemeSpace:
     """All schemes of per-layer choices for a policy.
@@ -112,13 +107,6 @@ class SchemeSpace:
             for name, found in self._pruned.items():
                 alike |= {f"bits/{name}": bits, f"prune/{name}": share if share in found else found[0]}
             yield alike
-
-    def alone(self) -> Iterator[tuple[PolicyLayer, LayerChoice]]:
-        """Every layer with each of its options, to be compressed alone."""
-        for layer in self.layers:
-            yield from ((layer, LayerChoice(bits=bits)) for bits in self._bits if bits != "fp32")
-            yield from ((layer, LayerChoice(pruned=share)) for share in self._pruned[layer.name] if share)
-            yield from ((layer, LayerChoice(rank=share)) for share in self._ranks[layer.name] if share < _WHOLE_RANK)
 
     def _prune(self, pruned: Mapping[str, float]) -> str:
         return _with_ratios("prune", pruned, {layer.name for layer in self.layers if layer.units})

@@ -149,7 +149,6 @@ class CandidateOptions(_Options):
         episodes: seeded episodes for the return.
         sample: whether these episodes sample actions instead of taking the most likely ones.
         max_kl: mean KL from fp32 in nats above which a candidate is not played.
-        sensitivity: whether to measure each layer alone first.
     """
 
     bits: Annotated[tuple[Bits, ...], Field(min_length=1)] = BITS
@@ -160,4 +159,3 @@ class CandidateOptions(_Options):
     episodes: Annotated[int, Field(ge=1)] = 16
     sample: bool = False
     max_kl: Annotated[float, Field(gt=0)] = 1.0
-    sensitivity: bool = True

@@ -25,11 +25,6 @@ from accel.errors import AccelError, SweepError
 
 _SQLITE_TIMEOUT_S = 60
 _RETRY_S = 0.5
-_DRIVERS = {
-    "redis": "redis", "postgresql://": "psycopg2-binary", "postgresql+psycopg2": "psycopg2-binary",
-    "postgresql+psycopg:": "'psycopg[binary]'", "mysql://": "mysqlclient", "mysql+pymysql": "pymysql",
-}  # fmt: skip
-
 logger = logging.getLogger("accel")
 
 
@@ -120,9 +115,7 @@ def _open(url: str, attempts: int = 3) -> BaseStorage:
             timeout = {} if database is None else {"connect_args": {"timeout": _SQLITE_TIMEOUT_S}}
             return optuna.storages.RDBStorage(url, engine_kwargs=timeout)
     except ImportError as error:
-        known = (package for scheme, package in _DRIVERS.items() if url.startswith(scheme))
-        remedy = f"pip install {package}" if (package := next(known, None)) else str(error)
-        raise SweepError(f"storage {without_passwords(url)} needs a driver that is not installed: {remedy}") from error
+        raise SweepError(f"storage {without_passwords(url)} needs a driver that is not installed: {error}") from error
     except unusable as error:
         if attempts > 1:
             time.sleep(_RETRY_S)

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from accel.compressors.errors import CompressorError
 from accel.errors import AccelError, SweepError
 from accel.sweep.objectives import Values
-from accel.sweep.recovery import ERROR, StaleTrials, heartbeats, other_hosts, queue_again
+from accel.sweep.recovery import ERROR, StaleTrials, heartbeats, queue_again
 from accel.sweep.search import StudyPlan
 from accel.sweep.storage import storage_errors, without_passwords
 from accel.transport.launcher import detect_launch
@@ -182,12 +182,6 @@ def work(
                 plan.search.max_seconds,
             )
             break
-        if plan.url.startswith("sqlite") and (others := other_hosts(study, plan.grace_s)):
-            raise SweepError(
-                f"{without_passwords(plan.url)} is in use on {', '.join(others)}, and SQLite does not lock across "
-                "hosts: give a journal on a file system that all hosts share (the default, --storage journal:FILE), or "
-                "a server, such as --storage postgresql://USER@HOST/NAME. If nothing runs there any more, wait a minute"
-            )
         if not missing:
             time.sleep(_WAIT_S)
             stale.recover(study)
@@ -269,20 +263,6 @@ def counts(study: Study) -> tuple[int, int]:
     """(done trials, running trials)."""
     trials = study.get_trials(deepcopy=False)
     return sum(map(is_done, trials)), sum(trial.state == TrialState.RUNNING for trial in trials)
-
-
-def remaining_seconds(study: Study, trials: int) -> float | None:
-    """Estimated time until the study is complete, from its trials' durations; None before the first."""
-    durations = [
-        trial.duration.total_seconds()
-        for trial in study.get_trials(deepcopy=False)
-        if is_done(trial) and trial.duration is not None
-    ]
-    if not durations:
-        return None
-    done, running = counts(study)
-    workers = max(running + 1, 1)
-    return max(trials - done, 0) * float(np.mean(durations)) / workers
 
 
 def _remaining(study: Study, trials: int) -> int:

@@ -5,15 +5,13 @@ On Linux the child, ``accel train``, is asked to stop when its parent dies.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import tomlkit
@@ -21,10 +19,11 @@ import tomlkit
 from accel.config import TrainConfig
 from accel.config.files import load_toml
 from accel.errors import AccelError, CheckpointError, RunDirectoryError, SweepError
-from accel.monitor.line_file import read_lines
-from accel.monitor.recorder import TIME_KEY, RunClock, read_metrics
-from accel.runs.directory import STARTS, RunDirectory
+from accel.reports.reporting import load_run_record
+from accel.reports.watch import MetricsTail
+from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
+from accel.sweep.objectives import Values
 from accel.system.atomic import write_atomically
 from accel.system.signals import FORWARDED, parent_death
 
@@ -39,22 +38,7 @@ _TAIL = 6
 _REPLAY = "replay"
 
 
-@dataclass(frozen=True)
-class RunProgress:
-    """A run's progress by its records.
-
-    Attributes:
-        env_steps: in total.
-        return_mean: of the last episodes; None before the first.
-        training_s: of training, over all parts of an interrupted run.
-        earlier_s, earlier_env_steps: before the part of the run that wrote the record.
-    """
-
-    env_steps: int
-    return_mean: float | None
-    training_s: float
-    earlier_s: float = 0.0
-    earlier_env_steps: int = 0
+Record = dict[str, object]
 
 
 class TrainingRun:
@@ -83,65 +67,32 @@ class TrainingRun:
         self.path = directory.absolute() / name
         self.log = self.path.parent / f"{name}.log"
 
-    def train(self, follow: Callable[[RunProgress], bool]) -> Summary:
+    def train(self, follow: Callable[[Record], bool] = lambda _: False) -> Summary:
         """Train to the end, resuming from an earlier attempt's checkpoint.
 
         Args:
-            follow: called with each record; True stops the run in good order.
+            follow: called with each record of ``metrics.jsonl``; True stops the run in good order.
         Raises:
             SweepError: the run failed, with its error message, or the directory holds another configuration's run.
         """
         self._check_directory()
         if self.is_complete():
             return Summary.read(self.path)
-        process = self._start()
-        seen = 0
+        process, tail = self._start(), MetricsTail(self.path / "metrics.jsonl")
+        stopped = False
         try:
-            while process.poll() is None:
+            while process.poll() is None and not stopped:
                 time.sleep(_POLL_S)
-                records = self.records()
-                if any(follow(record) for record in records[seen:]):
-                    return self._stop(process)
-                seen = len(records)
+                stopped = any(map(follow, tail.read()))
         finally:
             if process.poll() is None:
                 process.terminate()
                 _wait(process)
-        if process.returncode != 0:
+        if process.returncode != 0 and not stopped:
             raise SweepError(f"run {self.path.name} failed: {self._error_message()}")
-        for record in self.records()[seen:]:
-            follow(record)
+        if not stopped:
+            any(map(follow, tail.read()))
         return Summary.read(self.path)
-
-    def records(self) -> list[RunProgress]:
-        """All records so far."""
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        clock, found = RunClock(self._starts()), list[RunProgress]()
-        earlier_env_steps = 0
-        for record in read_metrics(path):
-            elapsed, steps, mean = record.get("elapsed_s"), record.get("env_steps"), record.get("return_mean")
-            if not isinstance(elapsed, int | float) or not isinstance(steps, int):
-                continue
-            now, before_s = record.get(TIME_KEY), clock.earlier_s
-            total_s = clock.seconds(float(elapsed), float(now) if isinstance(now, int | float) else None)
-            if found and clock.earlier_s > before_s:
-                earlier_env_steps = found[-1].env_steps
-            mean = float(mean) if isinstance(mean, int | float) else None
-            found.append(RunProgress(steps, mean, total_s, clock.earlier_s, earlier_env_steps))
-        return found
-
-    def _starts(self) -> list[float]:
-        """Unix times, in seconds, at which processes started or resumed the run."""
-        path = self.path / STARTS
-        try:
-            lines = read_lines(path) if path.exists() else ()
-            return [float(json.loads(line)["unix_time_s"]) for line in lines]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise SweepError(
-                f"{path} is damaged ({error!r}): remove {self.path}, so that the trial starts anew"
-            ) from error
 
     def _check_directory(self) -> None:
         """Raises SweepError: the directory holds a run of another configuration."""
@@ -221,36 +172,27 @@ class TrainingRun:
     def _has_checkpoint(self) -> bool:
         return (self.path / "config.toml").exists() and any((self.path / "checkpoints").glob("*.safetensors"))
 
-    def _stop(self, process: subprocess.Popen[bytes]) -> Summary:
-        process.terminate()
-        _wait(process)
-        return Summary.read(self.path)
-
     def _error_message(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         errors = [line.removeprefix("accel: ") for line in lines if line.startswith("accel: ")]
         return errors[-1] if errors else " / ".join(lines[-_TAIL:]) or "it printed nothing"
 
 
-def measured_values(run: TrainingRun, summary: Summary) -> Mapping[str, float]:
+def measured_values(path: Path) -> Values:
     """A finished run's metrics; without bytes if actors ran torch, which publishes no compressed policy.
 
     Raises:
         AccelError: no episode ended, or nothing was trained.
     """
-    records = run.records()
-    if summary.return_mean is None or not records:
-        raise AccelError(f"no episode of run {run.path.name} ended: increase total_env_steps")
-    last = records[-1]
-    part_steps = max(summary.env_steps - last.earlier_env_steps, 1)
-    training_s = max(last.training_s, last.earlier_s + summary.training_s)
-    working_s = sum(seconds for phase, seconds in summary.actor_s.items() if phase != "wait")
-    policy = run.path / "policy" / "final.accel"
+    run, summary = load_run_record(path), Summary.read(path)
+    if summary.return_mean is None:
+        raise AccelError(f"no episode of run {path.name} ended: increase total_env_steps")
+    policy = path / "policy" / "final.accel"
     values = {
         "return": summary.return_mean,
-        "env_steps_per_s": summary.env_steps / training_s,
-        "training_s": training_s,
-        "actor_s": working_s / part_steps * 1e6,
+        "env_steps_per_s": summary.env_steps / run.training_s,
+        "training_s": run.training_s,
+        "actor_s": run.actor_us_per_step,
         "env_steps": float(summary.env_steps),
     }
     return values | {"bytes": float(policy.stat().st_size)} if policy.exists() else values

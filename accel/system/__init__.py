@@ -1,1 +1,1 @@
-"""The machine and its process: cores, signals, files, optional packages."""
+"""The machine and its process: cores, signals, files, optional packages, timing in turns."""

@@ -24,13 +24,13 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
-from accel.bench.timing import torch_threads  # noqa: E402
 from accel.compressors.errors import CompressorError  # noqa: E402
 from accel.errors import AccelError  # noqa: E402
 from accel.exporting.build import export  # noqa: E402
 from accel.monitor.statistics import mean_interval  # noqa: E402
 from accel.runs.evaluation import evaluate  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
+from accel.system.timing import torch_threads  # noqa: E402
 from scripts.evidence.samples import RUNS, arguments, read_samples, write_samples  # noqa: E402
 
 EPISODES = 20

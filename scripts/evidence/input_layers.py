@@ -22,15 +22,15 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
+from accel.bench.policies import MeasuredPolicy, Policies  # noqa: E402
 from accel.bench.policy import bench_policy  # noqa: E402
 from accel.bench.rows import provenance  # noqa: E402
-from accel.bench.subject import Subject  # noqa: E402
-from accel.bench.timing import torch_threads  # noqa: E402
 from accel.monitor.statistics import mean_interval  # noqa: E402
 from accel.runs.evaluation import compress_run  # noqa: E402
 from accel.runs.loading import load_run  # noqa: E402
 from accel.runs.playing import collect_inputs, play  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
+from accel.system.timing import torch_threads  # noqa: E402
 from scripts.evidence.samples import RUNS, arguments, read_samples, write_samples  # noqa: E402
 
 PAIRS = {"int8": "int8(x8)", "int8(w4)": "int8(w4,x8)", "int8(w3)": "int8(w3,x8)"}
@@ -72,7 +72,7 @@ def measure(case: str, seed: int, run: Path) -> Iterator[Row]:
     if not (run / "summary.json").exists():
         command = [sys.executable, "-m", "accel", *words, "--results-dir", str(run.parent), "--name", run.name]
         subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
-    timed = bench_policy(run=run, schemes=SCHEMES, batches=(8,), runtimes=("onnxruntime",), seconds=10.0)
+    timed = bench_policy(Policies(run=run), schemes=SCHEMES, batches=(8,), runtimes=("onnxruntime",), seconds=10.0)
     times = {str(row["scheme"]): row["us"] for row in timed}
     for scheme in SCHEMES:
         with torch_threads():
@@ -89,7 +89,7 @@ def study(path: Path, scheme: str) -> Row:
     inputs = collect_inputs(run, ROWS, SEED)
     played = play(artifact, run, episodes=EPISODES, seed=SEED, envs=ENVS)
     row: Row = {"scheme": scheme, "bytes": len(artifact.to_bytes()), **provenance()}
-    row |= Subject(run, "trained", "environment", inputs, inputs).mismatch_of(artifact)
+    row |= MeasuredPolicy(run, "trained", "environment", inputs, inputs).mismatch_of(artifact)
     return row | {"return": mean_interval(played.returns).estimate, "returns": played.returns.tolist()}
 
 

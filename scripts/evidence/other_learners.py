@@ -38,9 +38,8 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Normal
 
 from accel.bench.learner import PHASES, LearnerCell, learner_threads, speedup_none
+from accel.bench.policies import environment_spec
 from accel.bench.rows import Row, number, provenance, spread
-from accel.bench.subject import environment_spec
-from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
 from accel.config.algorithms import DppoConfig, PpoConfig
 from accel.config.base import parse_pair
@@ -48,6 +47,7 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.learning.device import choose_device
 from accel.networks.text import parse_network
+from accel.system.timing import interleave, torch_threads
 
 Update = Callable[[], None]
 ENDS = 0.01

@@ -30,8 +30,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from accel.bench.policies import Policies
 from accel.bench.rows import provenance
-from accel.bench.subject import make_subject
 from accel.compressors.kernels.library import why_none
 from accel.compressors.runtime import PolicySession, Runtime
 from scripts.evidence.samples import arguments, write_samples
@@ -66,9 +66,9 @@ def main() -> None:
 
 def measure(network: str) -> dict[str, Any]:
     """Milliseconds of every way, by round, in turns and repeated."""
-    subject = make_subject(network, None, None, None, "relu")
-    module, rows = subject.run.policy, {k: v[:ROWS] for k, v in subject.calibration.items()}
-    plans = {scheme: subject.bind(scheme) for scheme in ("fp32", "int8")}
+    (policy,) = Policies([network], activation="relu")
+    module, rows = policy.run.policy, {k: v[:ROWS] for k, v in policy.calibration.items()}
+    plans = {scheme: policy.bind(scheme) for scheme in ("fp32", "int8")}
 
     def change() -> None:
         with torch.no_grad():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from accel.bench import bench_actor
+from accel.bench import Policies, bench_actor
 from accel.bench.actor import RandomStepper, Split, median_parts
 from accel.bench.rows import number
 from accel.compressors.errors import SchemeError
@@ -24,8 +25,7 @@ SESSIONS = ["onnxruntime", "native"] if lanes_here() else ["onnxruntime"]
 
 def test_every_variant_has_a_row_whose_parts_add_up() -> None:
     rows = bench_actor(
-        TrainConfig.create(env="CartPole-v1", unroll_length=10),
-        networks=["mlp:16x1"],
+        Policies(["mlp:16x1"], TrainConfig.create(env="CartPole-v1", unroll_length=10)),
         envs_per_actor=[1, 4],
         schemes=[INT8],
         **QUICK,
@@ -67,7 +67,8 @@ def test_the_parts_of_the_median_are_those_of_ordinary_samples() -> None:
     [("Pendulum-v1", "mlp:16x1+lstm:8"), ("tests.environments:ClosedFormSameStep-v0", "mlp:16x1")],
 )
 def test_continuous_actions_recurrence_and_resets_in_the_same_step(env: str, network: str) -> None:
-    rows = bench_actor(TrainConfig.create(env=env), networks=[network], envs_per_actor=[2], schemes=["fp32"], **QUICK)
+    policies = Policies([network], TrainConfig.create(env=env))
+    rows = bench_actor(policies, envs_per_actor=[2], schemes=["fp32"], **QUICK)
     check_rows(rows, "us_per_env_step")
     runtimes = ["torch", "onnxruntime", "native"]
     assert [row["runtime"] for row in rows] == runtimes[: 2 if "lstm" in network or not lanes_here() else 3]
@@ -87,7 +88,7 @@ def test_rows_that_reset_are_no_steps_of_the_environment_alone(env: str, same_st
 
 def test_a_trained_run_brings_environment_network_and_mismatch(tmp_path: Path) -> None:
     run = make_run(tmp_path, env="CartPole-v1", network="mlp:16x1", unroll_length=7)
-    rows = bench_actor(run=run, envs_per_actor=[2], schemes=[INT8], **QUICK)
+    rows = bench_actor(Policies(run=run), envs_per_actor=[2], schemes=[INT8], **QUICK)
     check_rows(rows, "us_per_env_step")
     assert {(r["env"], r["network"], r["weights"], r["unroll_length"]) for r in rows} == {
         ("CartPole-v1", "mlp:16x1", "trained", 7)
@@ -97,15 +98,12 @@ def test_a_trained_run_brings_environment_network_and_mismatch(tmp_path: Path) -
     for fp32, int8 in zip(others[::2], others[1::2], strict=True):
         assert number(fp32, "kl") < 1e-7 < number(int8, "kl")
     with pytest.raises(ConfigError, match="own environment"):
-        bench_actor(TrainConfig.create(), run=run)
+        Policies(config=TrainConfig.create(), run=run)
 
 
 def test_a_scheme_that_the_network_cannot_take_is_told() -> None:
     told: list[str] = []
-    config = TrainConfig.create(env="CartPole-v1")
-    rows = bench_actor(
-        config, networks=["mlp:8x1"], envs_per_actor=[1], schemes=["prune(0.5)"], notify=told.append, **QUICK
-    )
+    rows = bench_actor(Policies(["mlp:8x1"]), envs_per_actor=[1], schemes=["prune(0.5)"], notify=told.append, **QUICK)
     assert {row["scheme"] for row in rows} == {"fp32"}
     assert len(told) == 1 and told[0].startswith("refused: prune(0.5) for mlp:8x1: ")
 
@@ -124,6 +122,7 @@ def test_a_scheme_that_the_network_cannot_take_is_told() -> None:
         ({"repeats": 0}, ConfigError, "positive"),
     ],
 )
-def test_bad_input_is_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
+def test_bad_input_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    policies = {name: options.pop(name) for name in ("networks", "config") if name in options}
     with pytest.raises(error, match=message):
-        bench_actor(**options)
+        bench_actor(Policies(**policies), **options)

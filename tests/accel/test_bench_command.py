@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_refresh
+from accel.bench.advice import advise
 from accel.bench.commands import PolicyOptions, integers, texts
 from accel.bench.rows import Row
 from accel.bench.tables import TABLES, Column, fitting, table_text
@@ -17,7 +17,6 @@ from accel.cli import main
 from accel.cli.bench import encode, interference
 from accel.errors import ConfigError
 
-PNG = b"\x89PNG\r\n\x1a\n"
 QUICK = "--seconds 0.05 --repeats 3"
 COMMANDS = {
     "policy": f"{QUICK} --network mlp:16x1 --batch 1,2 --schemes int8 --runtimes torch,onnxruntime",
@@ -36,17 +35,14 @@ KEYS = {
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_each_benchmark_prints_a_table_writes_rows_and_draws(
+def test_each_benchmark_prints_a_table_and_writes_rows(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows_path, plot = tmp_path / "rows.json", tmp_path / "plot.png"
-    arguments = ["bench", kind, *COMMANDS[kind].split(), "--json", str(rows_path), "--plot", str(plot)]
-    assert main(arguments) == 0
+    rows_path = tmp_path / "rows.json"
+    assert main(["bench", kind, *COMMANDS[kind].split(), "--json", str(rows_path)]) == 0
     rows = json.loads(rows_path.read_text())
     assert rows and all(KEYS[kind] <= row.keys() for row in rows)
     assert all(row["command"].startswith(f"accel bench {kind} ") and "commit" in row for row in rows)
-    assert plot.read_bytes().startswith(PNG)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["plot.png", "rows.json"]
     printed = capsys.readouterr().out.splitlines()
     title, headings = printed[:2]
     assert (title and "µs" in headings) or "ms" in headings or kind == "bits"
@@ -63,7 +59,6 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
     [
         (["policy", "--json", "{dir}/missing/rows.json"], "no directory"),
         (["policy", "--json", "{dir}"], "is a directory"),
-        (["bits", "--plot", "{dir}/missing/plot.png"], "no directory"),
         (["policy", "--network", "mpl:64x2"], "unknown torso"),
         (["policy", "--network", ""], "no network"),
         (["policy", "--batch", "0"], "batch 0"),
@@ -148,104 +143,43 @@ def policy_row(runtime: str, scheme: str, us: float, **changes: float | str) -> 
     return row | changes
 
 
-def bits_row(bits: int, kl: float, **changes: float | str) -> Row:
-    row: Row = {"network": "mlp:64x2", "bits": bits, "rounded": "weights", "kl": kl, "ess": 0.9, "weights": "trained"}
-    return row | changes
-
-
-def test_advice_names_the_fewest_bits_of_a_trained_policy_and_what_is_simulated() -> None:
-    rows = [bits_row(2, 3.0), bits_row(4, 0.05, ess=0.1), bits_row(5, 0.04), bits_row(8, 0.001)]
-    found, simulated = advise_bits(rows)
-    assert found == "mlp:64x2, weights: 5 bits stay within KL 0.1, ESS 0.3" and simulated.startswith("simulated: ")
-    assert advise_bits(rows[:2])[0].startswith("mlp:64x2, weights: none of these widths stays")
-    assert advise_bits([row | {"weights": "random"} for row in rows]) == [simulated]
-
-
 def test_advice_names_the_fastest_scheme_and_its_figures() -> None:
     rows = [
         policy_row("torch", "fp32", 100.0),
-        policy_row("onnxruntime", "fp32", 40.0, bytes=4000),
+        policy_row("onnxruntime", "fp32", 50.0),
+        policy_row("native", "fp32", 40.0),
         policy_row("onnxruntime", "prune(0.5)+int8", 10.0),
         policy_row("onnxruntime", "int8", 20.0),
     ]
-    (line,) = advise_policy(rows)
-    assert line == (
-        "mlp:64x2, batch 8: prune(0.5)+int8 takes 10 µs per call against 40 µs in fp32, 4.00 times as fast "
-        "(int8, which keeps the whole network, 20 µs), 100 µs on torch eager; 1,000 bytes instead of 4,000; KL 0.001 "
-        "nats, ESS 0.99"
-    )
-    rows[2]["kl"] = 0.2
-    assert advise_policy(rows)[0].startswith("mlp:64x2, batch 8: int8 takes 20 µs")
-    rows[3]["ess"] = 0.1
-    assert "no compression" in advise_policy(rows)[0] and "alarm level" in advise_policy(rows)[0]
-    rows[2]["weights"] = "random"
-    assert "by speed alone" in advise_policy(rows)[1]
+    best = "mlp:64x2, batch 8: {} is {} times as fast as fp32 (40 µs per call); KL 0.001 nats, ESS 0.99"
+    assert advise("policy", rows) == [best.format("prune(0.5)+int8 (10 µs)", "4.00")]
+    rows[3]["kl"] = 0.2
+    assert advise("policy", rows) == [best.format("int8 (20 µs)", "2.00")], "its mismatch is beyond the alarm level"
+    rows[4]["ess"] = 0.1
+    assert "no compression" in advise("policy", rows)[0] and "differs too much" in advise("policy", rows)[0]
+    rows[3]["weights"] = "random"
+    assert "by speed alone" in advise("policy", rows)[1]
+    assert "nothing to recommend" in advise("policy", rows[:1])[0]
 
 
-@pytest.mark.parametrize("us", [41.0, 39.0])
-def test_advice_is_no_compression_where_nothing_is_clearly_faster(us: float) -> None:
-    rows = [policy_row("onnxruntime", "fp32", 40.0), policy_row("onnxruntime", "int8", us)]
-    (line,) = advise_policy(rows)
-    spread = " (within the spread)" if us < 40.0 else ""
-    assert (
-        line
-        == f"mlp:64x2, batch 8: no compression. fp32 takes 40 µs per call, the fastest scheme, int8, {us:g} µs{spread}"
-    )
-    assert "nothing to recommend" in advise_policy([policy_row("torch", "fp32", 40.0)])[0]
-
-
-def test_advice_on_actors_says_how_near_the_limit_is() -> None:
-    shared: Row = {"env": "X-v0", "network": "mlp:64x2", "envs": 8, "env_only_us": 20.0, "env_share": 0.8}
-    shared |= {"weights": "trained", "kl": 0.01, "ess": 0.9}
-    rows: list[Row] = [
-        shared | {"runtime": "torch", "scheme": "fp32", "us_per_env_step": 50.0, "us_per_env_step_low": 49.0},
-        shared | {"runtime": "onnxruntime", "scheme": "fp32", "us_per_env_step": 30.0, "us_per_env_step_low": 29.0},
-        shared | {"runtime": "onnxruntime", "scheme": "int8", "us_per_env_step": 25.0, "us_per_env_step_low": 24.0},
-    ]
-    (line,) = advise_actor(rows)
-    assert line == (
-        "X-v0, mlp:64x2, 8 environments per actor: int8 takes 25 µs per environment step against 30 µs in fp32, 1.20 "
-        "times as fast, 50 µs on torch eager (2.00 times as long); the environment alone takes 20 µs, 80% of the "
-        "actor's time; KL 0.01 nats, ESS 0.90"
-    )
-    rows[2]["kl"] = 0.2
-    assert "no compression" in advise_actor(rows)[0] and "alarm level" in advise_actor(rows)[0]
-    assert "by speed alone" in advise_actor([row | {"weights": "random"} for row in rows])[1]
-
-
-def test_advice_on_refreshes_says_from_when_on_a_scheme_pays() -> None:
-    shared: Row = {"network": "mlp:64x2", "envs": 8, "saving_us_per_env_step": 2.5, "load_ms": 1.0}
-    shared |= {"weights": "trained", "kl": 0.01, "ess": 0.9}
-    fp32 = shared | {"scheme": "fp32", "us": 40.0, "us_low": 39.0}
-    int8 = shared | {"scheme": "int8", "us": 20.0, "break_even_env_steps": 0.0, "break_even_shared_env_steps": 1200.0}
-    (line,) = advise_refresh([fp32, int8])
-    assert "int8 saves 2.5 µs per environment step" in line
-    assert "at any refresh interval; where the learner shares the actor's core, from 1,200 environment steps" in line
-    assert line.endswith("; KL 0.01 nats, ESS 0.90")
-    assert "by speed alone" in advise_refresh([row | {"weights": "random"} for row in (fp32, int8)])[1]
-    assert "alarm level" in advise_refresh([fp32, int8 | {"ess": 0.2}])[0]
-    assert "alarm level" in advise_refresh([fp32, int8 | {"kl": float("nan")}])[0]
-
-
-@pytest.mark.parametrize("scheme", ["fp16", "prune(0.5)+fp16"])
-def test_half_precision_is_never_recommended_for_its_speed(scheme: str) -> None:
-    rows = [policy_row("onnxruntime", "fp32", 40.0), policy_row("onnxruntime", scheme, 20.0)]
-    line, half = advise_policy(rows)
-    assert "no compression" in line and "20" not in line
-    assert half == "fp16: half the bytes, not faster on a CPU"
-    line, half = advise_policy([*rows, policy_row("onnxruntime", "int8", 30.0)])
-    assert "int8 takes 30 µs" in line
-
-
-def test_an_untrained_student_is_never_recommended() -> None:
-    rows = [policy_row("onnxruntime", "fp32", 40.0), policy_row("onnxruntime", "distill(8x1)+int8", 20.0)]
-    assert "distill(8x1)+int8 takes 20 µs" in advise_policy(rows)[0], "a student that was taught"
-    untrained = [row | {"weights": "random"} for row in rows]
-    line, random, student = advise_policy(untrained)
-    assert "no compression" in line and "its student is untrained" in line
-    assert random.startswith("weights are random") and student.startswith("distill: ")
-    rows = [*untrained, policy_row("onnxruntime", "int8", 30.0, weights="random")]
-    assert "int8 takes 30 µs" in advise_policy(rows)[0] and "distill" not in advise_policy(rows)[0]
+@pytest.mark.parametrize(
+    ("scheme", "us", "weights"),
+    [
+        ("int8", 41.0, "trained"),
+        ("int8", 39.0, "trained"),
+        ("fp16", 20.0, "trained"),
+        ("prune(0.5)+fp16", 20.0, "trained"),
+        ("distill(8x1)+int8", 20.0, "random"),
+    ],
+    ids=["slower", "within the spread", "half precision", "with it", "an untrained student"],
+)
+def test_advice_is_no_compression_where_nothing_is_worth_it(scheme: str, us: float, weights: str) -> None:
+    rows = [policy_row("onnxruntime", "fp32", 40.0), policy_row("onnxruntime", scheme, us, weights=weights)]
+    assert "no compression: nothing else is worth more than fp32 (40 µs per call)" in advise("policy", rows)[0]
+    better = [*rows, policy_row("onnxruntime", "int8(w4)", 30.0)]
+    assert "int8(w4) (30 µs) is 1.33 times as fast" in advise("policy", better)[0]
+    taught = policy_row("onnxruntime", "distill(8x1)+int8", 20.0)
+    assert "distill(8x1)+int8 (20 µs)" in advise("policy", [rows[0], taught])[0], "a student that was taught"
 
 
 def test_texts_are_to_the_left_numbers_to_the_right() -> None:
@@ -264,16 +198,11 @@ def test_long_texts_are_folded_whole() -> None:
 def test_narrow_terminals_lose_the_extra_columns_from_the_right() -> None:
     columns = [Column("a", "a"), Column("bb", "b", "text", True), Column("c", "c"), Column("d", "d", "text", True)]
     rows: list[Row] = [{"a": "12345", "b": "1", "c": "1", "d": "1234567"}]
-    shown = {
-        width: "".join(column.key for column in fitting(rows, columns, width)) for width in (80, 21, 20, 12, 11, 5)
-    }
+    widths = (80, 21, 20, 12, 11, 5)
+    shown = {width: "".join(column.key for column in fitting(rows, columns, width)) for width in widths}
     assert shown == {80: "abcd", 21: "abcd", 20: "abc", 12: "abc", 11: "ac", 5: "ac"}
-    same = [rows[0], rows[0] | {"c": "2"}]
-    assert [column.key for column in fitting(same, columns, 5)] == ["c"], "columns of one value go next"
-    title, *rows_shown = table_text(same, columns, "title", 5).splitlines()
-    assert (title, rows_shown[:3]) == ("title", ["c", "1", "2"])
-    told = "".join(rows_shown[3:]).replace(" ", "")
-    assert told == "notshown:a,bb,d;--jsonwriteseverycolumn", "wrapped, however narrow"
+    _title, _, _, *told = table_text(rows, columns, "title", 11).splitlines()
+    assert "".join(told).replace(" ", "") == "notshown:bb,d;--jsonwriteseverycolumn", "wrapped, however narrow"
 
 
 def test_figures_that_are_not_finite_become_null() -> None:

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from accel.bench import learner as bench
-from accel.bench.advice import advise_learner
 from accel.bench.learner import bench_learner
-from accel.bench.rows import Row
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
@@ -61,7 +59,6 @@ def test_a_row_for_each_precision_whose_phases_make_the_whole(options: dict[str,
         assert max(phases) < high
         assert row["env_steps_per_s"] == pytest.approx(1e6 / us)
         assert row["speedup_none"] == pytest.approx(float(rows[0]["us_per_env_step"]) / us)
-    assert len(advise_learner(rows)) == 1
 
 
 def test_trainings_of_one_network_are_told_apart() -> None:
@@ -72,7 +69,6 @@ def test_trainings_of_one_network_are_told_apart() -> None:
         (1, 1.0, 2),
         (3, 1.0, 2),
     ]
-    assert len(advise_learner(rows)) == 2
     with pytest.raises(ConfigError, match="no configuration"):
         bench_learner([], VECTOR)
 
@@ -106,27 +102,6 @@ def test_experience_has_ends_and_resets_as_environments_make_them(mode: str) -> 
     assert all(np.array_equal(array, again[name]) for name, array in unroll.arrays.items())
 
 
-def test_advice_names_the_limit_and_whether_bf16_pays() -> None:
-    def row(precision: str, us: float, graphs: str = "off", learner: str = "accel") -> Row:
-        low = {"us_per_env_step_low": us * 0.98, "env_steps_per_s": 1e6 / us, "speedup_none": 100.0 / us}
-        training = {"learner": learner, "T": 1, "B": 1, "algorithm": "impala", "passes": 1, "minibatches": 1}
-        return {"network": "n", "precision": precision, "graphs": graphs, "us_per_env_step": us, **low, **training}
-
-    (line,) = advise_learner([row("none", 100.0), row("bf16", 50.0)])
-    assert "10,000 steps/s in single precision, 20,000 steps/s in bf16; bf16 pays (2.00x)" in line
-    (line,) = advise_learner([row("none", 100.0), row("bf16", 99.5)])
-    assert "bf16 does not pay (1.01x)" in line
-    (line,) = advise_learner([row("none", 100.0)])
-    assert "10,000 steps/s" in line and "bf16" not in line
-    (line,) = advise_learner([row("none", 100.0), row("none", 25.0, "on"), row("bf16", 50.0), row("bf16", 20.0, "on")])
-    assert "40,000 steps/s in single precision with CUDA graphs" in line and "50,000 steps/s in bf16 with CUDA" in line
-    assert "bf16 pays (2.00x); CUDA graphs pay (4.00x)" in line
-    (line,) = advise_learner([row("none", 100.0), row("none", 101.0, "on")])
-    assert "CUDA graphs do not pay (0.99x)" in line
-    (line,) = advise_learner([row("none", 100.0), row("none", 150.0, learner="eager")])
-    assert line.endswith("10,000 steps/s in single precision; torch alone takes 1.50x as long")
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")
 def test_on_cuda_there_are_rows_with_and_without_graphs() -> None:
     config = TrainConfig.create(network="mlp:8x1", algorithm="ppo", unroll_length=6, envs_per_actor=3, device="cuda")
@@ -134,4 +109,3 @@ def test_on_cuda_there_are_rows_with_and_without_graphs() -> None:
     assert [row["graphs"] for row in rows] == ["off", "on"]
     plain, graphs = rows
     assert float(graphs["forward_us"]) == 0.0 < float(plain["forward_us"])  # type: ignore[arg-type]
-    assert "CUDA graphs" in advise_learner(rows)[0]

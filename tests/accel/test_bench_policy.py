@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
 import accel
-from accel.bench import bench_policy, timing
+from accel.bench import Policies, bench_policy
+from accel.bench.policies import MeasuredPolicy, placed
 from accel.bench.policy import CHANNELS_LAST, CONTIGUOUS, eager_modules, session_call, torch_call
 from accel.bench.rows import number
-from accel.bench.subject import default_spec, placed, random_subject
-from accel.bench.timing import interleave, timed_calls
 from accel.compressors.errors import SchemeError
 from accel.compressors.kernels.library import lanes_here
 from accel.config import TrainConfig
@@ -30,10 +27,15 @@ RUNTIMES = ["torch", "onnxruntime"]
 IMAGES = EnvSpec((4, 40, 40), "uint8", ActionSpec("categorical", (5,)))
 
 
+def measured(network: str, **options: Any) -> MeasuredPolicy:
+    (policy,) = Policies([network], **options)
+    return policy
+
+
 def test_every_batch_runtime_and_scheme_has_a_row() -> None:
     schemes = ["int8", "prune(0.5)"]
     before = torch.get_num_threads()
-    rows = bench_policy(["mlp:32x2"], batches=[1, 3], schemes=schemes, runtimes=RUNTIMES, **QUICK)
+    rows = bench_policy(Policies(["mlp:32x2"]), batches=[1, 3], schemes=schemes, runtimes=RUNTIMES, **QUICK)
     check_rows(rows, "us")
     cells = [(row["batch"], row["runtime"], row["scheme"]) for row in rows]
     variants = [("torch", "fp32"), *(("onnxruntime", scheme) for scheme in ("fp32", *schemes))]
@@ -51,7 +53,7 @@ def test_every_batch_runtime_and_scheme_has_a_row() -> None:
 
 
 def test_mismatch_is_none_for_torch_and_vanishes_for_full_precision() -> None:
-    rows = bench_policy(["mlp:32x2"], batches=[2], schemes=["int8"], runtimes=RUNTIMES, **QUICK)
+    rows = bench_policy(Policies(["mlp:32x2"]), batches=[2], schemes=["int8"], runtimes=RUNTIMES, **QUICK)
     by_scheme = {(row["runtime"], row["scheme"]): row for row in rows}
     assert by_scheme["torch", "fp32"]["kl"] is None
     fp32 = by_scheme["onnxruntime", "fp32"]
@@ -67,19 +69,18 @@ def test_a_trained_run_is_measured_on_its_own_inputs(tmp_path: Path) -> None:
 
     train(config)
     rows = bench_policy(
-        run=tmp_path / "run", batches=[1], schemes=["int8", "distill(16x1)"], runtimes=RUNTIMES, **QUICK
+        Policies(run=tmp_path / "run"), batches=[1], schemes=["int8", "distill(16x1)"], runtimes=RUNTIMES, **QUICK
     )
     check_rows(rows, "us")
     assert {(row["network"], row["weights"], row["inputs"]) for row in rows} == {("mlp:32x1", "trained", "environment")}
     assert {row["scheme"] for row in rows} == {"fp32", "int8", "distill(16x1)"}
     with pytest.raises(ConfigError, match="own environment"):
-        bench_policy(run=tmp_path / "run", config=TrainConfig.create())
+        Policies(run=tmp_path / "run", config=TrainConfig.create())
 
 
 def test_an_environment_gives_layout_and_inputs() -> None:
     rows = bench_policy(
-        ["mlp:16x1+lstm:8"],
-        config=TrainConfig.create(env="CartPole-v1"),
+        Policies(["mlp:16x1+lstm:8"], TrainConfig.create(env="CartPole-v1")),
         batches=[2],
         schemes=["int8"],
         runtimes=RUNTIMES,
@@ -92,8 +93,7 @@ def test_an_environment_gives_layout_and_inputs() -> None:
 def test_a_scheme_that_the_network_cannot_take_is_told_and_the_others_are_measured() -> None:
     told: list[str] = []
     rows = bench_policy(
-        ["nature-cnn:0.25"],
-        spec=IMAGES,
+        Policies(["nature-cnn:0.25"], spec=IMAGES),
         batches=[1],
         schemes=["prune(nowhere=0.5)", "int8"],
         runtimes=["onnxruntime"],
@@ -106,24 +106,24 @@ def test_a_scheme_that_the_network_cannot_take_is_told_and_the_others_are_measur
 
 
 def test_images_on_torch_take_the_faster_memory_format() -> None:
-    subject = random_subject("nature-cnn:0.25", IMAGES)
-    modules = eager_modules(subject.run)
+    policy = measured("nature-cnn:0.25", spec=IMAGES)
+    modules = eager_modules(policy.run)
     assert set(modules) == {CONTIGUOUS, CHANNELS_LAST}
-    inputs = {name: array[:3] for name, array in subject.held_out.items()}
+    inputs = {name: array[:3] for name, array in policy.held_out.items()}
     with torch.inference_mode():
         answers = [torch_call(module, inputs, layout)() for layout, module in modules.items()]
     np.testing.assert_allclose(answers[0], answers[1], atol=1e-5)
-    (row,) = bench_policy(["nature-cnn:0.25"], spec=IMAGES, batches=[1], runtimes=["torch"], **QUICK)
+    (row,) = bench_policy(Policies(["nature-cnn:0.25"], spec=IMAGES), batches=[1], runtimes=["torch"], **QUICK)
     assert row["memory_format"] in modules
-    assert set(eager_modules(random_subject("mlp:16x1", default_spec("mlp:16x1")).run)) == {CONTIGUOUS}
+    assert set(eager_modules(measured("mlp:16x1").run)) == {CONTIGUOUS}
 
 
 @pytest.mark.parametrize("network", ["mlp:16x1", "mlp:16x1+lstm:8"])
 def test_both_calls_carry_recurrent_state_alike(network: str) -> None:
-    subject = random_subject(network, default_spec(network))
-    inputs = {name: array[:2] for name, array in subject.held_out.items()}
-    artifact = subject.bind("fp32").refresh(subject.run.policy, 1)
-    in_torch, in_session = torch_call(subject.run.policy, inputs, CONTIGUOUS), session_call(artifact, inputs)
+    policy = measured(network)
+    inputs = {name: array[:2] for name, array in policy.held_out.items()}
+    artifact = policy.bind("fp32").refresh(policy.run.policy, 1)
+    in_torch, in_session = torch_call(policy.run.policy, inputs, CONTIGUOUS), session_call(artifact, inputs)
     with torch.inference_mode():
         first, second = in_torch(), in_torch()
     np.testing.assert_allclose(in_session(), first, atol=1e-5)
@@ -138,62 +138,15 @@ def test_torch_compile_that_does_not_work_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     told: list[str] = []
     rows = bench_policy(
-        ["mlp:8x1"], batches=[1], schemes=["fp32"], runtimes=["torch.compile", "torch"], notify=told.append, **QUICK
+        Policies(["mlp:8x1"]),
+        batches=[1],
+        schemes=["fp32"],
+        runtimes=["torch.compile", "torch"],
+        notify=told.append,
+        **QUICK,
     )
     assert [row["runtime"] for row in rows] == ["torch"]
     assert len(told) == 1 and told[0].startswith("torch.compile does not work here: ")
-
-
-class Clocks:
-    """In place of a module's ``time``: it stands still but for what a test spends."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.now_us = self.computed_us = 0
-        clocks = {"perf_counter": lambda: self.now_us / 1e6, "process_time": lambda: self.computed_us / 1e6}
-        patch.setattr(timing, "time", SimpleNamespace(**clocks))
-
-    def spend(self, us: int, computed_us: int = 0) -> None:
-        self.now_us += us
-        self.computed_us += computed_us
-
-
-def test_samples_are_taken_in_turns_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = Clocks(monkeypatch)
-    taken: list[str] = []
-
-    def taker(name: str) -> Callable[[], None]:
-        def take() -> None:
-            taken.append(name)
-            clocks.spend(1)
-
-        return take
-
-    contestants = {name: taker(name) for name in "abc"}
-    rounds = interleave(contestants, seconds=60.0, repeats=4)
-    assert sorted(taken) == sorted("abc" * 6), "two rounds of warm-up and four that are kept"
-    assert {name: len(samples) for name, samples in rounds.samples.items()} == {"a": 4, "b": 4, "c": 4}
-    slow = interleave({"slow": lambda: clocks.spend(20_000, 5_000)}, seconds=0.01, repeats=100)
-    assert len(slow.samples["slow"]) == 3
-    assert slow.cpu_share == pytest.approx(0.25), "sleeping is not computing"
-    quick = interleave({"quick": lambda: clocks.spend(1_000, 1_000)}, seconds=0.0095, repeats=100)
-    assert len(quick.samples["quick"]) == 10 and quick.cpu_share == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(("us", "measured"), [(2, 500), (10_000, 1)])
-def test_a_sample_averages_many_short_calls_and_one_long_call(
-    us: int, measured: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clocks, calls = Clocks(monkeypatch), 0
-
-    def run() -> None:
-        nonlocal calls
-        calls += 1
-        clocks.spend(us)
-
-    take = timed_calls(run, sample_s=1e-3)
-    calls = 0
-    assert take() == pytest.approx(us)
-    assert calls == measured + max(measured // 10, 1), "a tenth is not measured"
 
 
 @pytest.mark.parametrize(
@@ -215,24 +168,25 @@ def test_a_sample_averages_many_short_calls_and_one_long_call(
         ({"run": Path("/nowhere")}, RunDirectoryError, "nowhere"),
     ],
 )
-def test_bad_input_is_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
+def test_bad_input_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    policies = {name: options.pop(name) for name in ("networks", "config", "run") if name in options}
     with pytest.raises(error, match=message):
-        bench_policy(**options)
+        bench_policy(Policies(**policies), **options)
 
 
 @pytest.mark.skipif(not lanes_here(), reason="a CPU with compiled kernels")
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_every_activation_runs_in_kernels(activation: Activation) -> None:
-    subject = random_subject("mlp:16x2", default_spec("mlp:16x2"), activation=activation)
-    artifacts = subject.artifacts(["int8(reduce_range)"], pytest.fail)
+    policy = measured("mlp:16x2", activation=activation)
+    artifacts = policy.artifacts(["int8(reduce_range)"], pytest.fail)
     assert len(placed(artifacts, ["native"], pytest.fail)) == 2
 
 
 @pytest.mark.skipif(not lanes_here(), reason="a CPU with compiled kernels")
 def test_the_operators_that_kernels_lack_are_named() -> None:
     told: list[str] = []
-    subject = random_subject("nature-cnn:0.25", IMAGES)
-    artifacts = subject.artifacts(["fp32"], told.append)
+    policy = measured("nature-cnn:0.25", spec=IMAGES)
+    artifacts = policy.artifacts(["fp32"], told.append)
     assert [runtime for runtime, *_ in placed(artifacts, ["onnxruntime", "native"], told.append)] == ["onnxruntime"]
     (line,) = told
     assert line.startswith("no row for compiled kernels, fp32: ") and "Conv" in line and "not in the compiled" in line

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from accel.bench import bench_refresh
+from accel.bench import Policies, bench_refresh
 from accel.bench.refresh import break_even, changing_weights, measure_upkeep
 from accel.bench.rows import Row, number
-from accel.bench.subject import default_spec, random_subject
 from accel.compressors.errors import SchemeError
 from accel.errors import ConfigError
 from accel.publishing.level import REFIT_STEPS
@@ -29,7 +29,7 @@ def row(scheme: str, us: float, load_ms: float, requantise_ms: float = 1.0) -> R
 
 def test_every_network_and_scheme_has_a_row() -> None:
     networks, schemes = ["mlp:32x1", "mlp:48x2"], ["fp32", "int8", "prune(0.5)"]
-    rows = bench_refresh(networks, schemes=schemes, envs=2, **QUICK)
+    rows = bench_refresh(Policies(networks), schemes=schemes, envs=2, **QUICK)
     check_rows(rows, "requantise_ms", "serialise_ms", "load_ms", "us")
     assert [(r["network"], r["scheme"]) for r in rows] == [(n, s) for n in networks for s in schemes]
     for each in rows:
@@ -40,7 +40,7 @@ def test_every_network_and_scheme_has_a_row() -> None:
 
 
 def test_full_precision_alone_saves_nothing() -> None:
-    rows = bench_refresh(["mlp:16x1"], schemes=["fp32"], **QUICK)
+    rows = bench_refresh(Policies(["mlp:16x1"]), schemes=["fp32"], **QUICK)
     assert rows[0]["break_even_env_steps"] is None and rows[0]["saving_us_per_env_step"] == 0.0
 
 
@@ -75,12 +75,12 @@ UPKEEP = {
 
 @pytest.mark.parametrize("scheme", UPKEEP)
 def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
-    subject = random_subject("mlp:32x2", default_spec("mlp:32x2"))
-    plan = subject.bind(scheme)
-    costs = measure_upkeep(subject, scheme, plan)
+    (policy,) = Policies(["mlp:32x2"])
+    plan = policy.bind(scheme)
+    costs = measure_upkeep(policy, scheme, plan)
     assert set(costs) == UPKEEP[scheme]
-    config = subject.run.config.compression
-    steps = subject.run.config.algorithm.optimiser_steps
+    config = policy.run.config.compression
+    steps = policy.run.config.algorithm.optimiser_steps
     intervals = {
         "check": max(1, config.check_interval_steps // steps),
         "calibration": max(1, config.calibration_interval_steps // steps),
@@ -97,7 +97,7 @@ def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
 
 def test_trained_weights_bring_intervals_mismatch_and_taught_students(tmp_path: Path) -> None:
     run = make_run(tmp_path, env="CartPole-v1", network="mlp:16x1", algorithm="ppo", publish_interval_updates=4)
-    rows = bench_refresh(run=run, schemes=["int8", "distill(8x1)+int8"], **QUICK)
+    rows = bench_refresh(Policies(run=run), schemes=["int8", "distill(8x1)+int8"], **QUICK)
     check_rows(rows, "load_ms", "us")
     assert {each["weights"] for each in rows} == {"trained"}
     assert [each["scheme"] for each in rows] == ["fp32", "int8", "distill(8x1)+int8"]
@@ -106,13 +106,13 @@ def test_trained_weights_bring_intervals_mismatch_and_taught_students(tmp_path: 
 
 
 def test_weights_move_before_every_refresh_and_come_back() -> None:
-    subject = random_subject("mlp:16x1", default_spec("mlp:16x1"))
-    plan = subject.bind("fp32")
-    weights_change = changing_weights(subject.run.policy)
-    payloads = [plan.refresh(subject.run.policy, 0).model]
+    (policy,) = Policies(["mlp:16x1"])
+    plan = policy.bind("fp32")
+    weights_change = changing_weights(policy.run.policy)
+    payloads = [plan.refresh(policy.run.policy, 0).model]
     for _ in range(2):
         next(weights_change)
-        payloads.append(plan.refresh(subject.run.policy, 0).model)
+        payloads.append(plan.refresh(policy.run.policy, 0).model)
     assert payloads[0] != payloads[1] != payloads[2]
 
 
@@ -125,6 +125,7 @@ def test_weights_move_before_every_refresh_and_come_back() -> None:
         ({"schemes": ["int8+prune(0.5)"]}, SchemeError, "last"),
     ],
 )
-def test_bad_input_is_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
+def test_bad_input_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    policies = {name: options.pop(name) for name in ("networks",) if name in options}
     with pytest.raises(error, match=message):
-        bench_refresh(**options)
+        bench_refresh(Policies(**policies), **options)

@@ -11,21 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.collections import LineCollection
 from PIL import Image
 
-from accel.errors import ConfigError
 from accel.monitor.decisions import Decision
 from accel.monitor.statistics import Interval
 from accel.reports import charts
 from accel.reports.analysis import Analysis, Choices, analyse
 from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Reference
-from accel.reports.plotting import PNG_DPI, SUFFIXES, draw, inline, ratio_ticks, render, save, save_all
+from accel.reports.plotting import PNG_DPI, SUFFIXES, draw, inline, render, save_all
 from accel.reports.runs import Run
-from accel.sweep.importance import Importance
 from accel.sweep.objectives import AFTER_TRAINING
 from accel.sweep.pareto import Candidate
-from accel.sweep.plots import importance_figure, pareto_figure, population_figure
+from accel.sweep.plots import pareto_figure, population_figure
 from tests.accel.recorded_run import run_record
 
 RETURN, BYTES = AFTER_TRAINING["return"], AFTER_TRAINING["bytes"]
@@ -35,7 +32,7 @@ FIGURE = Figure(
     [
         Panel([Line("curve", [0.0, 1.0], [2.0, 3.0], [1.0, 2.5], [2.5, 4.0], single=[([0.0], [9.0])])], title="lines"),
         Panel([Points("point", [1.0], [2.0], y_ends=[(1.5, 2.5)], names=["named"]), Reference(1.75, "limit")]),
-        Panel([Bars(["a", "b"], {"env": [1.0, 2.0], "policy": [3.0, 1.0]}, [(3.0, 900.0), (2.5, 3.5)], ["n", ""])]),
+        Panel([Bars(["a", "b"], {"env": [1.0, 2.0], "policy": [3.0, 1.0]})]),
     ],
     columns=2,
     heading="above all",
@@ -61,7 +58,6 @@ def test_the_csv_has_everything_that_is_drawn() -> None:
     assert {"panel": "2", **point} in cells
     assert {"panel": "2", "series": "limit", "y": "1.75"} in cells
     assert {"panel": "3", "series": "policy", "name": "b", "x": "1.0"} in cells
-    assert {"panel": "3", "series": "n", "name": "a", "x_low": "3.0", "x_high": "900.0"} in cells
 
 
 def test_files_are_the_same_each_time_and_of_their_format(tmp_path: Path) -> None:
@@ -69,13 +65,10 @@ def test_files_are_the_same_each_time_and_of_their_format(tmp_path: Path) -> Non
     assert set(files) == set(SUFFIXES) and files == render(FIGURE)
     assert files["pdf"].startswith(b"%PDF") and files["svg"].startswith(b"<svg")
     save_all(FIGURE, tmp_path)
-    save(FIGURE, tmp_path / "other.PNG")
-    assert (tmp_path / "other.PNG").read_bytes() == (tmp_path / "sample.png").read_bytes() == files["png"]
+    assert (tmp_path / "sample.png").read_bytes() == files["png"]
     with Image.open(tmp_path / "sample.png") as image:
         assert image.width == 10 * PNG_DPI
         assert len(image.convert("L").getcolors() or ()) > 5
-    with pytest.raises(ConfigError, match=r"plot\.jpeg: end its name with \.svg, \.png, \.pdf, \.csv"):
-        save(FIGURE, tmp_path / "plot.jpeg")
     svg = files["svg"].decode()
     assert "var(--" not in svg and "var(--series-0)" in inline(svg)
 
@@ -88,25 +81,6 @@ def test_a_figure_grows_with_its_panels_and_its_legend() -> None:
     assert height(1, 2) < height(1, 12) < height(3, 12)
 
 
-def test_a_note_stands_behind_the_spread_even_where_that_is_cut() -> None:
-    bars = Bars(["a", "b"], {"x": [10.0, 20.0]}, [(9.0, 900.0), (18.0, 21.0)], ["n", "m"])
-    (axes,) = draw(Figure("a", "a", [Panel([bars])])).axes
-    (lines,) = (artist for artist in axes.collections if isinstance(artist, LineCollection))
-    ends = [float(segment[1][0]) for segment in lines.get_segments()]
-    assert ends == [30.0, 21.0], "the first is cut"
-    assert [note.xy[0] for note in axes.texts] == ends
-    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == 5] == [[30.0]]
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.1, 10.0), (0.8, 1.25), (0.1, 1.25), (0.8, 10.0), (0.45, 3.1)])
-def test_ticks_of_ratios_stand_apart(low: float, high: float) -> None:
-    ticks = ratio_ticks(low, high)
-    gaps = np.diff(np.log(ticks)) / np.log(high / low)
-    assert 1 in ticks and 3 <= len(ticks) <= 9
-    assert gaps.min() >= 0.1
-    assert gaps.max() <= 0.45
-
-
 @pytest.mark.parametrize(
     ("estimate", "low", "high", "arrows"),
     [(1.0, 1e-3, 1e3, "<>"), (50.0, 20.0, 90.0, ">"), (0.01, 0.005, 0.02, "<"), (1.02, 1.01, 1.03, "")],
@@ -116,6 +90,7 @@ def test_ratios_of_any_width_have_an_axis_to_read(estimate: float, low: float, h
     (axes,) = draw(Figure("a", "a", [Panel([points], Axis("times", "ratio", charts.RATIOS))])).axes
     left, right = axes.get_xlim()
     assert 0.1 <= left <= 0.8 and 1.25 <= right <= 10
+    assert sum(left <= tick <= right for tick in axes.get_xticks()) >= 3
     assert {str(line.get_marker()) for line in axes.lines} == set(arrows)
 
 
@@ -231,15 +206,6 @@ def test_an_axis_of_equal_values_begins_at_nothing_and_says_so() -> None:
     panel = pareto(rows, {"return": 500.0, "bytes": 200.0}, {"return": 475.0})
     assert panel.y.limits == (0.0, 600.0) and panel.note == "return: all equal, 500"
     assert not pareto([*rows, Candidate(3, "3", {"return": 480.0, "bytes": 90.0})], {}, {}).note
-
-
-def test_objectives_without_importances_are_named() -> None:
-    found = {"bytes": Importance(40, {"a": 0.1, "b": 0.9}), "kl": Importance(40, {}, "all 40 trials are equal")}
-    figure = importance_figure(found, "t")
-    (bars,) = figure.panels[0].marks
-    assert isinstance(bars, Bars) and bars.labels == ["b", "a"] and bars.parts == {"bytes (40 trials)": [0.9, 0.1]}
-    assert "kl: all 40 trials are equal" in figure.heading
-    assert draw(importance_figure({"kl": found["kl"]}, "t")).axes
 
 
 def test_a_population_has_a_line_for_each_member_and_the_best_ones() -> None:

@@ -1,9 +1,9 @@
-"""The policy under measurement: weights, real or random inputs, and its plans under compression schemes."""
+"""The policies that a benchmark measures: weights, real or random inputs, and their plans under compression schemes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 
 from accel.algorithms.catalogue import make_algorithm
+from accel.bench.checks import check_networks
 from accel.bench.rows import FULL_PRECISION, Notify, Row
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import CompressorError
 from accel.compressors.kernels.chain import why_no_chain
-from accel.compressors.pipeline import make_compressor
-from accel.compressors.plan import Compressor, Plan
+from accel.compressors.plan import Plan
 from accel.compressors.runtime import PolicySession, Runtime
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
@@ -34,13 +34,78 @@ NO_MISMATCH: Row = {"kl": None, "ess": None, "greedy_agreement": None}
 
 _SEED = 0
 _COLLECTING_STEPS = 256
-_STUDENT_STEPS, _STUDENT_ROWS = 500, 128
 _FLAT = EnvSpec((17,), "float32", ActionSpec("gaussian", (6,), (-1.0,) * 6, (1.0,) * 6))
 _IMAGES = EnvSpec((4, 84, 84), "uint8", ActionSpec("categorical", (6,)))
 
 
 @dataclass(frozen=True)
-class Subject:
+class Policies:
+    """Which policies a benchmark measures: networks with random weights, or a trained one.
+
+    Attributes:
+        networks: network texts. ``run`` has its own.
+        config: a configuration whose environment provides layout and inputs, with its network options; inputs are
+            random numbers without it.
+        spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
+        activation: of mlp torsos, without ``config``.
+        run: a run's directory or a trained policy: its environment, network and weights; excludes the others.
+    Raises:
+        ConfigError: an unknown network, none, or a run together with another environment or layout.
+    """
+
+    networks: Sequence[str] = ("mlp:64x2",)
+    config: TrainConfig | None = None
+    spec: EnvSpec | None = None
+    activation: str = "tanh"
+    run: Path | TrainedPolicy | None = None
+
+    def __post_init__(self) -> None:
+        if self.run is None:
+            object.__setattr__(self, "networks", check_networks(self.networks))
+        elif self.config is not None or self.spec is not None:
+            raise ConfigError("a run brings its own environment and network: leave out the others")
+
+    def __len__(self) -> int:
+        return 1 if self.run is not None else len(self.networks)
+
+    def in_environment(self, **options: object) -> Policies:
+        """Such as can be played: in CartPole-v1 where nothing else is given. Raises ConfigError: recorded rows.
+
+        Args:
+            options: of the configuration, to be changed.
+        """
+        if self.run is None:
+            return replace(self, config=(self.config or TrainConfig.create()).replace(**options))
+        if isinstance(self.run, TrainedPolicy) and self.run.recorded is not None:
+            raise ConfigError("recorded observations cannot be played: give --env in place of --observations")
+        return self
+
+    def __iter__(self) -> Iterator[MeasuredPolicy]:
+        """Each policy with inputs.
+
+        Raises:
+            CheckpointError, RunDirectoryError: the run cannot be read. EnvError, MissingExtraError: the environment
+                cannot be made. ConfigError: the network does not take the observations.
+        """
+        if self.run is not None:
+            yield _played(load_run(self.run) if isinstance(self.run, Path) else self.run, "trained")
+            return
+        for network in self.networks:
+            if self.config is not None:
+                config = self.config.replace(network=network)
+                yield _played(_untrained(config, self.spec or environment_spec(config)), "random")
+                continue
+            config = TrainConfig.create(network=network, activation=self.activation)
+            try:
+                yield _on_random_inputs(config, self.spec or default_spec(network))
+            except ConfigError as error:
+                if self.spec is not None:
+                    raise
+                raise ConfigError(f"{error}; give --env, or --observation-shape and --actions") from error
+
+
+@dataclass(frozen=True)
+class MeasuredPolicy:
     """One policy under measurement.
 
     Attributes:
@@ -62,21 +127,12 @@ class Subject:
         """The network's text."""
         return self.run.architecture
 
-    def compressor(self, scheme: str) -> Compressor:
-        """The Compressor of a scheme, with what distillation needs. Raises SchemeError."""
-        return self.run.compressor(scheme)
-
     def bind(self, scheme: str) -> Plan:
         """Bind a scheme to this policy. Raises CompressorError."""
-        run = self.run
-        teaches = "distill" in scheme and self.weights != "random"
-        return self.compressor(scheme).bind(
-            run.policy,
-            run.example_inputs,
-            None if teaches else self.calibration,  # the student is calibrated after distillation
-            output_names=run.policy.output_names,
-            metadata=run.metadata,
-        )
+        plan = self.run.bind(scheme, self.calibration)
+        if self.weights == "random" and "distill" in scheme:
+            plan.calibrate(self.calibration)  # nobody teaches its student
+        return plan
 
     def outputs(self, policy: torch.nn.Module) -> npt.NDArray[np.float32]:
         """[N, P] distribution parameters of a torch policy on the held-out inputs."""
@@ -108,16 +164,8 @@ class Subject:
 
     def teach(self, plan: Plan) -> None:
         """Distil into the plan's student, if it has one and the policy is trained."""
-        if self.weights == "random":
-            return
-        rng = np.random.default_rng(_SEED)
-        rows = len(next(iter(self.calibration.values())))
-        for _ in range(_STUDENT_STEPS):
-            chosen = rng.integers(0, rows, min(_STUDENT_ROWS, rows))
-            inputs = {name: torch.from_numpy(array[chosen]) for name, array in self.calibration.items()}
-            if plan.distill_step(self.run.policy, inputs) is None:
-                return
-        plan.calibrate(self.calibration)
+        if self.weights == "trained":
+            self.run.teach(plan, self.calibration)
 
     def artifacts(self, schemes: Sequence[str], notify: Notify) -> dict[str, CompressedPolicy]:
         """The policy under every scheme that takes it; a refusal is told to ``notify``. Full precision always leads.
@@ -150,53 +198,6 @@ def default_spec(network: str) -> EnvSpec:
     return _IMAGES if parse_network(network).is_cnn else _FLAT
 
 
-def random_subject(network: str, spec: EnvSpec, *, activation: str = "tanh") -> Subject:
-    """A policy with random weights on random inputs."""
-    config = TrainConfig.create(network=network, activation=activation)
-    run = _untrained(config, spec)
-    rng = np.random.default_rng(_SEED)
-    shapes = {"observations": spec.observation_shape}
-    shapes |= {f"state_{i}": shape for i, shape in enumerate(run.policy.state_shapes)}
-
-    def draw(name: str, rows: int) -> npt.NDArray[np.generic]:
-        shape = (rows, *shapes[name])
-        if name == "observations" and spec.observation_dtype == "uint8":
-            return rng.integers(0, 256, shape, np.uint8)
-        drawn = rng.standard_normal(shape, np.float32)
-        return drawn if name == "observations" else np.tanh(drawn)
-
-    calibration_rows, held_out_rows = _row_counts(spec)
-    calibration = {name: draw(name, calibration_rows) for name in shapes}
-    held_out = {name: draw(name, held_out_rows) for name in shapes}
-    return Subject(run, "random", "random numbers", calibration, held_out)
-
-
-def make_subject(
-    network: str,
-    spec: EnvSpec | None,
-    config: TrainConfig | None,
-    run: Path | TrainedPolicy | None,
-    activation: str,
-) -> Subject:
-    """A run's policy, or one with random weights on an environment's inputs or random ones.
-
-    Raises:
-        CheckpointError, RunDirectoryError, EnvError: see ``trained_subject`` and ``environment_subject``.
-        ConfigError: the network does not take the observations.
-    """
-    if run is not None:
-        return trained_subject(run)
-    if config is not None:
-        return environment_subject(config.replace(network=network), spec or environment_spec(config))
-    layout = spec or default_spec(network)
-    try:
-        return random_subject(network, layout, activation=activation)
-    except ConfigError as error:
-        if spec is not None:
-            raise
-        raise ConfigError(f"{error}; give --env, or --observation-shape and --actions") from error
-
-
 def environment_spec(config: TrainConfig) -> EnvSpec:
     """The layout of a configuration's environment. Raises EnvError, MissingExtraError."""
     environment = make_env(config, 1)
@@ -209,30 +210,36 @@ def of_free_actors(config: TrainConfig) -> TrainConfig:
     return config.replace(schedule="asynchronous") if config.schedule.waits_for_policy else config
 
 
-def environment_subject(config: TrainConfig, spec: EnvSpec) -> Subject:
-    """A policy with random weights, on inputs from playing an environment. Raises EnvError."""
-    return _played(_untrained(config, spec), "random")
-
-
-def trained_subject(run: Path | TrainedPolicy) -> Subject:
-    """A trained policy, on inputs from playing it. Raises CheckpointError, RunDirectoryError, EnvError."""
-    return _played(load_run(run) if isinstance(run, Path) else run, "trained")
-
-
 def _untrained(config: TrainConfig, spec: EnvSpec) -> TrainedRun:
     algorithm = make_algorithm(config.replace(seed=_SEED), spec, torch.device("cpu"))
     return TrainedRun(Path(), config, spec, 0, 0, algorithm)
 
 
-def _played(run: TrainedPolicy, weights: str) -> Subject:
+def _on_random_inputs(config: TrainConfig, spec: EnvSpec) -> MeasuredPolicy:
+    run = _untrained(config, spec)
+    rng = np.random.default_rng(_SEED)
+    shapes = {"observations": spec.observation_shape}
+    shapes |= {f"state_{i}": shape for i, shape in enumerate(run.policy.state_shapes)}
+
+    def draw(name: str, rows: int) -> npt.NDArray[np.generic]:
+        shape = (rows, *shapes[name])
+        if name == "observations" and spec.observation_dtype == "uint8":
+            return rng.integers(0, 256, shape, np.uint8)
+        drawn = rng.standard_normal(shape, np.float32)
+        return drawn if name == "observations" else np.tanh(drawn)
+
+    calibration, measured = ({name: draw(name, rows) for name in shapes} for rows in _row_counts(spec))
+    return MeasuredPolicy(run, "random", "random numbers", calibration, measured)
+
+
+def _played(run: TrainedPolicy, weights: str) -> MeasuredPolicy:
+    """On inputs from playing it, or on recorded ones."""
     calibration_rows, held_out_rows = _row_counts(run.spec)
-    plan = make_compressor(FULL_PRECISION).bind(run.policy, run.example_inputs, output_names=run.policy.output_names)
-    artifact = plan.refresh(run.policy, 0)
     rows = calibration_rows + held_out_rows
-    inputs = collect_inputs(run, rows, _SEED, policy=artifact, steps=_COLLECTING_STEPS)
+    inputs = collect_inputs(run, rows, _SEED, policy=run.compress(FULL_PRECISION), steps=_COLLECTING_STEPS)
     measured, calibration = held_out(inputs, held_out_rows)
     source = "environment" if run.recorded is None else "recorded observations"
-    return Subject(run, weights, source, calibration, measured)
+    return MeasuredPolicy(run, weights, source, calibration, measured)
 
 
 def _row_counts(spec: EnvSpec) -> tuple[int, int]:
@@ -249,14 +256,13 @@ def placed(
     each scheme that they do not run, with the reason.
     """
     every: list[tuple[Runtime, str, CompressedPolicy]] = [("onnxruntime", *item) for item in artifacts.items()]
-    reasons: dict[str, list[str]] = {}
+    messages = []
     for scheme, artifact in artifacts.items():
         reason = why_no_chain(artifact)
         if not reason:
             every.append(("native", scheme, artifact))
         elif "native" in runtimes:
-            reasons.setdefault(reason, []).append(scheme)
-    messages = [f"no row for compiled kernels, {', '.join(schemes)}: {why}" for why, schemes in reasons.items()]
+            messages.append(f"no row for compiled kernels, {scheme}: {reason}")
     if {*runtimes} == {"native"} and not any(runtime == "native" for runtime, *_ in every):
         raise ConfigError("; ".join(messages))
     for message in messages:
