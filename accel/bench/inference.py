@@ -15,7 +15,6 @@ from accel.bench.policies import MeasuredPolicy, Policies, of_free_actors
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, spread
 from accel.compressors.artifact import CompressedPolicy
 from accel.config.actor import ActorConfig
-from accel.system.timing import CoreShare
 
 INFERENCES = ("local", "central")
 SCHEMES = (FULL_PRECISION, "int8")
@@ -52,7 +51,7 @@ def bench_inference(
         spread, CPU-seconds of all processes but the learner's per million environment steps (None where the system
         does not tell); ``lag`` (versions published between an unroll's oldest step and its arrival) and ``step_lag``
         (of its mean step); ``speedup_local``, over the local policy of the same scheme; ``raw_env_steps_per_s``, each
-        job's; ``cpu_share``; ``bytes``; machine and versions.
+        job's; ``bytes``; machine and versions.
     Raises:
         ConfigError, SchemeError: as ``bench_actor``, and what ``Policies`` raises.
         LaunchError: no mpirun, or a job failed.
@@ -60,7 +59,6 @@ def bench_inference(
     check_budget(seconds, repeats)
     schemes, counts = check_schemes(schemes), check_counts(envs_per_actor, "envs-per-actor")
     check_counts((actors,), "actors")
-    share = CoreShare(1)
     with tempfile.TemporaryDirectory() as directory:
         cells: list[_Cell] = []
         for measured in policies.in_environment(actors=actors):
@@ -74,15 +72,13 @@ def bench_inference(
         sample_s = seconds / rounds / len(cells)
         for turn in range(1, rounds + 1):
             logger.info("round %d of %d: %d jobs of %.3g s", turn, rounds, len(cells), sample_s)
-            share.probe()
             for cell in cells:
                 cell.samples.append(replace(cell.job, seconds=sample_s).run())
-        share.probe()
     rows = [cell.measured() for cell in cells]
     for row in rows:
         local = next(r for r in rows if _same(r, row) and r["inference"] == "local")
         row["speedup_local"] = number(row, "env_steps_per_s") / number(local, "env_steps_per_s")
-    shared = provenance() | {"cpu_share": share.least, "onnxruntime_threads": 1}
+    shared = provenance() | {"onnxruntime_threads": 1}
     return [row | shared for row in rows]
 
 

@@ -217,27 +217,34 @@ def policy_lag(analysis: Analysis) -> Figure | None:
 def mismatch(analysis: Analysis) -> Figure | None:
     """Effective sample size and KL over steps, with the alarm levels; None when nothing was recorded.
 
-    Of one configuration a panel for each quantity, with a line for each factor; of several a panel for each factor and
-    quantity, with a line for each configuration.
+    A panel for each quantity. Of one configuration a line for each factor, by scheme too where there were several; of
+    several configurations a line of each for what compression does and for the total.
     """
     several = len(analysis.groups) > 1
-    lines: dict[tuple[str, str], list[Line]] = {}
-    texts, factors = [], []
-    for i, group in enumerate(analysis.groups):
+    lines: dict[str, list[Line]] = {"ess": [], "kl": []}
+    texts, factors = [], list[str]()
+    for group in analysis.groups:
         for name, factor, quantity in _factors(group, several):
             if (curve := aggregate(group, "env_steps", name)) is None:
                 continue
             factors += [] if factor in factors else [factor]
-            label, colour = (group.label, i) if several else (factor, factors.index(factor))
+            label = f"{group.label}, {factor}" if several else factor
             least = KL_FLOOR if quantity == "kl" else -math.inf
-            lines.setdefault((factor if several else "", quantity), []).append(_line(curve, colour, label, least=least))
-            shown = f"{label}, {factor}" if several else label
-            texts.append(f"{shown}: {quantity.upper()} ends at {curve.centre[-1]:.3g}")
-    if not lines:
+            lines[quantity].append(_line(curve, len(lines[quantity]), label, least=least))
+            texts.append(f"{label}: {quantity.upper()} ends at {curve.centre[-1]:.3g}")
+    if not texts:
         return None
-    panels = [_mismatch_panel(*key, lines[key], [key[0]] if several else factors) for key in sorted(lines)]
-    kinds = [factor.partition(" ")[0] for factor in factors]
-    how = "" if kinds == ["sampled"] else " In closed form from the recorded distributions, not from sampled weights."
+    kl = {KL_ALARM: "compression"} if any(factor.startswith("compression") for factor in factors) else {}
+    kl |= {} if all(factor.startswith("compression") for factor in factors) else {STALENESS_KL_ALARM: "others"}
+    highest = max([*kl, *(float(np.nanmax(np.asarray(line.y))) for line in lines["kl"])])
+    axes = {"ess": Axis("ESS", limits=(0, 1.05)), "kl": Axis("KL, nats", "log", (None, 4 * highest))}
+    alarms = {
+        "ess": [Reference(ESS_ALARM, f"alarm below {ESS_ALARM:g}")],
+        "kl": [Reference(level, f"alarm above {level:g} ({whose})") for level, whose in kl.items()],
+    }
+    panels = [Panel([*lines[name], *alarms[name]], STEPS, axes[name]) for name in lines if lines[name]]
+    kinds = {factor.partition(" ")[0] for factor in factors}
+    how = "" if kinds == {"sampled"} else " In closed form from the recorded distributions, not from sampled weights."
     caption = (
         "Distance between the policy that acted (μ) and the one that learns (π_θ), with π_v the acting version before "
         f"compression: {', '.join(text for kind, text in _MEANINGS.items() if kind in kinds)}.{how} On-policy, the "
@@ -304,24 +311,6 @@ def _line(curve: Curve, colour: int, label: str, singly: bool = False, *, least:
     single = curve.seeds if singly and len(curve.seeds) > 1 else ()
     centre, low, high = (np.maximum(values, least) for values in (curve.centre, curve.low, curve.high))
     return Line(label, curve.x, centre, low, high, colour, single)
-
-
-def _mismatch_panel(factor: str, quantity: str, lines: Sequence[Line], factors: Sequence[str]) -> Panel:
-    """Lines with the alarm levels of their factors; of several configurations the factor is in the axis' title."""
-    if quantity == "ess":
-        levels, y = {ESS_ALARM: ""}, Axis("ESS", limits=(0, 1.05))
-    else:
-        compression = [name.startswith("compression") for name in factors]
-        levels = {KL_ALARM: " (compression)"} if any(compression) else {}
-        levels |= {} if all(compression) else {STALENESS_KL_ALARM: " (others)" if levels else ""}
-        highest = max(float(np.nanmax(np.asarray(line.y))) for line in lines)
-        y = Axis("KL, nats", "log", (None, 4 * max(highest, *levels)))
-    side = "below" if quantity == "ess" else "above"
-    alarms = [
-        Reference(level, f"alarm {side} {level:g}{whose if len(levels) > 1 else ''}") for level, whose in levels.items()
-    ]
-    title = f"{factor}\n{y.title}" if factor else y.title
-    return Panel([*lines, *alarms], STEPS, Axis(title, y.scale, y.limits))
 
 
 def _factors(group: Group, several: bool) -> list[tuple[str, str, str]]:

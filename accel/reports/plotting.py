@@ -236,8 +236,7 @@ def _draw_bars(bars: Bars, axes: Axes) -> None:
     longest = max(map(sum, zip(*bars.parts.values(), strict=True)), default=0.0)
     for part, widths in bars.parts.items():
         axes.barh(places, widths, 0.66, starts, color=colours[part], label=part if several else None)
-        if several:
-            _write_in_bars(axes, widths, starts, 0.09 * longest, colours[part])
+        _write_in_bars(axes, widths, starts, 0.09 * longest, colours[part])
         starts = starts + np.asarray(widths)
     axes.set_yticks(places, [wrapped(label, LABEL_LETTERS) for label in bars.labels])
     axes.set_ylim(len(places) - 0.5, -0.5)

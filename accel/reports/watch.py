@@ -20,6 +20,7 @@ from accel.monitor.plain_text import one_line, without_controls
 from accel.monitor.recorder import is_blank, parse_metrics_line
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
+from accel.supervision.processes import is_running
 
 FIRST_READ_BYTES = 1 << 20
 """Only the newest record is shown, so of a long file only the end is read."""
@@ -197,7 +198,8 @@ class _Watcher:
     def _death(self) -> str:
         """A message if the run's process is gone without a summary; empty while it lives or runs on another host."""
         starts = self._run.read_starts()
-        if not starts or starts[-1].host != socket.gethostname() or _exists(pid := starts[-1].pid) or self._ended():
+        pid = starts[-1].pid if starts else 0  # also where a damaged record tells nothing
+        if not pid or starts[-1].host != socket.gethostname() or is_running(pid) or self._ended():
             return ""
         return (
             f"{self._path} has died: its process {pid} is gone and left no summary; continue it:\n"
@@ -219,15 +221,3 @@ class _Watcher:
             print(printable(without_controls(text), self._stream.encoding), file=self._stream, flush=True)
         except OSError:
             pass
-
-
-def _exists(pid: int) -> bool:
-    if pid <= 0:  # a damaged record tells nothing
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

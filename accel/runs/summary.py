@@ -54,28 +54,17 @@ class SchemeComparison:
     weight_only: bool = False
 
     def text(self, *, chosen: bool = True) -> str:
-        """One or two sentences with the figures; fp32 is advised only where the user chose the scheme."""
+        """Two sentences with the figures; fp32 is advised only where the user chose the scheme."""
         ratio = self.fp32_us / self.policy_us
         saved = (self.fp32_us - self.policy_us) / (self.env_us + self.fp32_us)
-        speed = f"{ratio:.2f}x fp32's speed"
-        if ratio > 1.05:
-            verdict = f"{self.scheme} is {ratio:.2f}x as fast as fp32 here and saves {saved:.0%} of an actor's step"
-        elif self.weight_only:
-            size = self.bytes / self.fp32_bytes
-            verdict = (
-                f"{self.scheme} gains no speed here ({speed}): its layers compute in floats, and only what travels is "
-                f"smaller, {size:.0%} of fp32's bytes"
-            )
-        elif ratio > 0.95:
-            verdict = f"{self.scheme} gains nothing here ({speed})"
-        else:
-            advice = ": --compressor fp32 would be faster" if chosen else ""
-            verdict = f"{self.scheme} loses here ({speed}){advice}"
+        effect = f"{'saves' if saved >= 0 else 'costs'} {abs(saved):.0%} of an actor's step"
+        floats = ", as its layers compute in floats" if self.weight_only and ratio <= 1.05 else ""
+        advice = "; --compressor fp32 is faster" if chosen and ratio <= 0.95 else ""
         agreement = "" if self.agreement is None else f", same greedy action {self.agreement:.1%}"
         return (
-            f"{verdict}. Per vector step of {self.batch}: environment {self.env_us:.0f} us, policy "
-            f"{self.policy_us:.1f} us "
-            f"({self.scheme}) or {self.fp32_us:.1f} us (fp32); {self.bytes} or {self.fp32_bytes} bytes; "
+            f"{self.scheme} runs at {ratio:.2f}x fp32's speed here{floats} and {effect}{advice}. Per vector step of "
+            f"{self.batch}: environment {self.env_us:.0f} us, policy {self.policy_us:.1f} us ({self.scheme}) or "
+            f"{self.fp32_us:.1f} us (fp32); {self.bytes} or {self.fp32_bytes} bytes; "
             f"KL from fp32 {self.kl:.1e} nats{agreement}."
         )
 
@@ -101,17 +90,6 @@ class EvaluationSummary:
             f"greedy evaluation: mean return {self.mean:.1f} over {self.episodes} episodes after {self.env_steps:,} "
             f"environment steps; best {self.best_mean:.1f} after {self.best_env_steps:,}, which is kept."
         )
-
-
-_HELP = {
-    "learner": "The learner is the bottleneck (actors wait for it {share:.0%} of their time): {faster} would help, "
-    "faster actors would not.",
-    "environment": "The environment is the bottleneck ({share:.0%} of the actors' busy time): more --actors on more "
-    "cores or a faster environment (a vectorised one, such as EnvPool's where it has it) would help, compression would "
-    "not.",
-}
-_LOADING = ("deserialise", "load")
-_MUCH_LOADING = 0.1
 
 
 @dataclass(frozen=True)
@@ -218,12 +196,6 @@ class Summary:
             lines.append("accel bench policy --network mlp:512x3    (where compression pays)")
         elif self.scheme == "fp32":
             lines.append("accel train --compressor auto ...    (whether compression pays)")
-        loading = sum(self.actor_s.get(phase, 0.0) for phase in _LOADING) / (sum(self.actor_s.values()) or 1.0)
-        if loading > _MUCH_LOADING:
-            lines.append(
-                "accel train --publish-interval-updates N ...    (N above this run's: loading policies took "
-                f"{loading:.0%} of the actors' time)"
-            )
         about = "a page about the run and why each level was chosen" if tuned else "a page about the run"
         lines.append(f"accel report {path}    ({about}; needs accel-rl[report])")
         if ".venv" in Path(sys.executable).parts and shutil.which("accel") is None:
@@ -239,20 +211,19 @@ class Summary:
     def limit(self) -> str:
         """What limited the speed, and what would help, in one sentence; empty where it was the policy, or neither."""
         shares = shares_of(self.actor_s, self.learner_s, turns=self.actors == 0)
-        if shares is None or shares.limit not in _HELP:
+        if shares is None or shares.limit not in ("learner", "environment"):
             return ""
         if shares.limit == "learner":
-            return _HELP["learner"].format(share=shares.actor_wait, faster=self._faster_learner())
-        return _HELP["environment"].format(share=shares.environment)
-
-    def _faster_learner(self) -> str:
-        """What would speed the learner up, of what it does not have yet."""
-        if self.device == "cpu":  # bf16 slows small networks there; ``accel bench learner`` measures it
-            return "a GPU (--device cuda), more cores or a smaller network"
-        ways = ["a faster GPU"]
-        ways += ["--mixed-precision bf16"] if self.mixed_precision == "none" else []
-        ways += ["--learner-graphs auto"] if self.learner_graphs == "off" else []
-        return f"{', '.join(ways)} or a smaller network"
+            gpu = "a GPU (--device cuda), more cores" if self.device == "cpu" else "a faster GPU"
+            return (
+                f"The learner is the bottleneck (actors wait for it {shares.actor_wait:.0%} of their time): {gpu} or a "
+                "smaller network would help, faster actors would not; accel bench learner measures more ways."
+            )
+        return (
+            f"The environment is the bottleneck ({shares.environment:.0%} of the actors' busy time): more --actors on "
+            "more cores or a faster environment (a vectorised one, such as EnvPool's where it has it) would help, "
+            "compression would not."
+        )
 
     def _learner_options(self) -> list[str]:
         """What the learner computes with beside its device."""

@@ -358,35 +358,20 @@ def _line(member: Member, outcome: Outcome) -> str:
 
 
 def _markdown(generations: Sequence[Generation], title: str, wanted: int, seed: int, command: Sequence[str]) -> str:
-    """The parameters behind the best policy, and what everybody earned."""
+    """The parameters behind the best policy; the figure and its CSV have everybody's."""
     line = []
     for generation, number in zip(generations, lineage(generations), strict=True):
         member, outcome = generation[number]
         steps, parameters = f"{outcome.env_steps:,}", f"`{parameters_text(member.parameters)}`"
         line.append([str(member.generation), str(number), steps, _earned(outcome), parameters])
-    returns = []
-    for number in range(len(generations[0])):
-        cells = [str(number)]
-        for member, outcome in (generation[number] for generation in generations):
-            copied = "" if member.parent in (None, number) else f"{member.parent} → "
-            cells.append(f"{copied}{_earned(outcome)}")
-        returns.append(cells)
     lines = [
         f"# Population of {title}",
         "",
-        f"{len(generations[0])} members, {len(generations)} of {wanted} generations, seed {seed}. "
-        "A return is the mean of the last training episodes, those of the parent among them.",
+        f"{len(generations[0])} members, {len(generations)} of {wanted} generations, seed {seed}. The best member's "
+        "line; a return is the mean of the last training episodes, those of the parent among them.",
         "",
         *(["```", shlex.join(command), "```", ""] if command else []),
-        "## The best member's line",
-        "",
         *markdown_table(["generation", "member", "steps", "return", "trained with"], line, left=("trained with",)),
-        "",
-        "## Returns by generation",
-        "",
-        *markdown_table(["member", *map(str, range(len(generations)))], returns),
-        "",
-        "`2 → 31`: began with the weights of member 2, and earned 31.",
         "",
     ]
     return "\n".join(lines)

@@ -8,10 +8,8 @@ Source: Williams 1949, Australian Journal of Scientific Research A 2, 149–168.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import cycle
 from typing import Generic, NamedTuple, TypeVar
@@ -21,7 +19,6 @@ FEWEST_ROUNDS = 3
 SAMPLE_S = 2e-3
 _MOST_CALLS = 1000
 _UNMEASURED_SHARE = 0.1
-_PROBED_BYTES = 1 << 24
 
 Key = TypeVar("Key", bound=Hashable)
 Sample = TypeVar("Sample")
@@ -90,35 +87,6 @@ def timed_calls(run: Callable[[], object], sample_s: float = SAMPLE_S) -> Callab
         return (time.perf_counter() - start) / calls * 1e6
 
     return take
-
-
-class CoreShare:
-    """The share of a core that this process gets, probed between measurements that mostly wait.
-
-    Processor time over wall-clock time does not show interference there: a waiting process uses little of it anyway.
-
-    Args:
-        cores: how many the measurement uses at once; as many threads probe, outside the interpreter lock.
-    Attributes:
-        least: the lowest share of any probe, in [0, 1].
-    """
-
-    def __init__(self, cores: int) -> None:
-        self._cores = cores
-        self.least = 1.0
-
-    def probe(self) -> None:
-        """Compute for some milliseconds on every core."""
-        with ThreadPoolExecutor(self._cores) as threads:
-            shares = list(threads.map(_share_of_thread, range(self._cores)))
-        self.least = min(self.least, *shares)
-
-
-def _share_of_thread(_: int) -> float:
-    block = bytes(_PROBED_BYTES)
-    began, cpu_began = time.perf_counter(), time.thread_time()
-    hashlib.sha256(block)
-    return min((time.thread_time() - cpu_began) / (time.perf_counter() - began), 1.0)
 
 
 @contextmanager

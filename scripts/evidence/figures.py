@@ -11,30 +11,24 @@ import sys
 from pathlib import Path
 from statistics import mean
 
-import matplotlib as mpl
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from accel.reports.figure import Axis, Bars, Figure, Panel
+from accel.reports.plotting import render
+from accel.system.atomic import write_atomically
 from scripts.evidence.samples import EVIDENCE, read_samples
-
-OURS, THEIRS = "#1f6fb4", "#7a7f87"
 
 
 def main() -> None:
     """Draw both."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "figures"
-    gains = gain_ratios()
-    draw(
-        gains,
-        [OURS] * len(gains),
-        "gain over random play ÷ Stable-Baselines3's PPO's",
-        EVIDENCE / "defaults" / "gains.svg",
-    )
-    times = update_times()
-    colours = [OURS if name.startswith("accel") else THEIRS for name in times]
-    draw(times, colours, "µs of an update per environment step", EVIDENCE / "bench_learner" / "updates.svg")
+    for name, values, label, directory in (
+        ("gains", gain_ratios(), "gain over random play ÷ Stable-Baselines3's PPO's", "defaults"),
+        ("updates", update_times(), "µs of an update per environment step", "bench_learner"),
+    ):
+        panel = Panel([Bars(list(values), {label: list(values.values())})], Axis(label))
+        content = render(Figure(name, label, [panel]), ["svg"])["svg"]
+        write_atomically(EVIDENCE / directory / f"{name}.svg", content)
 
 
 def gain_ratios() -> dict[str, float]:
@@ -57,21 +51,6 @@ def update_times() -> dict[str, float]:
         rows = read_samples(EVIDENCE / "bench_learner" / f"default-{env}.json.gz")["rows"]
         found |= {f"{row['learner']}, {env}": row["us_per_env_step"] for row in rows}
     return found
-
-
-def draw(values: dict[str, float], colours: list[str], label: str, path: Path) -> None:
-    """Bars with their values, equal bytes for equal samples."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.0, 0.6 + 0.28 * len(values)), layout="constrained")
-    bars = axes.barh(list(values), list(values.values()), color=colours)
-    axes.bar_label(bars, fmt="{:.3g}", padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set_xlabel(label)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":

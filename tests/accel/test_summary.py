@@ -77,10 +77,7 @@ def test_the_bottleneck_is_named_with_what_would_help() -> None:
     learner = replace(SUMMARY, **LEARNER_BOUND).text()
     assert "The learner is the bottleneck (actors wait for it 75% of their time)" in learner
     assert "a GPU (--device cuda), more cores or a smaller network would help" in learner
-    equipped = replace(SUMMARY, device="cuda", mixed_precision="bf16", learner_graphs="on", **LEARNER_BOUND).text()
-    assert "a faster GPU or a smaller network would help" in equipped
-    plain = replace(SUMMARY, device="cuda", **LEARNER_BOUND).text()
-    assert "a faster GPU, --mixed-precision bf16, --learner-graphs auto or a smaller network would help" in plain
+    assert "a faster GPU or a smaller network would help" in replace(SUMMARY, device="cuda", **LEARNER_BOUND).text()
     environment = replace(SUMMARY, learner_s={"wait": 9.0, "forward": 1.0}, actor_s={"env": 3.0, "policy": 1.0}).text()
     assert "The environment is the bottleneck (75% of the actors' busy time)" in environment
     policy = replace(SUMMARY, learner_s={"wait": 9.0, "forward": 1.0}, actor_s={"env": 1.0, "policy": 3.0}).text()
@@ -103,7 +100,11 @@ def test_a_run_without_an_episode_or_an_unroll_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("policy_us", "verdict"),
-    [(10.0, "2.00x as fast as fp32 here and saves 20%"), (20.5, "gains nothing"), (40.0, "loses here (0.50x")],
+    [
+        (10.0, "runs at 2.00x fp32's speed here and saves 20%"),
+        (20.5, "0.98x fp32's speed here and costs 1%"),
+        (40.0, "0.50x fp32's speed here and costs 40%"),
+    ],
 )
 def test_gains_and_losses_are_told_alike(policy_us: float, verdict: str) -> None:
     text = replace(COMPARISON, policy_us=policy_us).text()
@@ -125,14 +126,14 @@ def test_nobody_is_told_to_leave_a_default() -> None:
     slower = replace(SUMMARY, comparison=replace(COMPARISON, policy_us=40.0))
     assert "--compressor fp32" in slower.text()
     text = replace(slower, compressor_chosen=False).text()
-    assert "--compressor fp32" not in text and "loses here (0.50x fp32's speed). Per vector step" in text
+    assert "--compressor fp32" not in text and "0.50x fp32's speed here and costs 40% of an actor's step. Per" in text
     assert "--compressor fp32" not in replace(slower, compressor="auto(fp32;int8)").text()
 
 
 def test_what_only_travels_in_fewer_bits_is_told_so() -> None:
     text = replace(COMPARISON, scheme="fp16", policy_us=20.5, bytes=9500, weight_only=True).text()
-    assert "compute in floats" in text and "50% of fp32's bytes" in text and "costs more than the layers" not in text
-    assert "as fast as fp32" in replace(COMPARISON, weight_only=True).text()
+    assert "compute in floats" in text and "9500 or 19000 bytes" in text
+    assert "compute in floats" not in replace(COMPARISON, weight_only=True).text()
 
 
 def test_hints_suit_the_run() -> None:
@@ -151,13 +152,6 @@ def test_a_stopped_run_says_how_to_continue_it() -> None:
     assert "--resume" in replace(stopped, updates=0).text()
     assert "--resume" not in too_soon and "evaluate" not in too_soon
     assert "accel train --config 'results/x y'/config.toml --name NEW" in too_soon
-
-
-@pytest.mark.parametrize(("load_s", "hinted"), [(0.04, False), (0.2, True)])
-def test_rarer_publications_are_suggested_where_loading_takes_much(load_s: float, hinted: bool) -> None:
-    text = replace(SUMMARY, actor_s={"env": 0.7, "policy": 0.3, "load": load_s, "deserialise": 0.05}).text()
-    assert ("--publish-interval-updates" in text) == hinted
-    assert ("20% of the actors' time" in text) == hinted
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"path": "x"}'])
