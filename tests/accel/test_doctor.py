@@ -120,25 +120,23 @@ def test_answers_that_did_not_come_whole_are_no_answers() -> None:
 
 def test_a_machine_with_arm_cores_and_a_container_quota(tmp_path: Path) -> None:
     _write(tmp_path / "proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm sve\nprocessor\t: 1\n")
-    _write(tmp_path / "proc/meminfo", "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n")
     _write(tmp_path / "proc/self/cgroup", "0::/slurm/job_7/step_0\n")
-    _write(tmp_path / "sys/fs/cgroup/slurm/job_7/memory.max", f"{4 << 30}\n")
+    _write(tmp_path / "sys/fs/cgroup/slurm/job_7/memory.max", f"{1 << 20}\n")
     _write(tmp_path / "sys/fs/cgroup/slurm/job_7/step_0/memory.max", "max\n")
     _write(tmp_path / "sys/fs/cgroup/slurm/cpu.max", "50000 100000\n")
     machine = read_machine(tmp_path)
     assert machine.int8_flags == ("asimd", "asimddp", "i8mm", "sve")
-    assert machine.memory_bytes == machine.available_memory_bytes == 4 << 30
+    assert machine.memory_bytes == machine.available_memory_bytes == 1 << 20
     assert machine.usable_cores == 0.5
 
 
 def test_a_machine_with_vnni_and_no_limits(tmp_path: Path) -> None:
     _write(tmp_path / "proc/cpuinfo", "model name\t: A: B\nflags\t\t: fpu avx2 avx512_vnni avx_vnni amx_int8\n")
-    _write(tmp_path / "proc/meminfo", "MemTotal: 1024 kB\n")
     _write(tmp_path / "sys/fs/cgroup/cpu.max", "max 100000\n")
     machine = read_machine(tmp_path)
     assert machine.cpu == "A: B"
     assert machine.int8_flags == ("avx2", "avx512_vnni", "avx_vnni", "amx_int8")
-    assert (machine.memory_bytes, machine.available_memory_bytes) == (1 << 20, None)
+    assert machine.memory_bytes >= machine.available_memory_bytes > 0
     assert machine.usable_cores >= 1
 
 
