@@ -20,8 +20,8 @@ from accel.acting.timing import LevelTimer, split_update
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import CompressorError
 from accel.config.actor import ActorAgreement, ActorConfig
-from accel.envs import VectorEnvironment, make_vector_env
-from accel.envs.base import AsyncEnvironments, EnvRequest
+from accel.envs.base import AsyncEnvironments, EnvRequest, VectorEnvironment
+from accel.envs.factory import make_vector_env
 from accel.envs.pool import EnvironmentPool
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError

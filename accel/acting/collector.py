@@ -14,8 +14,7 @@ import numpy.typing as npt
 from accel.acting.policy import ActingPolicy, Array
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import ActionArray, FloatArray, Sampler
-from accel.envs import VectorEnvironment
-from accel.envs.base import Actions, EnvFailure
+from accel.envs.base import Actions, EnvFailure, VectorEnvironment
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.transport.base import Stopped
 

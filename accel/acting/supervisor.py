@@ -25,7 +25,7 @@ from accel.errors import InterfaceError
 from accel.json_object import Json
 from accel.supervision.activity import STEPPING, WAITING
 from accel.supervision.channel import Channel
-from accel.supervision.clock import ListeningClock
+from accel.supervision.clock import AwakeClock
 from accel.supervision.processes import process_started
 from accel.supervision.supervised import Supervised
 from accel.transport.base import Bytes
@@ -64,7 +64,7 @@ class ActorSupervisor:
     def __init__(self, command: Sequence[str]) -> None:
         self._memory = ActorMemory.make()
         self._child = Supervised(command, self._memory.activity, self._memory.files)
-        self._clock = ListeningClock(_LOOK_S)
+        self._clock = AwakeClock(_LOOK_S)
         self._cannot_start = self._child.start(self._clock.s, _environment())
         self._beat_s = self._look_s = 0.0
         self._sleep_s = _SHORT_SLEEP_S
@@ -230,7 +230,7 @@ class ActorSupervisor:
             transport.configure(unroll_bytes, ring=self._ring)
         for number in self._lent:
             self._child.send("free", {"buffer": number})
-        self._child.works(self._clock.s)
+        self._child.began_work(self._clock.s)
         if self._child.incarnation:
             transport.report({"up": self._child.incarnation})
 
@@ -246,7 +246,7 @@ class ActorSupervisor:
         if self._config is None:
             return
         child, now_s = self._child, self._clock.s
-        if child.again_s is not None:
+        if child.restart_s is not None:
             if child.is_due(now_s) and (transport.fence is None or transport.rejoin()):
                 self._replace(transport)
             return
@@ -277,7 +277,7 @@ class ActorSupervisor:
         if pause_s is not None and not told["final"]:
             transport.report(told | {"again_in_s": pause_s})
         elif self._answer is None:
-            child.again_s = float("inf")
+            child.restart_s = float("inf")
             transport.hello({"error": told["down"], "kind": "EnvError"})
         else:
             transport.report(told | {"gave_up": True})

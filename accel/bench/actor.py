@@ -23,8 +23,8 @@ from accel.bench.policies import NO_MISMATCH, MeasuredPolicy, Policies, of_free_
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
-from accel.envs import make_vector_env
 from accel.envs.base import Actions
+from accel.envs.factory import make_vector_env
 from accel.networks.policy import PolicyModule
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.timing import interleave, torch_threads

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from accel.display.errors import report_errors
-from accel.system.garbage import leave_to_the_system
+from accel.system.garbage import freeze_garbage
 from accel.system.module_path import add_working_directory
 from accel.transport.launcher import detect_launch, is_actor
 
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report_errors(lambda: _run(argv), f"accel {argv[0]}")
     finally:
         if arguments is None:  # This process is the command.
-            leave_to_the_system()
+            freeze_garbage()
 
 
 def usage() -> str:

@@ -23,7 +23,7 @@ from accel.envs.worker import SharedRows
 from accel.errors import EnvError, InterfaceError, MissingExtraError
 from accel.json_object import Json
 from accel.supervision.activity import PREPARING, STEPPING, Activity, shared_activities
-from accel.supervision.clock import ListeningClock
+from accel.supervision.clock import AwakeClock
 from accel.supervision.supervised import Supervised
 from accel.system.memory import anonymous_memory
 
@@ -88,7 +88,7 @@ class EnvironmentPool:
             process = Supervised((), activity, (self._memory,), limits_s=(step_s, preparation_s))
             self._workers.append(_Worker(number, process))
         self._ready: list[int] = []
-        self._clock, self._judged_s = ListeningClock(2.0 * WAIT_S), 0.0
+        self._clock, self._judged_s = AwakeClock(2.0 * WAIT_S), 0.0
         self._is_started = False
         try:
             for worker in self._workers:
@@ -207,7 +207,7 @@ class EnvironmentPool:
             self._answer(worker)
         elif kind == "done":
             worker.is_up = True
-            worker.process.works(self._clock.s)
+            worker.process.began_work(self._clock.s)
             self._settle(worker)
 
     def _fail(self, worker: _Worker, why: str) -> None:

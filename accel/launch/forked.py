@@ -37,7 +37,7 @@ from accel.runs.directory import wait_for_writer
 from accel.runs.job import Job
 from accel.supervision.activity import PREPARING, WORDS, Activity, Watchdog
 from accel.supervision.process_tree import MARK, TreeKiller, new_mark
-from accel.system.signals import FORWARDED, STOP_SIGNALS, Insistence, end_with_parent, handle, restore
+from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, end_with_parent, handle, restore
 
 _POLL_S = 0.02
 _LEAVE_S = 10.0
@@ -161,10 +161,10 @@ class _Command:
     def _forwarding(self) -> Iterator[None]:
         """The first stop signal asks the child to stop, which may have it from the terminal too; a deliberate second
         Ctrl-C ends it."""
-        insists = Insistence()
+        is_second_interrupt = SecondInterrupt()
 
         def forward(number: int, _frame: FrameType | None) -> None:
-            if insists(number):
+            if is_second_interrupt(number):
                 self._send(signal.SIGKILL)
             self._requests.append(number)
             self._send(FORWARDED)

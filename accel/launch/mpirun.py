@@ -24,11 +24,11 @@ from types import FrameType
 import psutil
 
 from accel.display.text import show
-from accel.supervision.clock import ListeningClock
+from accel.supervision.clock import AwakeClock
 from accel.supervision.heartbeat import DIRECTORY, HeartbeatFiles, HeartbeatReader, RankStatus
 from accel.supervision.process_tree import ProcessTree
 from accel.supervision.processes import is_running
-from accel.system.signals import FORWARDED, STOP_SIGNALS, Insistence, handle, parent_death, restore
+from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, handle, parent_death, restore
 from accel.transport.launcher import mpirun_command
 
 SAVE_S = 30.0
@@ -144,17 +144,17 @@ class _Job:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._known: dict[int, RankStatus] = {}
         self._heard_s: dict[int, float] = {}
-        self._clock = ListeningClock(4 * _POLL_S)
+        self._clock = AwakeClock(4 * _POLL_S)
         self._requests = 0
-        self._insists = Insistence()
+        self._is_second_interrupt = SecondInterrupt()
         self._limit_s = patience_s
         self._trouble = ""
         self._ending_since_s: float | None = None
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """The user's signal: a request to the learner, or an end."""
-        insists = self._insists(number)
-        if self._requests and not insists:
+        is_second = self._is_second_interrupt(number)
+        if self._requests and not is_second:
             return
         self._requests += 1
         if self._requests == 1 and self._joined and self._can_stop():

@@ -14,7 +14,7 @@ import sys
 
 from accel.launch.outcome import EXIT_STOPPED, status_of
 from accel.supervision.heartbeat import Heartbeat
-from accel.system.garbage import leave_to_the_system
+from accel.system.garbage import freeze_garbage
 from accel.system.module_path import add_working_directory
 from accel.system.signals import end_with_parent
 from accel.transport.join import join_world
@@ -74,5 +74,5 @@ def _learn(info: LaunchInfo) -> int:
 
 if __name__ == "__main__":
     status = main()
-    leave_to_the_system()
+    freeze_garbage()
     sys.exit(status)

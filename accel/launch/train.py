@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from accel.errors import LaunchError
 from accel.launch.learners import learn
-from accel.launch.one_process import learn_alone
-from accel.launch.this_machine import learn_here
+from accel.launch.local_actors import learn_with_local_actors
+from accel.launch.single_process import learn_in_one_process
 from accel.supervision.activity import WAITING, Activity
 from accel.transport import detect_launch, is_actor
 
@@ -56,14 +56,14 @@ def start(job: Job, *, leave: Callable[[int], NoReturn] | None = None, activity:
     """Run a job from outside any launcher: on this machine, or under an mpirun of its own.
 
     Args:
-        leave, activity: see ``learn_alone``.
+        leave, activity: see ``learn_in_one_process``.
     """
     if job.config.acting.actors == 0:
-        return learn_alone(job, leave=leave, activity=activity)
+        return learn_in_one_process(job, leave=leave, activity=activity)
     if is_local(job.config):
         if activity is not None:
             activity.enter(WAITING)  # Its actors are watched one by one.
-        return learn_here(job)
+        return learn_with_local_actors(job)
     from accel.launch.distributed import start_mpirun
 
     return start_mpirun(job)

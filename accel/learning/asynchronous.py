@@ -30,7 +30,7 @@ from accel.experience.rewards import RewardTransform
 from accel.learning.coordination import Coordination, Iteration, NoCoordination
 from accel.learning.counters import Counters, LagStatistics
 from accel.runs.checkpoint import CheckpointState, pack_state, unpack_state
-from accel.supervision.clock import ListeningClock
+from accel.supervision.clock import AwakeClock
 from accel.transport.endpoint import Backoff
 
 ASK_S = 0.25
@@ -151,7 +151,7 @@ class ParameterServer:
         others = range(1, post.learners)
         self._actors = dict.fromkeys(others, 0)
         self._has = dict.fromkeys(others, -1)
-        self._clock = ListeningClock(_LISTENS_S)
+        self._clock = AwakeClock(_LISTENS_S)
         self._heard_s = dict.fromkeys(others, 0.0)
         self._lag, self._dropped = LagStatistics(), 0
 
@@ -267,7 +267,7 @@ class ParameterClient(NoCoordination):
         self._policies: tuple[int, Mapping[str, bytes]] = 0, {}
         self._publishes = False
         self._reason: str | None = None
-        self._clock = ListeningClock(_LISTENS_S)
+        self._clock = AwakeClock(_LISTENS_S)
         self._asks, self._asked_s = False, 0.0
 
     def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Iteration:

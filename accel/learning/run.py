@@ -20,7 +20,7 @@ from accel.learning.handshake import POLL_S, ActorGroup, LearnerPlace, join_grou
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job
 from accel.runs.summary import Summary
-from accel.system.garbage import uncollected
+from accel.system.garbage import without_collection
 from accel.system.machine import describe_machine, read_machine
 from accel.transport.base import LearnerTransport
 from accel.transport.learners import LearnerLink
@@ -145,7 +145,7 @@ def begin_import(name: str) -> Future[object]:
     A process that gives up waits for the thread: torch, cut off in its import, prints tracebacks.
     """
     executor = ThreadPoolExecutor(1)
-    importing: Future[object] = executor.submit(uncollected()(importlib.import_module), name)
+    importing: Future[object] = executor.submit(without_collection()(importlib.import_module), name)
     executor.shutdown(wait=False)
     return importing
 

@@ -28,7 +28,7 @@ from accel.runs.summary import EvaluationSummary
 from accel.supervision.activity import PREPARING, WAITING, Activity, shared_activities
 from accel.supervision.channel import ChannelClosedError
 from accel.supervision.child import begin_child, error_report
-from accel.supervision.clock import ListeningClock
+from accel.supervision.clock import AwakeClock
 from accel.supervision.supervised import Supervised
 from accel.system.memory import anonymous_memory, read_all, write_all
 from accel.transport.pinning import shared_cores
@@ -106,7 +106,7 @@ class ProcessEvaluation(LiveEvaluation):
         command = [sys.executable, "-P", "-m", __name__, str(run)]
         (activity,) = shared_activities(shared)
         self._process = Supervised(command, activity, (self._memory, shared), limits_s=limits_s, quiet=True)
-        self._clock = ListeningClock(_LONGEST_LOOK_S)
+        self._clock = AwakeClock(_LONGEST_LOOK_S)
         self._give_up(self._process.start(self._clock.s))
         os.close(shared)
         self._process.send("begin", {"spec": spec, "cores": cores, "nice": 0 if waits else NICE})

@@ -20,8 +20,7 @@ from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.runtime import PolicySession
 from accel.display.progress import Progress
 from accel.display.status import PlayingStatus
-from accel.envs import VectorEnvironment
-from accel.envs.base import Actions
+from accel.envs.base import Actions, VectorEnvironment
 from accel.errors import ConfigError, EnvError
 from accel.runs.player import Array, Bools, Player, TorchSession
 from accel.runs.trained_policy import TRAINED, TrainedPolicy

@@ -21,9 +21,9 @@ from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Compressor, Plan
 from accel.config import TrainConfig
-from accel.envs import VectorEnvironment, make_vector_env
 from accel.envs.actions import action_converter
-from accel.envs.base import Actions, Seed
+from accel.envs.base import Actions, Seed, VectorEnvironment
+from accel.envs.factory import make_vector_env
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError, EnvError
 from accel.networks.observations import example_inputs

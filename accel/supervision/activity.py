@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 from typing import Self
 
-from accel.supervision.clock import ListeningClock
+from accel.supervision.clock import AwakeClock
 from accel.system.memory import map_memory
 
 STEPPING, PREPARING, WAITING = 0, 1, 2
@@ -110,7 +110,7 @@ class Watchdog:
         self._over.set()
 
     def _watch(self) -> None:
-        detector, clock, times = self._detector, ListeningClock(2.0 * _LOOK_S), 0
+        detector, clock, times = self._detector, AwakeClock(2.0 * _LOOK_S), 0
         while not self._over.wait(_LOOK_S):
             now_s = clock.look()
             if why := detector.look(now_s):

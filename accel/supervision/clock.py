@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 
-class ListeningClock:
-    """Seconds in which this process looked around.
+class AwakeClock:
+    """Seconds of this process while it runs.
 
     Time in which it was stopped or did other things, or the machine slept, is nobody's silence.
 

@@ -38,8 +38,8 @@ class Supervised:
         limits_s: how long a step may take, and construction or a reset. quiet: nothing that it prints is shown.
     Attributes:
         channel: to the process. incarnation: how many there were before this one. failures: in a row.
-        up_s: when it began to work, as ``works`` was told; None: not yet.
-        again_s: when another one may be started; None while one runs.
+        up_s: when it began to work, as ``began_work`` was told; None: not yet.
+        restart_s: when another one may be started; None while one runs.
         hangs: how long nothing was done. last_error: its message of the kind ``error`` (``error_report``), if any.
     """
 
@@ -56,7 +56,7 @@ class Supervised:
         self.channel: Channel | None = None
         self.incarnation, self.failures = -1, 0
         self.up_s: float | None = None
-        self.again_s: float | None = 0.0
+        self.restart_s: float | None = 0.0
         self.hangs = HangDetector(activity, *limits_s)
         self.last_error: Json = {}
         self._files, self._quiet = tuple(files), quiet
@@ -72,7 +72,7 @@ class Supervised:
         quiet = subprocess.DEVNULL if self._quiet else None
         self.incarnation += 1
         self.activity.enter(PREPARING)
-        self.up_s = self.again_s = self._closed_s = None
+        self.up_s = self.restart_s = self._closed_s = None
         self.last_error, self._running_s, self._is_heard = {}, now_s, False
         self.hangs.begin(now_s)
         try:
@@ -98,7 +98,7 @@ class Supervised:
 
     def is_due(self, now_s: float) -> bool:
         """Whether it is time to start the next one: the pause is over, and the one before is gone."""
-        return self.again_s is not None and now_s >= self.again_s and self.has_ended
+        return self.restart_s is not None and now_s >= self.restart_s and self.has_ended
 
     def wait(self, timeout_s: float) -> None:
         """Until it has ended by itself, or the time is up."""
@@ -106,7 +106,7 @@ class Supervised:
             with suppress(subprocess.TimeoutExpired):
                 self._tree.process.wait(timeout_s)
 
-    def works(self, now_s: float) -> None:
+    def began_work(self, now_s: float) -> None:
         """The process has done what it does first: from now on it is up."""
         self.up_s, self.hangs.longest_s = now_s, 0.0
 
@@ -141,7 +141,7 @@ class Supervised:
 
         One that has ended is judged by the second look, so that what it had said is received before.
         """
-        if self._tree is None or self.again_s is not None:
+        if self._tree is None or self.restart_s is not None:
             return ""
         process = self._tree.process
         if (status := process.poll()) is not None:
@@ -172,10 +172,10 @@ class Supervised:
         self.up_s = None
         self.end(now_s=now_s)
         if self.failures > most:
-            self.again_s = float("inf")
+            self.restart_s = float("inf")
             return None
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** (self.failures - 1), _LONGEST_PAUSE_S)
-        self.again_s = now_s + pause_s
+        self.restart_s = now_s + pause_s
         return pause_s
 
     def end(self, *, now_s: float = 0.0, wait: bool = False) -> None:
@@ -185,7 +185,7 @@ class Supervised:
             now_s: by the caller's clock.
             wait: until the system has let it go; one that cannot be interrupted ends when it returns.
         """
-        self.again_s = now_s if self.again_s is None else self.again_s
+        self.restart_s = now_s if self.restart_s is None else self.restart_s
         if self._tree is not None:
             self._tree.end(_GRACE_S)
             if wait:

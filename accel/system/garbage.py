@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Nothing is collected meanwhile."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -23,6 +23,6 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def leave_to_the_system() -> None:
+def freeze_garbage() -> None:
     """Nothing that is there now is collected any more; only for a process that is about to end."""
     gc.freeze()

@@ -28,7 +28,7 @@ class Interrupted(BaseException):
 DELIBERATE_S = 1.0
 
 
-class Insistence:
+class SecondInterrupt:
     """Tells a second, deliberate Ctrl-C from signals that repeat a request.
 
     A batch system, systemd and launchers send the same signal to every process, then again from parent to child, and
@@ -48,11 +48,11 @@ class Insistence:
 
 
 class StopRequest:
-    """Set by a signal; a deliberate second Ctrl-C ends the process at once, see ``Insistence``."""
+    """Set by a signal; a deliberate second Ctrl-C ends the process at once, see ``SecondInterrupt``."""
 
     def __init__(self) -> None:
         self._reason: str | None = None
-        self._insists = Insistence()
+        self._is_second_interrupt = SecondInterrupt()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -71,7 +71,7 @@ class StopRequest:
         return self._reason
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self._insists(number):
+        if self._is_second_interrupt(number):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._reason = f"{STOPPED} on request" if number == FORWARDED else f"{STOPPED} by {signal.Signals(number).name}"

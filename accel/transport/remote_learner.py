@@ -10,7 +10,7 @@ import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
-from accel.supervision.clock import ListeningClock
+from accel.supervision.clock import AwakeClock
 from accel.transport.base import Arrival, Bytes, TransportOptions, check_unroll_bytes
 from accel.transport.endpoint import Backoff, Endpoint, Incoming, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
@@ -73,7 +73,7 @@ class RemoteLearner:
         self._doubted: set[int] = set()
         self._fences = 0
         self._heard_s: dict[int, float] = {}
-        self._clock, self._looked_s = ListeningClock(_LISTENS_S), 0.0
+        self._clock, self._looked_s = AwakeClock(_LISTENS_S), 0.0
         self._told_to_stop: set[int] = set()
         self._outbox = _Outbox(endpoint, ranks)
         self._relays = Relays(self._outbox.board, self._post)

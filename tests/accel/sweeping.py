@@ -13,7 +13,7 @@ import optuna
 import torch
 
 from accel.config import TrainConfig
-from accel.envs import make_vector_env
+from accel.envs.factory import make_vector_env
 from accel.networks import build_from_config
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory

@@ -8,98 +8,50 @@ import sys
 
 import pytest
 
-PROGRAM = """
-import ctypes, sys, time
-from accel.system.deadline import deadline
-with deadline(float(sys.argv[1]), sys.argv[3], 7):
-    ctypes.CDLL(None).sleep(int(sys.argv[2]))
-time.sleep(0.3)
-"""
+START = "import atexit, ctypes, os, time\nfrom accel.system.deadline import deadline\nsleep = ctypes.CDLL(None).sleep\n"
+LATE = "with deadline(0.2, 'late', 7):\n    sleep(1000)\n"
+PROGRAMS = {
+    "never": (LATE, 7, "accel: late\n"),
+    "never, without a message": ("with deadline(0.2, '', 7):\n    sleep(1000)\n", 7, ""),
+    "in time": ("with deadline(1000.0, 'late', 7):\n    sleep(0)\ntime.sleep(0.3)\n", 0, ""),
+    # Python from 3.12 on starts no thread while the process ends.
+    "while the process ends": (
+        "def leave():\n    with deadline(0.2, 'late', 7):\n        sleep(1000)\n"
+        "with deadline(1000.0, '', 1):\n    pass\natexit.register(leave)\n",
+        7,
+        "accel: late\n",
+    ),
+    "the first of several": (
+        "with deadline(0.3, 'outer', 7), deadline(1000.0, 'inner', 8):\n    sleep(1000)\n", 7, "accel: outer\n",
+    ),
+    "without an end": (
+        "with deadline(float('inf'), 'never', 8), deadline(1e12, 'never', 8), deadline(0.2, 'late', 7):\n"
+        "    sleep(1000)\n",
+        7,
+        "accel: late\n",
+    ),
+    # The parent's thread waited when it was copied: it is not there, and its limits are not the child's.
+    "in a fork": (
+        "with deadline(1000.0, '', 1):\n    time.sleep(0.1)\n"
+        "with deadline(3.0, 'parent', 9):\n    if os.fork() == 0:\n        time.sleep(4.0)\n"
+        "        with deadline(0.2, 'late', 7):\n            sleep(1000)\n"
+        "_, status = os.wait()\nos._exit(os.waitstatus_to_exitcode(status))\n",
+        7,
+        "accel: late\n",
+    ),
+}  # fmt: skip
 
 
-LATE = "the library did not return"
-
-
-@pytest.mark.parametrize(
-    ("limit_s", "sleep_s", "message", "status", "told"),
-    [("0.2", "1000", LATE, 7, f"accel: {LATE}\n"), ("0.2", "1000", "", 7, ""), ("1000", "0", LATE, 0, "")],
-)
-def test_a_call_that_never_returns(limit_s: str, sleep_s: str, message: str, status: int, told: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, limit_s, sleep_s, message], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (status, told)
-
-
-AT_EXIT = """
-import atexit, ctypes
-from accel.system.deadline import deadline
-
-def leave():
-    with deadline(0.2, "late", 7):
-        ctypes.CDLL(None).sleep(1000)
-
-with deadline(1000.0, "", 1):
-    pass
-atexit.register(leave)
-"""
-
-
-def test_a_limit_holds_while_the_process_ends() -> None:
-    """Python from 3.12 on starts no thread then."""
-    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (7, "accel: late\n")
-
-
-NESTED = """
-import ctypes
-from accel.system.deadline import deadline
-with deadline(0.3, "outer", 7), deadline(1000.0, "inner", 8):
-    ctypes.CDLL(None).sleep(1000)
-"""
-
-
-def test_the_first_of_several_limits_counts() -> None:
-    done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (7, "accel: outer\n")
-
-
-FORKED = """
-import ctypes, os, time
-from accel.system.deadline import deadline
-with deadline(1000.0, "", 1):
-    time.sleep(0.1)
-with deadline(3.0, "parent", 9):
-    if os.fork() == 0:
-        time.sleep(4.0)
-        with deadline(0.2, "late", 7):
-            ctypes.CDLL(None).sleep(1000)
-_, status = os.wait()
-os._exit(os.waitstatus_to_exitcode(status))
-"""
-
-
-def test_a_forked_process_has_limits_of_its_own() -> None:
-    """The parent's thread waited when it was copied: it is not there, and its limits are not the child's."""
-    command = [sys.executable, "-W", "ignore", "-c", FORKED]  # Python 3.12 and later warn of forks beside threads
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_call_that_does_not_return_in_time_ends_the_process(name: str) -> None:
+    program, status, told = PROGRAMS[name]
+    command = [sys.executable, "-W", "ignore", "-c", START + program]  # Python 3.12 and later warn of forks
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (7, "accel: late\n")
-
-
-ENDLESS = """
-import ctypes
-from accel.system.deadline import deadline
-with deadline(float("inf"), "never", 8):
-    with deadline(1e12, "never", 8), deadline(0.2, "late", 7):
-        ctypes.CDLL(None).sleep(1000)
-"""
-
-
-def test_a_limit_without_an_end_is_none() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (7, "accel: late\n")
+    assert (done.returncode, done.stderr) == (status, told)
 
 
 @pytest.mark.parametrize("stderr", ["2>&-", "2> >(exit)"])
 def test_a_limit_holds_where_nobody_reads_the_message(stderr: str) -> None:
     """In the middle of a pipe, the process would be ended by nothing else."""
-    words = shlex.join([sys.executable, "-c", PROGRAM, "0.5", "1000", LATE])
+    words = shlex.join([sys.executable, "-c", START + LATE])
     assert subprocess.run(["bash", "-c", f"{words} {stderr}"], timeout=60).returncode == 7

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from accel.envs import env_seeds, make_vector_env
 from accel.envs.base import VectorEnvironment
+from accel.envs.factory import make_vector_env
 from accel.envs.loop import EnvLoop
+from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import VectorisedEnv
 from accel.errors import EnvError, MissingExtraError
 from tests.environments.closed_form import ClosedFormVectorEnv
@@ -219,7 +219,7 @@ def test_a_missing_package_names_its_extra(name: str, module: str, extra: str, b
     code = f"""
 import sys
 sys.modules[{module!r}] = None
-from accel.envs import make_vector_env
+from accel.envs.factory import make_vector_env
 try:
     make_vector_env({name!r}, 1, backend={backend!r})
 except Exception as error:
@@ -233,9 +233,10 @@ except Exception as error:
 def test_no_torch_is_imported() -> None:
     code = """
 import sys
-import accel.envs, accel.experience.rewards
+import accel.envs.spaces, accel.experience.rewards
 assert "gymnasium" not in sys.modules
-env = accel.envs.make_vector_env("CartPole-v1", 2)
+from accel.envs.factory import make_vector_env
+env = make_vector_env("CartPole-v1", 2)
 env.reset()
 print("torch" in sys.modules, "envpool" in sys.modules, "ale_py" in sys.modules)
 """
@@ -342,70 +343,3 @@ def test_environments_that_disagree_are_refused() -> None:
     made: Any = iter([gymnasium.make("CartPole-v1"), gymnasium.make("Acrobot-v1")])
     with pytest.raises(EnvError, match="different spaces"):
         EnvLoop(lambda: next(made), 2, seed=0)
-
-
-class Odd(gymnasium.Env[np.ndarray, int]):
-    """Gives results of another form than gymnasium's."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, result: object, first: object = (np.zeros(3, np.float32), {})) -> None:
-        self._result, self._first = result, first
-
-    def reset(self, **_: object) -> Any:
-        return self._first
-
-    def step(self, _: int) -> Any:
-        if isinstance(self._result, Exception):
-            raise self._result
-        return self._result
-
-
-ZEROS = np.zeros(3, np.float32)
-
-
-@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 10)])
-def test_a_step_of_four_values_is_named(wrap: Callable[[Any], Any]) -> None:
-    loop = EnvLoop(lambda: wrap(Odd((ZEROS, 1.0, False, {}))), 2, seed=1)
-    loop.reset()
-    with pytest.raises(EnvError, match=r"environment 0, step\(\): it gave four values, as in the old gym interface"):
-        loop.step(np.zeros(2, np.int64))
-
-
-@pytest.mark.parametrize(
-    ("result", "problem"),
-    [
-        ((ZEROS, "high", False, False, {}), "the reward 'high'"),
-        (None, "its result is not .*cannot unpack"),
-    ],
-)
-def test_a_step_of_another_form_is_named(result: object, problem: str) -> None:
-    loop = EnvLoop(lambda: Odd(result), 2, seed=1)
-    loop.reset()
-    with pytest.raises(EnvError, match=rf"environment 0, step\(\): {problem}"):
-        loop.step(np.zeros(2, np.int64))
-
-
-def test_a_step_of_another_shape_is_named() -> None:
-    loop = EnvLoop(lambda: Odd((np.zeros(4), 1.0, False, False, {})), 2, seed=1)
-    loop.reset()
-    with pytest.raises(EnvError, match=r"environment 0, step\(\): .*shape \(4,\).*does not have the shape"):
-        loop.step(np.zeros(2, np.int64))
-
-
-def test_a_reset_of_the_old_interface_is_named() -> None:
-    loop = EnvLoop(lambda: Odd(None, ZEROS), 2, seed=1)
-    with pytest.raises(EnvError, match=r"environment 0, reset\(\): its result is not \(observation, info\)"):
-        loop.reset()
-
-
-@pytest.mark.parametrize("error", [ValueError("not enough values to unpack (expected 5, got 4)"), TypeError("own")])
-def test_an_error_inside_an_environment_stays_as_it_is(error: Exception) -> None:
-    loop = EnvLoop(lambda: Odd(error), 2, seed=1)
-    loop.reset()
-    actions = np.zeros(2, np.int64)
-    with pytest.raises(EnvError, match=f"environment [01] raised {type(error).__name__} again before") as found:
-        for _ in range(3):  # raises, is made anew, raises again
-            loop.step(actions)
-    assert found.value.__cause__ is error

@@ -23,6 +23,7 @@ from accel.launch.train import train
 from accel.publishing.publisher import Publisher
 from accel.transport.local import LocalTransport
 from tests.accel.live_policies import config_for
+from tests.environments.given import ZEROS, Given, shown
 
 EPISODE = 7
 
@@ -54,37 +55,52 @@ class Fragile(gymnasium.Env[Any, Any]):
         return np.array([self.number, self.t], np.float32), 1.0, self.t == EPISODE, False, {}
 
 
-class Odd(gymnasium.Env[Any, Any]):
-    """Gives a reward, and an info at the start, that gymnasium does not want."""
+STEP, RESET = r"environment 0, step\(\): ", r"environment 0, reset\(\): "
+FORMS = {
+    "four values": ((ZEROS, 1.0, False, {}), STEP + "it gave four values, as in the old gym interface"),
+    "nothing": (None, STEP + "its result is not .*cannot unpack"),
+    "another shape": (shown(np.zeros(4)), STEP + r".*shape \(4,\).*does not have the shape"),
+    "a word for a reward": ((ZEROS, "1.0", False, False, {}), STEP + r"the reward '1.0' \(a str\) is not one number"),
+    "an array for a reward": ((ZEROS, np.ones(1), False, False, {}), STEP + r"the reward .*ndarray of shape \(1,\)"),
+    "a list for a reward": ((ZEROS, [1.0, 2.0], False, False, {}), STEP + r"the reward .*list of shape \(2,\)"),
+}
 
-    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = spaces.Discrete(2)
 
-    def __init__(self, reward: object, info: object = None) -> None:
-        self.reward, self.info = reward, info
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.zeros(2, np.float32), self.info
-
-    def step(self, action: Any) -> Any:
-        return np.zeros(2, np.float32), self.reward, False, False, None
+@pytest.mark.parametrize("name", [*FORMS, "four values in a wrapper"])
+def test_a_step_of_another_form_is_named(name: str) -> None:
+    result, told = FORMS[name.removesuffix(" in a wrapper")]
+    made: Any = Given(result)
+    env = gymnasium.wrappers.TimeLimit(made, 10) if name.endswith("wrapper") else made
+    loop = EnvLoop(lambda: env, 1, seed=1)
+    loop.reset()
+    with pytest.raises(InterfaceError, match=told):
+        loop.step(np.zeros(1, np.int64))
 
 
 @pytest.mark.parametrize(
-    ("reward", "told"),
-    [("1.0", "'1.0' (a str)"), (np.array([1.0]), "ndarray of shape (1,)"), ([1.0, 2.0], "list of shape (2,)")],
+    ("first", "told"),
+    [(ZEROS, r"its result is not \(observation, info\)"), ((np.zeros(1), {}), r".*shape \(1,\).*Box")],
 )
-def test_a_reward_that_is_no_number_is_named(reward: object, told: str) -> None:
-    loop = EnvLoop(lambda: Odd(reward), 1, seed=0)
+def test_a_reset_of_another_form_is_named(first: object, told: str) -> None:
+    with pytest.raises(InterfaceError, match=RESET + told):
+        EnvLoop(lambda: Given(first=first), 2, seed=1).reset()
+
+
+@pytest.mark.parametrize("error", [ValueError("not enough values to unpack (expected 5, got 4)"), TypeError("own")])
+def test_an_error_inside_an_environment_stays_as_it_is(error: Exception) -> None:
+    loop = EnvLoop(lambda: Given(error), 2, seed=1)
     loop.reset()
-    with pytest.raises(InterfaceError, match=r"environment 0, step.*the reward .* is not one number") as raised:
-        loop.step(np.zeros(1, np.int64))
-    assert told in str(raised.value)
+    actions = np.zeros(2, np.int64)
+    with pytest.raises(EnvError, match=f"environment [01] raised {type(error).__name__} again before") as found:
+        for _ in range(3):  # raises, is made anew, raises again
+            loop.step(actions)
+    assert found.value.__cause__ is error
 
 
 def test_infos_that_are_none_are_taken_for_empty_ones() -> None:
-    assert not announces_masks(Odd(1.0), 0)
-    loop = EnvLoop(lambda: Odd(1.0), 1, seed=0)
+    env = Given((ZEROS, 1.0, False, False, None), (ZEROS, None))
+    assert not announces_masks(env, 0)
+    loop = EnvLoop(lambda: env, 1, seed=0)
     loop.reset()
     assert loop.step(np.zeros(1, np.int64))[1].tolist() == [1.0]
 

@@ -22,6 +22,7 @@ from accel.envs.spaces import ActionSpec, EnvSpec, ObservationPart, lay_out_reco
 from accel.envs.vectorised import VectorisedEnv
 from accel.errors import EnvError, InterfaceError
 from tests.environments.closed_form import FIRST_ACTION, ClosedFormEnv
+from tests.environments.given import Given, shown
 
 AnySpace = spaces.Space[Any]
 lengths = st.integers(1, 4)
@@ -132,37 +133,6 @@ def test_observations_without_a_fixed_size_are_refused_by_name(space: AnySpace, 
         observation_layout(space)
 
 
-class Liar(gymnasium.Env[Any, Any]):
-    """Announces one shape and shows another."""
-
-    observation_space = spaces.Box(-1, 1, (3,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(1, np.float32), {}
-
-
-def test_an_observation_that_breaks_its_promise_is_refused() -> None:
-    with pytest.raises(EnvError, match=r"shape \(1,\).*Box"):
-        EnvLoop(Liar, 2, seed=0).reset()
-
-
-class Shown(gymnasium.Env[Any, Any]):
-    """Shows one observation at a reset, and another one in each step."""
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, space: AnySpace, first: Any, later: Any) -> None:
-        self.observation_space = space
-        self._first, self._later = first, later
-
-    def reset(self, **_: object) -> tuple[Any, dict[str, Any]]:
-        return self._first, {}
-
-    def step(self, _: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self._later, 1.0, False, False, {}
-
-
 BYTES = spaces.Box(0, 255, (3, 40, 40), np.uint8)
 CONTRADICTIONS = {
     "floats for bytes": (BYTES, np.full(BYTES.shape, 0.5), "value 0.5 of float64.*bytes.*ImageBytes"),
@@ -186,7 +156,7 @@ CONTRADICTIONS = {
 def test_values_that_contradict_their_space_are_named(name: str, where: str) -> None:
     space, odd, named = CONTRADICTIONS[name]
     space.seed(0)
-    loop = EnvLoop(lambda: Shown(space, odd if where == "reset" else space.sample(), odd), 2, seed=0)
+    loop = EnvLoop(lambda: Given(shown(odd), (odd if where == "reset" else space.sample(), {}), space), 2, seed=0)
     with pytest.raises(InterfaceError, match=rf"environment 0, {where}\(\): .*{named}"):
         loop.reset()
         loop.step(np.zeros(2, np.int64))
@@ -194,12 +164,12 @@ def test_values_that_contradict_their_space_are_named(name: str, where: str) -> 
 
 @pytest.mark.parametrize("odd", [4, -1, 1.5])
 def test_an_index_is_looked_at_in_every_step(odd: float) -> None:
-    env = Shown(spaces.Discrete(4), 0, 3)
+    env = Given(shown(3), (0, {}), spaces.Discrete(4))
     loop = EnvLoop(lambda: env, 1, seed=0)
     loop.reset()
     for _ in range(3):
         loop.step(np.zeros(1, np.int64))
-    env._later = odd
+    env.result = shown(odd)
     with pytest.raises(InterfaceError, match=rf"environment 0, step\(\): .*value {odd} "):
         loop.step(np.zeros(1, np.int64))
 
@@ -220,7 +190,7 @@ def test_an_index_is_looked_at_in_every_step(odd: float) -> None:
     ],
 )
 def test_values_that_are_stored_as_they_are_pass(space: AnySpace, observation: Any, row: Any) -> None:
-    loop = EnvLoop(lambda: Shown(space, observation, observation), 1, seed=0)
+    loop = EnvLoop(lambda: Given(shown(observation), (observation, {}), space), 1, seed=0)
     np.testing.assert_array_equal(loop.reset(), np.array([row], loop.spec.observation_dtype))
     np.testing.assert_array_equal(loop.step(np.zeros(1, np.int64))[0], np.array([row], loop.spec.observation_dtype))
 
@@ -293,11 +263,6 @@ def test_actions_at_a_bound_stay_within_it(bound: float, squash: bool, dtype: ty
     sampler = make_sampler(action_spec(space, squash=squash), 2, 1, np.random.default_rng(0))
     actions = sampler.to_env(np.array([[90.0, -90.0], [0.0, 0.01]], np.float32))
     assert all(space.contains(action) for action in action_converter(space)(actions))
-
-
-def test_every_index_reaches_its_own_action() -> None:
-    indices = np.arange(4)
-    np.testing.assert_array_equal(action_converter(spaces.Discrete(4, start=3))(indices), [3, 4, 5, 6])
 
 
 def test_squashing_is_for_bounded_boxes() -> None:

@@ -19,7 +19,7 @@ import torch
 from accel.cli import main
 from accel.compressors.errors import SchemeError
 from accel.compressors.runtime import PolicySession
-from accel.envs import env_seeds
+from accel.envs.seeding import env_seeds
 from accel.errors import CheckpointError, ConfigError, EnvError
 from accel.runs.evaluation import evaluate, paired_difference
 from accel.runs.loading import TrainedRun, load_run

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import gymnasium
 import pytest
 
-from accel.envs import make_vector_env
+from accel.envs.factory import make_vector_env
 from accel.errors import ExportError
 from accel.exporting.contract import element_labels
 

@@ -8,18 +8,18 @@ import sys
 import pytest
 
 from accel.cli import main
-from accel.system.garbage import uncollected
+from accel.system.garbage import without_collection
 
 
 def test_an_import_without_collections_leaves_the_collector_as_it_was() -> None:
     assert gc.isenabled()
-    with uncollected():
+    with without_collection():
         assert not gc.isenabled()
-        with uncollected():
+        with without_collection():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(ImportError), uncollected():
+    with pytest.raises(ImportError), without_collection():
         raise ImportError
     assert gc.isenabled()
 

@@ -17,7 +17,7 @@ import pytest
 
 import accel
 from accel.config import TrainConfig
-from accel.envs import make_vector_env
+from accel.envs.factory import make_vector_env
 from accel.errors import ConfigError, EnvError
 from accel.launch.outcome import EXIT_STOPPED
 from accel.runs.directory import RunDirectory
@@ -92,7 +92,7 @@ def test_an_unroll_that_takes_long_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_hang_that_cannot_be_interrupted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The process is its caller's, and is not ended."""
-    assert accel.train(configure(tmp_path, "DeafForAWhile", total_env_steps=300, envs_per_actor=1)).finished
+    assert accel.train(configure(tmp_path, "UninterruptibleForAWhile", total_env_steps=300, envs_per_actor=1)).finished
     told = capsys.readouterr().out
     assert told.count("a step took longer than 1 s (--actor-timeout-s), and cannot be interrupted") == 1, told
 
@@ -150,7 +150,7 @@ LINUX = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("wrapper", "status", "told"),
     [
-        ("Deaf", 3, "a step took longer than 1 s (--actor-timeout-s), and cannot be interrupted"),
+        ("Uninterruptible", 3, "a step took longer than 1 s (--actor-timeout-s), and cannot be interrupted"),
         pytest.param("HoldsTheLock", 3, "and nothing in their process can run", marks=LINUX),
         pytest.param("LeavesWell", 3, "the process that trains left with status 0, without a message", marks=LINUX),
         pytest.param("Interrupts", 130, "stopped before the run could end in good order", marks=LINUX),
@@ -238,7 +238,7 @@ def test_an_evaluation_that_hangs_is_given_up(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("phase", [STEPPING, PREPARING])
-def test_a_pulse_that_stands_still_is_told_until_it_goes_on(phase: int) -> None:
+def test_an_activity_without_progress_is_told_until_it_goes_on(phase: int) -> None:
     activity, told = Activity(), list[tuple[str, int]]()
     activity.enter(phase)
     with Watchdog(activity, 0.5, 1.0, lambda why, times: told.append((why, times))):

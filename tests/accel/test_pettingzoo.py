@@ -9,7 +9,7 @@ import pytest
 
 import accel
 from accel.config import TrainConfig
-from accel.envs import make_vector_env
+from accel.envs.factory import make_vector_env
 from accel.errors import EnvError
 from accel.runs.loading import load_run
 

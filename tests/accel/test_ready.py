@@ -19,7 +19,7 @@ from accel.acting.rules import make_sampler
 from accel.algorithms.catalogue import agree, make_algorithm
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
-from accel.envs import make_vector_env
+from accel.envs.factory import make_vector_env
 from accel.envs.pool import EnvironmentPool
 from accel.errors import ConfigError, EnvError
 from accel.experience.unroll import Unroll, UnrollLayout

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,20 @@ def run(program: str, *, ready: bool = True, patience_s: float = 100.0) -> mpiru
     return mpirun.run(python(program), ranks=1, can_stop=lambda: ready, patience_s=patience_s)
 
 
+def pressing(monkeypatch: pytest.MonkeyPatch, number: int, times: int = 1) -> None:
+    """Send a signal to this process once its command has said that it is up."""
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+
+    def press() -> None:
+        while "up\n" not in shown.getvalue():
+            time.sleep(0.01)
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+
+    threading.Thread(target=press, daemon=True).start()
+
+
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_is_a_reason_to_stop(number: signal.Signals) -> None:
     before = signal.getsignal(number)
@@ -56,16 +71,6 @@ def test_a_signal_is_a_reason_to_stop(number: signal.Signals) -> None:
         signal.raise_signal(number)
         assert stop() == ("stopped on request" if number == FORWARDED else f"stopped by {number.name}")
     assert signal.getsignal(number) is before
-
-
-def test_a_launchers_sigterm_after_the_terminals_sigint_is_no_second_request() -> None:
-    stop = StopRequest()
-    with stop.installed():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(FORWARDED)
-        signal.raise_signal(FORWARDED)
-        assert stop() is not None
 
 
 def test_only_a_deliberate_second_ctrl_c_ends_the_process() -> None:
@@ -92,18 +97,13 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_another_thread_needs_no_handlers() -> None:
-    reasons: list[str | None] = []
+def test_another_thread_gets_no_signals_and_needs_no_handlers() -> None:
+    def reason() -> str | None:
+        with (stop := StopRequest()).installed():
+            return stop()
 
-    def work() -> None:
-        stop = StopRequest()
-        with stop.installed():
-            reasons.append(stop())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert reasons == [None]
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(reason).result() is None
 
 
 def test_actors_ignore_what_stops_the_learner() -> None:
@@ -124,29 +124,17 @@ def test_actors_ignore_what_stops_the_learner() -> None:
 def test_a_stop_signal_asks_ranks_that_are_ready_and_ends_others(
     number: signal.Signals, times: int, ready: bool, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", shown)
-
-    def press() -> None:
-        while shown.getvalue() != "up\n":
-            time.sleep(0.01)
-        for _ in range(times):
-            os.kill(os.getpid(), number)
-
-    thread = threading.Thread(target=press, daemon=True)
-    thread.start()
+    pressing(monkeypatch, number, times)
     ended = run(CHILD, ready=ready)
     assert (ended.status, ended.stopped, ended.trouble) == (status, True, "")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_command_that_ends_by_itself_was_not_stopped() -> None:
+    """Also where it is started in another thread than the main one, which gets no signals."""
     assert run("raise SystemExit(5)") == mpirun.Ended(5, False, None, "")
-    results: list[mpirun.Ended] = []
-    thread = threading.Thread(target=lambda: results.append(run("")), daemon=True)
-    thread.start()
-    thread.join()
-    assert results == [mpirun.Ended(0, False, None, "")]
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(run, "").result() == mpirun.Ended(0, False, None, "")
 
 
 def test_a_rank_that_never_comes_ends_the_job() -> None:
@@ -174,9 +162,9 @@ def test_the_learners_last_word_is_kept(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @given(st.lists(st.one_of(st.binary(), st.integers(0, 9)), max_size=8), st.integers(1, 50))
-def test_signs_are_separated_from_the_output_wherever_it_is_cut(parts: list[bytes | int], size: int) -> None:
-    """Integers stand for signs; random bytes hold no whole one."""
-    signs = [RankStatus(part, "host", 1, "joined") for part in parts if isinstance(part, int)]
+def test_statuses_are_separated_from_the_output_wherever_it_is_cut(parts: list[bytes | int], size: int) -> None:
+    """Integers stand for statuses; random bytes hold no whole one."""
+    statuses = [RankStatus(part, "host", 1, "joined") for part in parts if isinstance(part, int)]
     stream = b"".join(
         part if isinstance(part, bytes) else encode(RankStatus(part, "host", 1, "joined")) for part in parts
     )
@@ -185,15 +173,15 @@ def test_signs_are_separated_from_the_output_wherever_it_is_cut(parts: list[byte
         piece, new = reader.feed(stream[start : start + size])
         text, found = text + piece, found + new
     assert text + reader.rest() == b"".join(part for part in parts if isinstance(part, bytes))
-    assert found == signs
+    assert found == statuses
 
 
-def test_half_a_sign_holds_nothing_back() -> None:
-    """An environment prints one: what follows it is shown at once, and the learner's own sign is seen."""
-    reader, sign = HeartbeatReader(), RankStatus(0, "host", 1, "joined")
+def test_half_a_status_holds_nothing_back() -> None:
+    """An environment prints one: what follows it is shown at once, and the learner's own is seen."""
+    reader, status = HeartbeatReader(), RankStatus(0, "host", 1, "joined")
     assert reader.feed(b"\x1b]accel;never ended\n") == (b"\x1b]accel;never ended\n", [])
-    text, signs = reader.feed(b"\x1b]accel;" + encode(sign))
-    assert signs == [sign] and text == b"\x1b]accel;"
+    text, found = reader.feed(b"\x1b]accel;" + encode(status))
+    assert found == [status] and text == b"\x1b]accel;"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, which tells a child of its parent's end")
@@ -231,15 +219,7 @@ def test_the_files_of_a_killed_mpirun_do_not_matter_to_a_later_one_of_its_number
 @pytest.mark.mpi
 @pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="needs Intel MPI's launcher on the PATH (impi_rt)")
 def test_intels_launcher_passes_a_request_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", shown)
-
-    def press() -> None:
-        while "up\n" not in shown.getvalue():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=press, daemon=True).start()
+    pressing(monkeypatch, signal.SIGINT)
     launcher = Path(str(shutil.which("mpiexec.hydra"))).with_name("mpirun")
     ended = mpirun.run(
         [*mpirun_command(1, mpirun=launcher), *python(CHILD)], ranks=1, can_stop=lambda: True, patience_s=100.0

@@ -21,7 +21,7 @@ from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import make_algorithm
 from accel.algorithms.distributions import make_distribution
 from accel.config import TrainConfig
-from accel.envs import make_vector_env
+from accel.envs.factory import make_vector_env
 from accel.envs.observations import observation_layout, settle_masks
 from accel.envs.spaces import MASKED, ActionSpec, EnvSpec
 from accel.errors import ConfigError, EnvError

@@ -10,7 +10,7 @@ import pytest
 
 from accel.acting.actor import UnrollCollector
 from accel.acting.rules import make_sampler
-from accel.envs import make_vector_env
+from accel.envs.factory import make_vector_env
 from accel.envs.loop import EnvLoop
 from accel.experience.unroll import UnrollLayout, restack_frames
 from tests.environments.closed_form import episode_return, script

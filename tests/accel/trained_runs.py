@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from accel.config import TrainConfig
-from accel.envs import make_vector_env
+from accel.envs.factory import make_vector_env
 from accel.envs.spaces import EnvSpec
 from accel.networks import PolicyNetwork, build_from_config
 from accel.runs.checkpoint import CheckpointState

@@ -332,7 +332,7 @@ class HangsAtTheEnd(Hangs):
         super().fail()
 
 
-class Deaf(Hangs):
+class Uninterruptible(Hangs):
     """Hangs where nothing can interrupt it."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -341,7 +341,7 @@ class Deaf(Hangs):
         return super().step(action)
 
 
-class DeafForAWhile(_Counting):
+class UninterruptibleForAWhile(_Counting):
     """Takes four seconds for one step, in which nothing can interrupt it."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

@@ -83,7 +83,7 @@ def test_a_process_that_ends_is_replaced_by_another(told: str, why: str) -> None
             return process.look(1.0)
 
         assert until(look) == why
-        assert process.fail(1.0, most=1) == 0.1 and process.again_s == 1.1 and process.look(2.0) == ""
+        assert process.fail(1.0, most=1) == 0.1 and process.restart_s == 1.1 and process.look(2.0) == ""
         process.send("echo")  # Nobody hears it, and the next one must not.
         assert process.start(2.0) == "" and process.incarnation == 1 and process.last_error == {}
         assert heard(process, "hello")["pid"] != first
@@ -133,7 +133,7 @@ def test_a_process_ends_with_its_supervisor_s_patience() -> None:
 def test_a_process_that_cannot_be_started_says_why() -> None:
     process = Supervised(("/nowhere/to/be/found",), Activity())
     assert process.start(0.0) == "its process cannot be started: No such file or directory"
-    assert process.fail(0.0, most=0) is None and process.again_s == float("inf")
+    assert process.fail(0.0, most=0) is None and process.restart_s == float("inf")
 
 
 def test_pauses_double_up_to_a_minute_and_end_with_the_limit() -> None:
@@ -147,7 +147,7 @@ def test_a_failure_after_steady_work_is_the_first_of_its_row(failures: int) -> N
     process = Supervised((), Activity())
     for _ in range(failures):
         process.fail(0.0, 5)
-    process.works(1.0)
+    process.began_work(1.0)
     assert process.fail(1.1 + STEADY_S, 5) == 0.1 and process.failures == 1
 
 

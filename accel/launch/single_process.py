@@ -26,7 +26,9 @@ _CLOSE_S = 5.0
 logger = logging.getLogger("accel")
 
 
-def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, activity: Activity | None = None) -> Summary:
+def learn_in_one_process(
+    job: Job, *, leave: Callable[[int], NoReturn] | None, activity: Activity | None = None
+) -> Summary:
     """Learner and actor in one process and one thread, in turns: deterministic.
 
     Args:

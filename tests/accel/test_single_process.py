@@ -45,7 +45,7 @@ def failing(env: gymnasium.Env[object, object]) -> Watched:
 def test_environments_are_closed_at_the_end(wrapper: str, tmp_path: Path) -> None:
     config = accel.TrainConfig(
         env="CartPole-v1", network="mlp:8x1", actors=0, envs_per_actor=2, total_env_steps=400, results_dir=tmp_path,
-        calibration_size=32, wrapper=(f"tests.accel.test_learn_alone:{wrapper}",),
+        calibration_size=32, wrapper=(f"tests.accel.test_single_process:{wrapper}",),
     )  # fmt: skip
     if wrapper == "watched":
         assert accel.train(config).env_steps >= 400

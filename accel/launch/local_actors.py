@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from accel.runs.summary import Summary
 
 
-def learn_here(job: Job) -> Summary:
+def learn_with_local_actors(job: Job) -> Summary:
     """Learn in this process, with actors in processes of their own, which end with it."""
     from accel.acting.processes import ActorProcesses
     from accel.learning.handshake import LearnerPlace
