@@ -25,7 +25,7 @@ COMMANDS = dict.fromkeys(
     shlex.join(words[2:])
     for page in PAGES
     for words in commands(page)
-    if words[1] == "train" and len(words) > 2 and not {"--help", "--resume", "ID"} & set(words)
+    if words[1] == "train" and len(words) > 2 and not {"--help", "--resume", "--init-from", "ID"} & set(words)
 )
 OTHERS = dict.fromkeys(
     shlex.join(words)
@@ -33,7 +33,7 @@ OTHERS = dict.fromkeys(
     for words in commands(page)
     if words[0] == "accel"
     and (len(words) > 2 or words[1] == "doctor")
-    and (words[1] != "train" or words[2:] == ["--resume", "results/NAME"])
+    and (words[1] != "train" or words[2:] == ["--resume", "results/NAME"] or "--init-from" in words)
 )
 LESS: Mapping[str, Mapping[str, str]] = {
     "evaluate": {"--episodes": "2"},

@@ -58,12 +58,12 @@ _SHOWN = frozenset(
     {
         *("env", "env_arg", "wrapper", "backend", "squash_actions", "reward_clip", "normalise_rewards"),
         *("actors", "envs_per_actor", "env_workers", "unroll_length", "inference", "hosts"),
-        *("network", "activation", "normalise_observations", "compressor"),
+        *("network", "activation", "normalise_observations", "init_from", "compressor"),
         *("algorithm", "algorithm_arg", "discount", "lambda_", "entropy_cost", "corrector", "passes", "minibatches"),
         *("clip_ratio", "n_step", "final_epsilon", "exploration_env_steps", "noise"),
         *("target_interval_updates", "target_rate", "learning_rate", "learning_rate_schedule", "max_gradient_norm"),
         *("batch_unrolls", "replay_capacity", "batch_size", "sequence_unrolls", "samples_per_insert"),
-        *("learning_starts", "learners", "device", "mixed_precision", "learner_threads"),
+        *("learning_starts", "learners", "device", "mixed_precision"),
         *("total_env_steps", "stop_at_return", "max_seconds", "seed", "results_dir", "name", "evaluate_every"),
     }
 )
@@ -139,6 +139,14 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     defaults = TrainConfig.create(**values | chosen_kinds)
     before = defaults.options()
     given = _parse_flags(argv, defaults)
+    if given["init_from"] is not None and given["resume"] is None:
+        from accel.launch.initial_policy import options_of, read_initial_policy
+
+        asked = {name: _merged(name, value, before.get(name)) for name, value in given.items() if name not in _SOURCES}
+        values = options_of(read_initial_policy(TrainConfig.create(**asked))) | values
+        defaults = TrainConfig.create(**values | chosen_kinds)
+        before = defaults.options()
+        given = _parse_flags(argv, defaults)
     resume = given.pop("resume")
     chosen = {name: _merged(name, value, before.get(name)) for name, value in given.items() if name not in _SOURCES}
     for derived in ("batch_unrolls", "compressor"):

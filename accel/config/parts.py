@@ -130,9 +130,9 @@ class NetworkConfig(Options):
 
     network: str = Field(
         "auto:64x2",
-        description="mlp:WIDTHxDEPTH, nature-cnn[:MULTIPLE] or impala-resnet[:MULTIPLE], or module:factory; each with "
-        "+lstm:SIZE or +gru:SIZE; auto:WIDTHxDEPTH is an mlp for vectors, a nature-cnn for images, an impala-resnet "
-        "for small ones",
+        description="mlp:WIDTHxDEPTH, mlp:512-256-128, nature-cnn[:MULTIPLE] or impala-resnet[:MULTIPLE], or "
+        "module:factory; each with +lstm:SIZE or +gru:SIZE; auto:WIDTHxDEPTH is an mlp for vectors, a nature-cnn for "
+        "images, an impala-resnet for small ones",
     )
     activation: Activation = Field("tanh", description="activation of mlp torsos")
     separate_value_torso: bool | None = Field(
@@ -142,6 +142,15 @@ class NetworkConfig(Options):
     normalise_observations: bool = Field(
         True,
         description="running mean and deviation, inside the exported graph; images are scaled to [0, 1] instead",
+    )
+    init_from: Path | None = Field(
+        None,
+        description="start from the policy of this run directory, or in this file of others, with its layers and "
+        "normaliser; it says what the network is",
+    )
+    init_module: str | None = Field(None, description="package:factory that the weights of --init-from belong to")
+    init_normaliser: Path | None = Field(
+        None, description="file of the statistics that the policy of --init-from was normalised with, as --normaliser"
     )
 
 

@@ -13,6 +13,7 @@ from accel.compressors.errors import CompressorError
 from accel.errors import AccelError, DivergenceError, LaunchError, TransportError
 from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT
 from accel.launch.outcome import EXIT_ABORTED
+from accel.launch.starting import initialiser
 from accel.monitor.errors import MonitorError
 from accel.monitor.plain_text import without_controls
 from accel.system.signals import StopRequest
@@ -62,9 +63,8 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
         place = _LearnerRank(job, info, endpoint, topology)
         try:
             allowed = all_cores()  # Before pinning: the machine is what all ranks share.
-            summary = run_session(
-                job, LearnerPlace(place.transport, stop, place.pin(), allowed_cores=len(allowed), link=place.link)
-            )
+            ours = LearnerPlace(place.transport, stop, place.pin(), allowed_cores=len(allowed), link=place.link)
+            summary = run_session(job, ours, initialise=initialiser(job))
             if not place.transport.is_left:
                 # Some rank never said goodbye, and the launcher waits for it: but the caller has a summary to show.
                 atexit.register(endpoint.abort_job, EXIT_ABORTED)

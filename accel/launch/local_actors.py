@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from accel.errors import EnvError
 from accel.launch.actor import command
 from accel.launch.outcome import noting_how_to_continue, registered_here
+from accel.launch.starting import initialiser
 from accel.system.signals import StopRequest
 from accel.transport import LaunchInfo, TransportOptions
 from accel.transport.pinning import all_cores, free_cores, pin_rank
@@ -22,7 +23,7 @@ def learn_with_local_actors(job: Job) -> Summary:
     from accel.learning.handshake import LearnerPlace
     from accel.learning.run import run_session
 
-    config, stop = job.config, StopRequest()
+    config, stop, initialise = job.config, StopRequest(), initialiser(job)
     ranks = config.acting.actors + 1
     options = TransportOptions(in_flight=config.acting.unrolls_in_flight, max_held=config.store.held_unrolls + 1)
     with stop.installed(), noting_how_to_continue(job):
@@ -34,7 +35,8 @@ def learn_with_local_actors(job: Job) -> Summary:
             cores = free_cores(allowed, ranks)
             if config.acting.pin_cores:
                 pin_rank(LaunchInfo(0, ranks, 0, "local"))
-            return run_session(job, LearnerPlace(transport, stop, cores, allowed_cores=len(allowed)))
+            place = LearnerPlace(transport, stop, cores, allowed_cores=len(allowed))
+            return run_session(job, place, initialise=initialise)
         except BaseException as error:
             transport.abort(str(error) or type(error).__name__)
             if isinstance(error, EnvError) and (hint := registered_here(config.environment.env)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from accel.errors import EnvError
 from accel.launch.outcome import EXIT_ABORTED, how_to_continue, noting_how_to_continue
+from accel.launch.starting import initialiser
 from accel.supervision.activity import WAITING, Activity, Watchdog
 from accel.system.signals import Interrupted, StopRequest, interruptible
 from accel.transport import TransportOptions
@@ -40,7 +41,7 @@ def learn_in_one_process(
     from accel.learning.run import run_session
     from accel.transport.local import LocalTransport
 
-    stop = StopRequest()
+    stop, initialise = StopRequest(), initialiser(job)
     with stop.installed():
         options = TransportOptions(
             in_flight=job.config.acting.unrolls_in_flight, max_held=job.config.store.held_unrolls + 1
@@ -61,7 +62,8 @@ def learn_in_one_process(
 
             try:
                 with Watchdog(end.activity, *limits_s, hung, interrupted), noting_how_to_continue(job), _no_exit():
-                    return run_session(job, LearnerPlace(transport.learner, stop, all_cores()[:1]), inline)
+                    place = LearnerPlace(transport.learner, stop, all_cores()[:1])
+                    return run_session(job, place, inline, initialise)
             finally:
                 late = f"closing the environments took longer than {_CLOSE_S:g} s"
                 with Watchdog(end.activity, _CLOSE_S, _CLOSE_S, lambda _, times: hung(late, times)):

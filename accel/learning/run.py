@@ -30,15 +30,22 @@ if TYPE_CHECKING:
     import torch
 
     from accel.algorithms.exchange import GradientExchange
+    from accel.learning.learner import Learner
     from accel.learning.session import Session
 
 
-def run_session(job: Job, place: LearnerPlace, inline: InlineActor | None = None) -> Summary:
+def run_session(
+    job: Job,
+    place: LearnerPlace,
+    inline: InlineActor | None = None,
+    initialise: Callable[[Learner], None] | None = None,
+) -> Summary:
     """Train on a connected transport until done. The actors make their environments while this process imports torch.
 
     Args:
         job: what to run. place: this learner's; the run's others call ``follow_session``.
         inline: the actor, where learner and actor share one process.
+        initialise: gives a new run's networks other weights than random ones.
     Raises:
         AccelError: whatever keeps the run from starting or going on; a checkpoint was written if any update was made.
     """
@@ -46,7 +53,7 @@ def run_session(job: Job, place: LearnerPlace, inline: InlineActor | None = None
     run = RunDirectory.create(config.run.results_dir, job.name) if job.resume is None else RunDirectory.open(job.resume)
     with run:
         try:
-            session = _prepare(job, run, place, inline)
+            session = _prepare(job, run, place, inline, initialise)
         except BaseException:
             if job.resume is None:
                 run.abandon()
@@ -54,7 +61,13 @@ def run_session(job: Job, place: LearnerPlace, inline: InlineActor | None = None
         return session.train()
 
 
-def _prepare(job: Job, run: RunDirectory, place: LearnerPlace, inline: InlineActor | None) -> Session:
+def _prepare(
+    job: Job,
+    run: RunDirectory,
+    place: LearnerPlace,
+    inline: InlineActor | None,
+    initialise: Callable[[Learner], None] | None,
+) -> Session:
     restart, env_steps = run.next_restart(), run.latest_env_steps()
     if place.link is not None:
         place.link.gather({"restart": restart, "env_steps": env_steps, "host": os.uname().nodename})
@@ -69,6 +82,8 @@ def _prepare(job: Job, run: RunDirectory, place: LearnerPlace, inline: InlineAct
 
     connect = None if place.link is None else _connector(place.link, job, 0)
     session = Session(job, run, group, place, inline.actor if inline else None, connect)
+    if initialise is not None:
+        initialise(session.learner)
     place.transport.welcome(session.learner.agreement.to_json())
     if job.resume is not None:
         session.restore()

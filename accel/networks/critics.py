@@ -36,7 +36,7 @@ Rate = Callable[[Tensor, Tensor], Rating]
 
 
 class ActionCritics(nn.Module):
-    """E mlps of the run's width, depth and activation, from [observation, action] to some outputs each.
+    """E mlps of the run's widths and activation, from [observation, action] to some outputs each.
 
     Args:
         config: the run's network options. spec: the environment's layout.
@@ -53,12 +53,11 @@ class ActionCritics(nn.Module):
                 f"a critic of continuous actions needs a plain mlp on vectors, not network '{config.network}' on "
                 f"observations of shape {spec.observation_shape}: use --network mlp:256x2, or --algorithm ppo"
             )
-        width, depth = (int(size) for size in text.sizes)
         features = spec.observation_shape[0] + spec.action.action_size
         self._name: Activation = config.activation
         self._activation = dense.FUNCTIONS[config.activation]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for before, after in pairwise([features, *[width] * depth, outputs]):
+        for before, after in pairwise([features, *map(int, text.sizes), outputs]):
             bound = before**-0.5
             self.weights.append(nn.Parameter(torch.empty(critics, before, after).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(critics, 1, after).uniform_(-bound, bound)))

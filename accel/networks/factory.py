@@ -140,7 +140,7 @@ def _part_torso(text: NetworkText, part: ObservationPart, activation: Activation
 
 def _built_in(text: NetworkText, shape: tuple[int, ...], activation: Activation) -> Torso:
     if text.torso == "mlp":
-        return MLPTorso(shape, int(text.sizes[0]), int(text.sizes[1]), activation)
+        return MLPTorso(shape, tuple(map(int, text.sizes)), activation)
     return (NatureCNN if text.torso == "nature-cnn" else ImpalaResNet)(shape, text.sizes[0])
 
 

@@ -13,16 +13,17 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 
 CHOICES = (
-    "auto[:WIDTHxDEPTH], mlp:WIDTHxDEPTH, nature-cnn[:MULTIPLE], impala-resnet[:MULTIPLE], "
+    "auto[:WIDTHxDEPTH], mlp:WIDTHxDEPTH or mlp:WIDTH-WIDTH-…, nature-cnn[:MULTIPLE], impala-resnet[:MULTIPLE], "
     "module:factory, each with +lstm:SIZE or +gru:SIZE"
 )
 CoreName = Literal["lstm", "gru"]
 
 _AUTO = "auto"
-_DEFAULTS = {_AUTO: (64.0, 2.0), "mlp": (256.0, 2.0), "nature-cnn": (1.0,), "impala-resnet": (1.0,)}
+_DEFAULTS = {_AUTO: (64.0, 64.0), "mlp": (256.0, 256.0), "nature-cnn": (1.0,), "impala-resnet": (1.0,)}
 _NATURE_LEAST = 36  # height and width that its three convolutions need
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MLP_SIZES = re.compile(r"([1-9]\d{0,5})x([1-9]\d?)")
+_MLP_WIDTHS = re.compile(r"[1-9]\d{0,5}(-[1-9]\d{0,5}){1,98}")
 _MULTIPLE = re.compile(r"\d{1,3}(\.\d{1,4})?")
 _CORE = re.compile(r"(lstm|gru)(?::([1-9]\d{0,5}))?")
 _CORE_SIZE = 256
@@ -35,7 +36,7 @@ class NetworkText:
 
     Attributes:
         torso: ``auto``, ``mlp``, ``nature-cnn``, ``impala-resnet``, or a factory as ``package.module:name``.
-        sizes: (width, depth) of an mlp and of auto; (multiple of the convolutions' channels,) of a CNN; () of a
+        sizes: widths of an mlp's layers and of auto's; (multiple of the convolutions' channels,) of a CNN; () of a
             factory.
         core: what follows the torso and keeps a state; None for nothing.
         core_size: its units.
@@ -83,7 +84,8 @@ class NetworkText:
     def __str__(self) -> str:
         torso = self.torso
         if self.torso in (_AUTO, "mlp"):
-            torso += f":{self.sizes[0]:g}x{self.sizes[1]:g}"
+            same = len(set(self.sizes)) == 1
+            torso += f":{self.sizes[0]:g}x{len(self.sizes)}" if same else f":{'-'.join(f'{w:g}' for w in self.sizes)}"
         elif self.is_cnn and self.sizes != (1.0,):
             torso += f":{self.sizes[0]:g}"
         return torso if self.core is None else f"{torso}+{self.core}:{self.core_size}"
@@ -119,9 +121,11 @@ def _parse_core(text: str, core: str) -> tuple[CoreName, int]:
 def _parse_sizes(text: str, name: str, sizes: str) -> tuple[float, ...]:
     if name in (_AUTO, "mlp"):
         match = _MLP_SIZES.fullmatch(sizes)
-        if match is None:
-            raise _error(text, f"'{sizes}' is not WIDTHxDEPTH, such as 256x2, of at most 999999x99")
-        return float(match[1]), float(match[2])
+        if match is not None:
+            return (float(match[1]),) * int(match[2])
+        if not _MLP_WIDTHS.fullmatch(sizes):
+            raise _error(text, f"'{sizes}' is not WIDTHxDEPTH, such as 256x2, of at most 999999x99, or 512-256-128")
+        return tuple(map(float, sizes.split("-")))
     if not _MULTIPLE.fullmatch(sizes) or float(sizes) == 0.0:
         raise _error(text, f"'{sizes}' is not a positive multiple of the channels, such as 0.5")
     return (float(sizes),)

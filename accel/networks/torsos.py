@@ -33,23 +33,23 @@ class Torso(nn.Module):
 
 
 class MLPTorso(Torso):
-    """``depth`` layers of ``width`` units; observations of any shape are flattened.
+    """Layers of such widths; observations of any shape are flattened.
 
     Attributes:
         activation: behind each of them.
     """
 
-    def __init__(self, shape: tuple[int, ...], width: int, depth: int, activation: Activation) -> None:
+    def __init__(self, shape: tuple[int, ...], widths: tuple[int, ...], activation: Activation) -> None:
         super().__init__()
         self._inputs = math.prod(shape)
         self._flatten = len(shape) != 1
         self.activation = activation
-        sizes = [self._inputs, *[width] * depth]
+        sizes = [self._inputs, *widths]
         self.layers = nn.ModuleList(orthogonal(nn.Linear(a, b)) for a, b in pairwise(sizes))
-        self.features = width
+        self.features = widths[-1]
 
     def forward(self, observations: Tensor) -> Tensor:
-        """[N, *shape] float to [N, width]."""
+        """[N, *shape] float to [N, widths[-1]]."""
         x = self.rows(observations)
         for layer in self.layers:
             x = dense.FUNCTIONS[self.activation](layer(x))

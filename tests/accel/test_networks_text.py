@@ -21,8 +21,10 @@ IMAGE = EnvSpec((4, 40, 44), "uint8", ActionSpec("categorical", (6,)))
 @pytest.mark.parametrize(
     ("text", "expected", "canonical"),
     [
-        ("mlp:64x2", NetworkText("mlp", (64.0, 2.0)), "mlp:64x2"),
-        ("mlp", NetworkText("mlp", (256.0, 2.0)), "mlp:256x2"),
+        ("mlp:64x2", NetworkText("mlp", (64.0, 64.0)), "mlp:64x2"),
+        ("mlp:64-32-8", NetworkText("mlp", (64.0, 32.0, 8.0)), "mlp:64-32-8"),
+        ("mlp:64-64", NetworkText("mlp", (64.0, 64.0)), "mlp:64x2"),
+        ("mlp", NetworkText("mlp", (256.0, 256.0)), "mlp:256x2"),
         ("nature-cnn", NetworkText("nature-cnn", (1.0,)), "nature-cnn"),
         ("nature-cnn:0.5+lstm", NetworkText("nature-cnn", (0.5,), "lstm", 256), "nature-cnn:0.5+lstm:256"),
         (" impala-resnet:2+lstm:128 ", NetworkText("impala-resnet", (2.0,), "lstm", 128), "impala-resnet:2+lstm:128"),
@@ -36,7 +38,8 @@ def test_a_text_is_parsed_and_printed(text: str, expected: NetworkText, canonica
 
 
 TORSOS = st.one_of(
-    st.builds(lambda w, d: NetworkText("mlp", (float(w), float(d))), st.integers(1, 99999), st.integers(1, 99)),
+    st.builds(lambda w, d: NetworkText("mlp", (float(w),) * d), st.integers(1, 99999), st.integers(1, 99)),
+    st.builds(lambda ws: NetworkText("mlp", tuple(map(float, ws))), st.lists(st.integers(1, 99999), min_size=2)),
     st.builds(
         lambda name, quarters: NetworkText(name, (quarters / 4,)),
         st.sampled_from(["nature-cnn", "impala-resnet"]),
@@ -68,7 +71,7 @@ def test_the_text_alone_tells_the_shapes_of_the_recurrent_state(text: str) -> No
 )  # fmt: skip
 def test_a_malformed_text_is_refused_with_the_choices(text: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"choices: auto\[:WIDTHxDEPTH\], mlp:WIDTHxDEPTH, nature-cnn.*impala-resnet.*lstm:SIZE"
+        ConfigError, match=r"choices: auto\[:WIDTHxDEPTH\], mlp:WIDTHxDEPTH or .*nature-cnn.*impala-resnet.*lstm:SIZE"
     ):
         parse_network(text)
 
