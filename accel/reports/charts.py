@@ -26,7 +26,6 @@ RATIOS = (0.1, 10.0)
 MAX_SINGLE = 12
 """Runs of which each has a line of its own; those of more would hide their means."""
 MAX_TIME_LINES = 4
-MAX_BANDS = 2
 KL_FLOOR = 1e-6
 """Nats. Less than that is what rounding makes of equal policies."""
 _FACTORS = re.compile(r"^(staleness|compression|total)_(ess|kl)(?:/(.+))?$")
@@ -76,6 +75,11 @@ METRIC_FIGURES = MappingProxyType(
             "1 for a critic that predicts its targets, 0 for one that predicts their mean, less for a worse one "
             "(drawn from −1).",
         ),
+        "lag": MetricFigure(
+            "Policy lag",
+            {"lag_mean": Axis("versions", limits=(0, None))},
+            "Versions between the policy that acted and the one that learned, on average.",
+        ),
     }
 )
 
@@ -90,7 +94,6 @@ def figures(analysis: Analysis) -> tuple[Figure, ...]:
         mismatch(analysis),
         time_per_step(analysis, "actor"),
         time_per_step(analysis, "learner"),
-        policy_lag(analysis),
         decisions(analysis),
     )
     return tuple(figure for figure in found if figure is not None)
@@ -193,25 +196,6 @@ def metric_figure(analysis: Analysis, name: str) -> Figure | None:
     if not panels:
         return None
     return Figure(name, wanted.title, panels, wanted.caption, f"{wanted.title}: {'; '.join(ends)}.")
-
-
-def policy_lag(analysis: Analysis) -> Figure | None:
-    """Mean policy lag over steps, with the band from the least to the greatest; None when it was never recorded."""
-    lines, texts = [], []
-    banded = len(analysis.groups) <= MAX_BANDS
-    for i, group in enumerate(analysis.groups):
-        low, middle, high = (aggregate(group, "env_steps", f"lag_{kind}") for kind in ("min", "mean", "max"))
-        if low is None or middle is None or high is None:
-            continue
-        bottom, top = (np.interp(middle.x, curve.x, curve.centre) if banded else None for curve in (low, high))
-        lines.append(Line(group.label, middle.x, middle.centre, bottom, top, i))
-        texts.append(f"{group.label}: mean lag {float(np.mean(middle.centre)):.3g} versions")
-    if not lines:
-        return None
-    band_text = "; the band goes from the least to the greatest" if banded else ""
-    caption = f"Versions between the policy that acted and the one that learned, on average{band_text}."
-    panel = Panel(lines, STEPS, Axis("policy lag, versions", limits=(0, None)))
-    return Figure("lag", "Policy lag", [panel], caption, f"{'; '.join(texts)}.")
 
 
 def mismatch(analysis: Analysis) -> Figure | None:

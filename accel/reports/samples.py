@@ -14,10 +14,10 @@ from accel.reports.runs import Run
 from accel.reports.series import Series
 
 _KEPT = re.compile(
-    r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_(min|mean|max)"
+    r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_mean"
     r"|length_mean|entropy|explained_variance|(policy|value|actor|critic)_loss|evaluation_(return|env_steps)"
     r"|(staleness|compression|total)_(ess|kl|chi2|chi2_infinite|retention|greedy_agreement|clipped|mean_weight)(/.+)?"
-    r"|(withheld|inconclusive_checks|publish_kl|qat_differences|qat_greatest_difference)/.+|(actor|learner)_\w+_share)$"
+    r"|(withheld|publish_kl)/.+|(actor|learner)_\w+_share)$"
 )
 
 

@@ -22,10 +22,8 @@ MAX_POINTS = 4096
 MAX_COLUMNS = 512
 ELAPSED = "elapsed_s"
 _MONOTONE = frozenset({STEP_KEY, ELAPSED, TIME_KEY, "updates", "episodes", "dropped_unrolls"})
-_PEAKS = frozenset({"withheld", "inconclusive_checks", "publish_kl", "qat_differences", "qat_greatest_difference"})
+_PEAKS = frozenset({"withheld", "publish_kl"})
 """Of these, by scheme, a report gives the greatest."""
-_STATES = frozenset({"publish_kl"})
-"""Of these the last is reported too, whichever record holds it."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -58,7 +56,7 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
 
     Neighbouring records are averaged (counters: the last; ``*_min``, ``*_max`` and what checks before publication
     found: the extreme) so that between ``max_points`` and twice as many remain of a long run. The last record stays as
-    it is; a ``publish_kl`` that it lacks is the last that was recorded before.
+    it is.
 
     Args:
         starts_s: see ``RunClock``.
@@ -93,7 +91,6 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
 
 def _thinned(records: Iterable[Record], stride: int) -> Iterator[Record]:
     """One record for each ``stride`` neighbours, and the last as it is, so that where a run ended is exact."""
-    states: Record = {}
     neighbours: list[Record] = []
     last: Record | None = None
     for record in records:
@@ -102,12 +99,11 @@ def _thinned(records: Iterable[Record], stride: int) -> Iterator[Record]:
         if len(neighbours) == stride:
             yield _merged(neighbours)
             neighbours = []
-        states |= {name: value for name, value in record.items() if _kind(name) in _STATES}
         last = record
     if neighbours:
         yield _merged(neighbours)
     if last is not None:
-        yield states | last
+        yield last
 
 
 def _merged(records: Sequence[Record]) -> Record:
@@ -122,14 +118,9 @@ def _reduced(name: str, values: Sequence[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return math.nan
-    if name in _MONOTONE or name.endswith("_max") or _kind(name) in _PEAKS:
+    if name in _MONOTONE or name.endswith("_max") or name.partition("/")[0] in _PEAKS:
         return max(known)
     return min(known) if name.endswith("_min") else sum(known) / len(known)
-
-
-def _kind(name: str) -> str:
-    """A metric's name without the scheme."""
-    return name.partition("/")[0]
 
 
 def _numbers(record: Mapping[str, object]) -> Iterator[tuple[str, float]]:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
 import numpy as np
 
@@ -56,26 +55,6 @@ _MISMATCH = {
     ),
 }
 """Title and meaning of each quantity."""
-Which = Literal["count", "last", "greatest"]
-_CHECKS: tuple[tuple[str, str, Which, str], ...] = (
-    ("withheld", "withheld", "count", "publications, over all seeds, at which a scheme was unfit and another acted"),
-    ("inconclusive checks", "inconclusive_checks", "count", "quick checks that called for a full check"),
-    (
-        "KL at the last check, nats",
-        "publish_kl",
-        "last",
-        "KL(learner's policy ‖ artifact) of checks that passed, in the median over seeds",
-    ),
-    ("greatest KL, nats", "publish_kl", "greatest", ""),
-    (
-        "greatest share of codes that differ",
-        "qat_differences",
-        "greatest",
-        "with qat the learner rounds as its artifact does; compared are the codes of activations that both compute",
-    ),
-    ("by at most, steps", "qat_greatest_difference", "greatest", ""),
-)
-"""Columns of checks before publication: title, metric, which of its values, meaning."""
 _HUGE, _ABOVE = 1e6, ">1e6"
 
 
@@ -327,32 +306,26 @@ def _machine_row(run: Run) -> tuple[str, ...]:
 
 
 def publications_table(analysis: Analysis) -> Table | None:
-    """One row for each configuration and scheme of which a check was recorded; None where there was none.
-
-    Counts are summed over seeds, and over the processes of a resumed run, which count from zero again.
-    """
-    recorded = {name.partition("/")[0] for run in analysis.runs for name in run.series.columns if "/" in name}
-    shown = [check for check in _CHECKS if check[1] in recorded]
+    """One row for each configuration and scheme of which a check was recorded; None where there was none."""
     rows = []
     for group in analysis.groups:
-        names = [name.partition("/") for run in group.runs for name in run.series.columns]
-        for scheme in sorted({scheme for metric, _, scheme in names if any(metric == check[1] for check in shown)}):
-            rows.append((group.label, scheme, *(_checked(group, f"{check[1]}/{scheme}", check[2]) for check in shown)))
-    if not rows:
-        return None
-    notes = tuple((title.partition(",")[0], meaning) for title, _, _, meaning in shown if meaning)
-    titles = ("configuration", "scheme", *(check[0] for check in shown))
-    return Table("Checks before publication.", titles, tuple(rows), notes)
-
-
-def _checked(group: Group, metric: str, which: Which) -> str:
-    """What checks found over a group's seeds: the last value in the median, the greatest, or what a counter came to."""
-    seeds = [values[~np.isnan(values)] for run in group.runs for values in [run.series.column(metric)]]
-    seeds = [values for values in seeds if values.size]
-    if not seeds:
-        return "–"
-    if which == "count":
-        rises = [np.diff(values, prepend=0.0) for values in seeds]
-        falls = zip(rises, seeds, strict=True)  # where a process that goes on counts from zero
-        return number(sum(float(np.where(rise < 0, values, rise).sum()) for rise, values in falls))
-    return number(median(float(v[-1]) for v in seeds) if which == "last" else max(float(v.max()) for v in seeds))
+        found: dict[str, list[float]] = {}
+        withheld: dict[str, float] = {}
+        for run in group.runs:
+            for name, column in run.series.columns.items():
+                metric, _, scheme = name.partition("/")
+                known = column[~np.isnan(column)]
+                if metric == "publish_kl" and known.size:
+                    found.setdefault(scheme, []).append(float(known.max()))
+                elif metric == "withheld" and known.size:
+                    rises = np.diff(known, prepend=0.0)  # falls where a resumed run counts from zero again
+                    withheld[scheme] = withheld.get(scheme, 0.0) + float(np.where(rises < 0, known, rises).sum())
+        for scheme in sorted(found.keys() | withheld.keys()):
+            counted = number(withheld[scheme]) if scheme in withheld else "–"
+            rows.append((group.label, scheme, counted, number(max(found[scheme])) if scheme in found else "–"))
+    notes = (
+        ("withheld", "publications, over all seeds, at which a scheme was unfit and another policy acted"),
+        ("greatest KL", "KL(learner's policy ‖ artifact) of checks that passed"),
+    )
+    titles = ("configuration", "scheme", "withheld", "greatest KL, nats")
+    return Table("Checks before publication.", titles, tuple(rows), notes) if rows else None

@@ -65,6 +65,11 @@ class RunDirectory:
 
     Attributes:
         path: absolute path of the directory; its last part is the run's name.
+        config: the configuration, TOML. machine: hardware, versions, commit and command line, JSON.
+        metrics: measurements, one JSON object a line.
+        summary: what the run did, JSON; there once it ended in good order.
+        checkpoints, policy: directories of checkpoints and of exported policies.
+        best: directory of the checkpoint with the best evaluation while the run trained.
     """
 
     def __init__(self, path: Path, lock: int | None) -> None:
@@ -72,6 +77,9 @@ class RunDirectory:
         self.path = path
         self._lock = lock
         self._identity = None if lock is None else _identity(path)
+        self.config, self.machine = path / CONFIG, path / "machine.json"
+        self.metrics, self.summary = path / "metrics.jsonl", path / "summary.json"
+        self.checkpoints, self.best, self.policy = path / "checkpoints", path / "best", path / "policy"
 
     @classmethod
     def create(cls, root: Path, name: str) -> Self:
@@ -129,41 +137,6 @@ class RunDirectory:
     def name(self) -> str:
         """The run's name."""
         return self.path.name
-
-    @property
-    def config(self) -> Path:
-        """The configuration, TOML."""
-        return self.path / CONFIG
-
-    @property
-    def machine(self) -> Path:
-        """Hardware, versions, commit and command line, JSON."""
-        return self.path / "machine.json"
-
-    @property
-    def metrics(self) -> Path:
-        """Measurements, one JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """What the run did, JSON; there once it ended in good order."""
-        return self.path / "summary.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Directory of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        """Directory of the checkpoint with the best evaluation while the run trained."""
-        return self.path / "best"
-
-    @property
-    def policy(self) -> Path:
-        """Directory of exported policies."""
-        return self.path / "policy"
 
     def write_config(self, values: Mapping[str, object], comments: Mapping[str, str] | None = None) -> None:
         """Write ``config.toml``; ``comments`` by key stand above the keys. Raises RunDirectoryError."""

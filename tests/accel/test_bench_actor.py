@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ import pytest
 from accel.bench import Policies, bench_actor
 from accel.bench.actor import RandomStepper, Split, median_parts
 from accel.bench.rows import number
-from accel.compressors.errors import SchemeError
 from accel.compressors.kernels.library import lanes_here
 from accel.config import TrainConfig
-from accel.errors import ConfigError, EnvError
+from accel.errors import ConfigError
 from tests.accel.bench_rows import check_rows
 from tests.accel.trained_runs import make_run
 
@@ -106,23 +104,3 @@ def test_a_scheme_that_the_network_cannot_take_is_told() -> None:
     rows = bench_actor(Policies(["mlp:8x1"]), envs_per_actor=[1], schemes=["prune(0.5)"], notify=told.append, **QUICK)
     assert {row["scheme"] for row in rows} == {"fp32"}
     assert len(told) == 1 and told[0].startswith("refused: prune(0.5) for mlp:8x1: ")
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"networks": ["mpl"]}, ConfigError, "unknown torso"),
-        ({"networks": []}, ConfigError, "no network"),
-        ({"envs_per_actor": [0]}, ConfigError, "envs-per-actor 0"),
-        ({"envs_per_actor": []}, ConfigError, "no envs-per-actor"),
-        ({"schemes": ["int9"]}, SchemeError, "unknown method"),
-        ({"runtimes": ["torch.compile"]}, ConfigError, "unknown runtimes"),
-        ({"config": TrainConfig.create(env="NoSuchEnv-v0")}, EnvError, "NoSuchEnv"),
-        ({"networks": ["nature-cnn"]}, ConfigError, "images"),
-        ({"repeats": 0}, ConfigError, "positive"),
-    ],
-)
-def test_bad_input_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    policies = {name: options.pop(name) for name in ("networks", "config") if name in options}
-    with pytest.raises(error, match=message):
-        bench_actor(Policies(**policies), **options)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from accel.bench import Policies, bench_refresh
 from accel.bench.refresh import break_even, changing_weights, measure_upkeep
 from accel.bench.rows import Row, number
-from accel.compressors.errors import SchemeError
-from accel.errors import ConfigError
 from accel.publishing.level import REFIT_STEPS
 from tests.accel.bench_rows import check_rows
 from tests.accel.trained_runs import make_run
@@ -114,18 +111,3 @@ def test_weights_move_before_every_refresh_and_come_back() -> None:
         next(weights_change)
         payloads.append(plan.refresh(policy.run.policy, 0).model)
     assert payloads[0] != payloads[1] != payloads[2]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"networks": ["mlp:axb"]}, ConfigError, "WIDTHxDEPTH"),
-        ({"envs": 0}, ConfigError, "envs 0"),
-        ({"schemes": []}, ConfigError, "no scheme"),
-        ({"schemes": ["int8+prune(0.5)"]}, SchemeError, "last"),
-    ],
-)
-def test_bad_input_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    policies = {name: options.pop(name) for name in ("networks",) if name in options}
-    with pytest.raises(error, match=message):
-        bench_refresh(Policies(**policies), **options)

@@ -93,22 +93,6 @@ def test_a_long_run_is_thinned_without_bias(tmp_path: Path) -> None:
     assert peak < 9 << 19  # 5.4 MiB where nothing is thinned
 
 
-@pytest.mark.parametrize("count", [100, 5000, 40_000])
-def test_the_last_check_of_a_long_run_is_told_beside_the_greatest(tmp_path: Path, count: int) -> None:
-    """Also where the scheme was out of use as the run ended."""
-    with (tmp_path / "m").open("w") as file:
-        for i in range(count):
-            record: dict[str, float] = {"env_steps": i, "publish_kl/fp32": i}
-            if i < count - 2:
-                record["publish_kl/int8"] = {count // 2: 9.0, count - 3: 0.5}.get(i, 1.0 + i / count)
-            file.write(json.dumps(record) + "\n")
-    series = read_series(tmp_path / "m", max_points=128)
-    for scheme, last, greatest in (("int8", 0.5, 9.0), ("fp32", count - 1, count - 1)):
-        values = series.column(f"publish_kl/{scheme}")
-        known = values[~np.isnan(values)]
-        assert (known[-1], known.max()) == (last, greatest)
-
-
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"cannot read .*missing"):
         read_series(tmp_path / "missing")

@@ -54,12 +54,9 @@ def test_a_busy_machine_is_not_the_only_cause_of_a_slower_environment() -> None:
 def checked(seed: int) -> Run:
     columns = {
         "withheld/int8": np.array([np.nan, 0.0, 0.0, 0.0]),
-        "inconclusive_checks/int8": np.array([np.nan, 1.0, 1.0, 2.0]),
         "publish_kl/int8": np.array([np.nan, 0.25, 0.5, 0.125 * (1 + seed)]),
         # resumed after two: the process that goes on counts from zero
         "withheld/qat": np.array([0.0, 2.0, 1.0, 1.0 + seed]),
-        "qat_differences/qat": np.array([np.nan, 0.0, 0.001, 0.0005]),
-        "qat_greatest_difference/qat": np.array([np.nan, 0.0, 1.0, 1.0]),
     }
     return make_run(seed, columns, "qat")
 
@@ -68,22 +65,12 @@ def test_what_checks_before_publication_found_is_tabled_by_scheme(tmp_path: Path
     analysis = analyse([checked(0), checked(1), checked(2), make_run(0, {}, "fp32")], Choices())
     table = publications_table(analysis)
     assert table is not None
-    assert table.columns[:4] == ("configuration", "scheme", "withheld", "inconclusive checks")
-    assert table.rows == (
-        ("qat", "int8", "0", "6", "0.25", "0.5", "–", "–"),
-        ("qat", "qat", "12", "–", "–", "–", "0.001", "1"),
-    )
+    assert table.columns == ("configuration", "scheme", "withheld", "greatest KL, nats")
+    assert table.rows == (("qat", "int8", "0", "0.5"), ("qat", "qat", "12", "–"))
+    assert publications_table(analyse([make_run(0, {})], Choices())) is None
     written = write_report(analysis, tmp_path / "r", written="now")
     for text in (html.unescape(written.page.read_text()), written.markdown.read_text()):
         assert "Checks before publication" in text
-        assert "greatest share of codes that differ" in text
-
-
-def test_a_run_without_checks_or_without_qat_has_no_such_columns() -> None:
-    assert publications_table(analyse([make_run(0, {})], Choices())) is None
-    table = publications_table(analyse([make_run(0, {"withheld/int8": np.zeros(4)})], Choices()))
-    assert table is not None and table.columns == ("configuration", "scheme", "withheld")
-    assert [title for title, _ in table.notes] == ["withheld"]
 
 
 def test_samples_keep_what_checks_found() -> None:
