@@ -14,7 +14,7 @@ import numpy as np
 
 from accel.acting.actor import Actor
 from accel.acting.collector import ENV, POLICY
-from accel.acting.policy import ActingPolicy, SessionPolicy
+from accel.acting.policy import ActingPolicy
 from accel.acting.rules import Sampler, make_sampler
 from accel.acting.torch_policy import TorchPolicy, serialise_module
 from accel.algorithms.catalogue import agreement_for
@@ -28,7 +28,6 @@ from accel.envs.factory import make_vector_env
 from accel.networks.policy import PolicyModule
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.timing import interleave, torch_threads
-from accel.transport.base import PolicyUpdate
 from accel.transport.local import LocalTransport
 
 RUNTIMES = ("torch", "onnxruntime", "native")
@@ -67,10 +66,7 @@ def bench_actor(
         Flat rows: ``env``, ``network``, ``runtime``, ``scheme``, ``envs``; ``us_per_env_step`` with ``_low`` and
         ``_high`` (median, 10th and 90th percentile, µs), the sum of ``env_us`` (environment), ``policy_us`` (policy
         and sampling) and ``overhead_us`` (the rest); ``env_only_us``, environments alone; ``env_share``, their ratio to
-        the actor within a round, with ``_low`` and ``_high``; ``seconds_per_million_env_steps``; ``speedup_torch`` and
-        ``speedup_fp32`` of the actor, ``policy_speedup_torch`` and ``policy_speedup_fp32`` of its policy;
-        ``session_us``, the session's part of ``policy_us``, and ``python_us_per_vector_step``, all but environment and
-        session (both None on torch);
+        the actor within a round, with ``_low`` and ``_high``; ``speedup_torch`` and ``speedup_fp32`` of the actor;
         ``bytes``; ``weights``, and ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``cpu_share``;
         threads, machine and versions.
     Raises:
@@ -122,13 +118,7 @@ class _ActorCells:
             samples, cpu_share = interleave(takers, budget_s, repeats)
         env_only = samples.pop(("environment", ""))
         cells = [self._cell(key, envs, taken, env_only) for key, taken in samples.items()]
-        return [
-            row
-            | speedups(row, cells, "us_per_env_step")
-            | speedups(row, cells, "policy_us", "policy_")
-            | {"cpu_share": cpu_share}
-            for row in cells
-        ]
+        return [row | speedups(row, cells, "us_per_env_step") | {"cpu_share": cpu_share} for row in cells]
 
     def _cell(self, key: tuple[str, str], envs: int, taken: Sequence[Split], env_only: Sequence[Split]) -> Row:
         runtime, scheme = key
@@ -141,16 +131,12 @@ class _ActorCells:
             "envs": envs,
         }
         row |= spread("us_per_env_step", [sample.total for sample in taken])
-        env_us, policy_us, session_us = median_parts(taken)
+        env_us, policy_us = median_parts(taken)
         total = number(row, "us_per_env_step")
         row |= {"env_us": env_us, "policy_us": policy_us, "overhead_us": total - env_us - policy_us}
         row |= spread("env_only_us", [sample.total for sample in env_only])
         row |= spread("env_share", [env.total / actor.total for env, actor in zip(env_only, taken, strict=True)])
-        row |= {"seconds_per_million_env_steps": total}
-        in_session = runtime != "torch"
-        row |= {"session_us": session_us if in_session else None}
-        row |= {"python_us_per_vector_step": (total - env_us - session_us) * envs if in_session else None}
-        row |= self._mismatches[scheme] if in_session else NO_MISMATCH
+        row |= NO_MISMATCH if runtime == "torch" else self._mismatches[scheme]
         row |= {
             "weights": self._policy.weights,
             "inputs": self._policy.source,
@@ -174,14 +160,14 @@ def _filled(unroll: Callable[[], tuple[Split, int]]) -> Callable[[], Split]:
     return take
 
 
-def median_parts(taken: Sequence[Split]) -> tuple[float, float, float]:
-    """Environment, policy and session of the median total, by their shares of the middle half of samples."""
+def median_parts(taken: Sequence[Split]) -> tuple[float, float]:
+    """Environment and policy of the median total, by their shares of the middle half of samples."""
     ordered = sorted(taken)
     quarter = len(ordered) // 4
     middle = np.asarray(ordered[quarter : len(ordered) - quarter])
     median = float(np.median([sample.total for sample in taken]))
-    _, env, policy, session = median * middle.sum(0) / middle[:, 0].sum()
-    return float(env), float(policy), float(session)
+    _, env, policy = median * middle.sum(0) / middle[:, 0].sum()
+    return float(env), float(policy)
 
 
 class Split(NamedTuple):
@@ -190,39 +176,15 @@ class Split(NamedTuple):
     total: float
     env: float
     policy: float
-    session: float
 
 
-class _MeteredPolicy(SessionPolicy):
-    """Adds up the seconds that its session takes."""
+class _TorchActor(Actor):
+    """A real actor that runs a module on torch."""
 
-    session_s = 0.0
-
-    def load(self, update: PolicyUpdate) -> float:
-        """See ``SessionPolicy.load``."""
-        deserialise_s = super().load(update)
-        run = self._run
-
-        def metered() -> None:
-            began = time.perf_counter()
-            run()
-            self.session_s += time.perf_counter() - began
-
-        self._run = metered
-        return deserialise_s
-
-
-class _MeteredActor(Actor):
-    """A real actor whose session is timed separately, or which runs a module on torch."""
-
-    metered: _MeteredPolicy | None = None
-    module: PolicyModule | None = None
+    module: PolicyModule
 
     def _make_policy(self, sampler: Sampler) -> ActingPolicy:
-        if self.module is not None:
-            return TorchPolicy(self.module, self.layout, sampler)
-        self.metered = _MeteredPolicy(self.layout, sampler, self.config.schemes, self.config.runtime)
-        return self.metered
+        return TorchPolicy(self.module, self.layout, sampler)
 
 
 class ActorLoop:
@@ -232,8 +194,9 @@ class ActorLoop:
         config = of_free_actors(run.config.replace(actors=1, actor_runtime="native" if runtime == "torch" else runtime))
         transport = LocalTransport(1)
         self._learner = transport.learner
-        self._actor = _MeteredActor(ActorConfig.of(config, schemes=(scheme,)), transport.actor(0))
-        if runtime == "torch":
+        told = ActorConfig.of(config, schemes=(scheme,))
+        self._actor = (_TorchActor if runtime == "torch" else Actor)(told, transport.actor(0))
+        if isinstance(self._actor, _TorchActor):
             self._actor.module = copy.deepcopy(run.policy)
         agreement, self._layout = agreement_for(
             config, self._actor.spec, run.policy.state_shapes, run.rule_spec, run.rule.output_size, run.rule.explores
@@ -254,10 +217,7 @@ class ActorLoop:
         unroll = self._layout.view(arrival.buffer)
         timings, steps = unroll["timings_s"], unroll.valid_steps
         self._learner.release(arrival)
-        session_s = 0.0
-        if self._actor.metered is not None:
-            session_s, self._actor.metered.session_s = self._actor.metered.session_s, 0.0
-        return Split(elapsed_s, float(timings[ENV]), float(timings[POLICY]), session_s), steps
+        return Split(elapsed_s, float(timings[ENV]), float(timings[POLICY])), steps
 
     def close(self) -> None:
         """Close the environments."""
@@ -300,7 +260,7 @@ class RandomStepper:
             env_s += time.perf_counter() - began
             steps += len(actions) - self._resetting
             self._resetting = 0 if self._same_step else int(np.count_nonzero(terminated | truncated))
-        return Split(env_s, env_s, 0.0, 0.0), steps
+        return Split(env_s, env_s, 0.0), steps
 
     def close(self) -> None:
         """Close the environments."""

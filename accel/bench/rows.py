@@ -42,12 +42,12 @@ def is_faster(row: Row, baseline: Row, column: str) -> bool:
     return time < (1.0 - LEAST_GAIN) * number(baseline, column) and time < number(baseline, f"{column}_low")
 
 
-def speedups(row: Row, cells: Rows, column: str, prefix: str = "") -> Row:
+def speedups(row: Row, cells: Rows, column: str) -> Row:
     """``speedup_torch`` and ``speedup_fp32``: over torch eager and over onnxruntime's fp32; None without a baseline."""
     found: Row = {}
     for name, runtime in (("speedup_torch", "torch"), ("speedup_fp32", "onnxruntime")):
         baseline = next((c for c in cells if c["runtime"] == runtime and c["scheme"] == FULL_PRECISION), None)
-        found[prefix + name] = None if baseline is None else number(baseline, column) / number(row, column)
+        found[name] = None if baseline is None else number(baseline, column) / number(row, column)
     return found
 
 

@@ -60,7 +60,6 @@ TABLES: Mapping[str, Sequence[Column]] = MappingProxyType(
             Column("env share", "env_share", "share"),
             Column("× torch", "speedup_torch", "ratio"),
             Column("× ORT", "speedup_fp32", "ratio"),
-            Column("Python", "python_us_per_vector_step", "number", True),
             Column("KL", "kl", "small", True),
         ),
         "inference": (

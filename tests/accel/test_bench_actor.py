@@ -40,24 +40,16 @@ def test_every_variant_has_a_row_whose_parts_add_up() -> None:
         assert 0.0 < number(row, "env_share_low") <= number(row, "env_share") <= number(row, "env_share_high")
         quotient = number(row, "env_only_us") / number(row, "us_per_env_step")
         assert quotient / 3.0 < number(row, "env_share") < 3.0 * quotient, "of the same samples, round by round"
-        assert row["seconds_per_million_env_steps"] == row["us_per_env_step"]
         peers = {(p["runtime"], p["scheme"]): p for p in rows if p["envs"] == row["envs"]}
         for name, peer in (("speedup_torch", peers["torch", "fp32"]), ("speedup_fp32", peers["onnxruntime", "fp32"])):
             ratio = number(peer, "us_per_env_step") / number(row, "us_per_env_step")
             assert row[name] == pytest.approx(ratio)
-            assert row[f"policy_{name}"] == pytest.approx(number(peer, "policy_us") / number(row, "policy_us"))
-        if row["runtime"] == "torch":
-            assert row["session_us"] is None and row["python_us_per_vector_step"] is None
-        else:
-            assert 0 < number(row, "session_us") < number(row, "policy_us")
-            assert number(row, "python_us_per_vector_step") > 0
 
 
 def test_the_parts_of_the_median_are_those_of_ordinary_samples() -> None:
-    ordinary = [Split(10.0 + k, 6.0, 3.0, 2.0) for k in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
-    disturbed = [Split(90.0, 80.0, 5.0, 4.0), Split(8.0, 1.0, 1.0, 1.0)]
-    env, policy, session = median_parts(ordinary + disturbed)
-    assert (env, policy, session) == pytest.approx((6.0, 3.0, 2.0), rel=0.02)
+    ordinary = [Split(10.0 + k, 6.0, 3.0) for k in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
+    disturbed = [Split(90.0, 80.0, 5.0), Split(8.0, 1.0, 1.0)]
+    assert median_parts(ordinary + disturbed) == pytest.approx((6.0, 3.0), rel=0.02)
 
 
 @pytest.mark.parametrize(

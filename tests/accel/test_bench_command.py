@@ -71,7 +71,6 @@ def test_each_benchmark_prints_a_table_and_writes_rows(
         (["policy", "--seconds", "0"], "must be positive"),
         (["policy", "--repeats", "0"], "must be positive"),
         (["policy", "--network", "nature-cnn", "--env", "CartPole-v1"], "images"),
-        (["policy", "--network", "torch.nn:Flatten"], "give --env, or --observation-shape and --actions"),
         (["policy", "--run", "{dir}/none"], "no directory"),
         (["actor", "--envs-per-actor", "0"], "envs-per-actor 0"),
         (["actor", "--runtimes", "torch.compile"], "unknown runtimes"),
