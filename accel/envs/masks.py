@@ -1,12 +1,14 @@
-"""Action masks that environments give in ``info``: moved into the observation, where they travel with it."""
+"""Action masks that environments give in ``info``, or by sb3-contrib's method ``action_masks``: moved into the
+observation, where they travel with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
 from accel.envs.spaces import ACTION_MASK
@@ -17,32 +19,48 @@ _OBSERVATION = "observations"
 
 
 class MaskFromInfo(gymnasium.Wrapper[object, object, object, object]):
-    """A Dict of the observation, as ``observations`` or with its own entries, and ``info["action_mask"]``."""
+    """A Dict of the observation, as ``observations`` or with its own entries, and ``info["action_mask"]``, or what
+    the environment's ``action_masks()`` gives."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
+        self._masks = _method(env)
         self.observation_space = masked_space(env.observation_space, env.action_space)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[object, dict[str, Any]]:
         """The first observation with its mask."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return with_mask(observation, info, self.env.observation_space, self.env.action_space), info
+        return self._with_mask(observation, info), info
 
     def step(self, action: object) -> tuple[object, Any, bool, bool, dict[str, Any]]:
         """The next observation with its mask."""
         observation, reward, ends, cuts, info = self.env.step(action)
-        shown = with_mask(observation, info, self.env.observation_space, self.env.action_space)
-        return shown, reward, ends, cuts, info
+        return self._with_mask(observation, info), reward, ends, cuts, info
+
+    def _with_mask(self, observation: object, info: Mapping[str, object]) -> object:
+        if self._masks is not None:
+            info = {ACTION_MASK: np.asarray(self._masks()).reshape(-1), **info}
+        return with_mask(observation, info, self.env.observation_space, self.env.action_space)
+
+
+def _method(env: Env) -> Callable[[], npt.ArrayLike] | None:
+    try:
+        found: object = env.get_wrapper_attr("action_masks")
+    except AttributeError:
+        return None
+    return cast("Callable[[], npt.ArrayLike]", found) if callable(found) else None
 
 
 class _WithoutMasks(gymnasium.Wrapper[object, object, object, object]):
+    action_masks = None
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[object, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
         return observation, {key: value for key, value in info.items() if key != ACTION_MASK}
 
 
 def without_masks(env: Env) -> Env:
-    """A wrapper: ``info["action_mask"]`` is not looked at, and the observation stays as it is."""
+    """A wrapper: masks in ``info`` or by a method are not looked at, and the observation stays as it is."""
     return _WithoutMasks(env)
 
 
@@ -68,7 +86,7 @@ def with_mask(observation: object, info: Mapping[str, object], space: Space, act
 
 
 def announces_masks(env: Env, seed: int) -> bool:
-    """Whether the environment's first info has a mask of its discrete actions, and its observation has none.
+    """Whether its first info, or a method, has a mask of its discrete actions, and its observation has none.
 
     One reset more than an actor needs; the next one has the same seed, so that nothing else changes.
     """
@@ -77,7 +95,7 @@ def announces_masks(env: Env, seed: int) -> bool:
     if has_its_own or not isinstance(env.action_space, spaces.Discrete | spaces.MultiDiscrete):
         return False
     try:
-        return ACTION_MASK in env.reset(seed=seed)[1]
+        return _method(env) is not None or ACTION_MASK in env.reset(seed=seed)[1]
     except Exception:  # noqa: BLE001 - the environment's own; the reset that counts raises it again
         return False
 

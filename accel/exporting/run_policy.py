@@ -738,6 +738,8 @@ def answer(policy: Policy) -> None:
 class Environment:
     """The environment that the policy was trained on, one copy of it; needs gymnasium and the environment's package."""
 
+    _masks_itself = False
+
     def __init__(self, contract: Contract) -> None:
         import gymnasium
 
@@ -755,6 +757,7 @@ class Environment:
         for path in wanted["wrappers"]:
             module, _, function = path.partition(":")
             self.env = getattr(importlib.import_module(module), function)(self.env)
+        self._masks_itself = self.env.has_wrapper_attr("action_masks")
 
     def reset(self, seed: int) -> object:
         """The first observation, as the policy takes it."""
@@ -784,7 +787,9 @@ class Environment:
     def _arrange_part(self, part: Contract, space: Any, observation: Any, info: Mapping[str, Any]) -> Array:  # noqa: ANN401 - a gymnasium space and what it holds
         if part["name"] == "action_mask":
             held = isinstance(observation, Mapping) and "action_mask" in observation
-            mask = observation["action_mask"] if held else info.get("action_mask", np.zeros(part["shape"]))
+            mask = observation["action_mask"] if held else info.get("action_mask")
+            if mask is None:
+                mask = self.env.get_wrapper_attr("action_masks")() if self._masks_itself else np.zeros(part["shape"])
             flat = np.concatenate([np.reshape(piece, -1) for piece in (mask if isinstance(mask, tuple) else (mask,))])
             allowed: Array = (flat != 0).astype(np.uint8)
             return allowed

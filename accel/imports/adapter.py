@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.envs.spaces import ACTION_MASK, ActionSpec, EnvSpec
 from accel.errors import ConfigError
 from accel.networks.policy import PolicyModule
 
@@ -94,7 +94,9 @@ class AdaptedPolicy(PolicyModule):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Each part of the observation [B, *shape] and each state to ([B, P], next states)."""
         observed, states = inputs[: self._parts], inputs[self._parts :]
-        outputs: object = self.module(*map(self.prepared, observed), *states)
+        masks = [name == ACTION_MASK for name in self.input_names]
+        seen = [part if mask else self.prepared(part) for part, mask in zip(observed, masks, strict=False)]
+        outputs: object = self.module(*seen, *states)
         following: tuple[Tensor, ...] = ()
         if states:
             outputs, *following = outputs  # type: ignore[misc]

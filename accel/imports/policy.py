@@ -19,7 +19,7 @@ from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.faithful import check_faithful, check_source
 from accel.config import TrainConfig
 from accel.envs.base import Seed, VectorEnvironment
-from accel.envs.spaces import EnvSpec
+from accel.envs.spaces import ACTION_MASK, EnvSpec
 from accel.errors import ConfigError
 from accel.imports import greedy
 from accel.imports.adapter import AdaptedPolicy
@@ -216,7 +216,7 @@ def _adopted(
         foreign.make(FactorySpec.of(spec, space)),
         spec,
         log_std=foreign.log_std,
-        normaliser=None if normaliser is None else read_normaliser(normaliser, spec.observation_shape),
+        normaliser=None if normaliser is None else read_normaliser(normaliser, _shape_of_numbers(spec)),
         scales_images=foreign.scales_images or _makes_bytes(config),
     )
     found = ImportedPolicy(
@@ -225,6 +225,16 @@ def _adopted(
     if recorded is not None:
         found = replace(found, rows=recorded.inputs(adapted), space=space)
     return _proved(found, foreign.source)
+
+
+def _shape_of_numbers(spec: EnvSpec) -> tuple[int, ...]:
+    """Of what a normaliser takes. Raises ConfigError for a Dict of several entries beside a mask."""
+    parts = [part for part in spec.inputs if part.name != ACTION_MASK]
+    if len(parts) > 1:
+        raise ConfigError(
+            "--normaliser is for observations of one array, and the environment's are a Dict: leave it out"
+        )
+    return parts[0].shape
 
 
 def _command_line(given: Mapping[str, object]) -> tuple[str, ...]:

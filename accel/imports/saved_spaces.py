@@ -18,11 +18,12 @@ class SavedSpaces:
     """What a file says of its spaces in plain text; None and empty where it does not.
 
     Attributes:
-        observation_shape: of one observation. action: the kind of space. sizes: numbers of actions of a Discrete or a
-            MultiDiscrete, or the shape of a Box. low, high: bounds of a Box.
+        observation_shape: of one observation. entries: of a Dict, in order. action: the kind of space.
+        sizes: numbers of actions of a Discrete or a MultiDiscrete, or the shape of a Box. low, high: bounds of a Box.
     """
 
     observation_shape: tuple[int, ...] | None = None
+    entries: tuple[str, ...] = ()
     action: str | None = None
     sizes: tuple[int, ...] | None = None
     low: tuple[float, ...] = ()
@@ -38,7 +39,14 @@ class SavedSpaces:
         kind = next((kind for kind in kinds if f".{kind}'" in str(action.get(":type:"))), None)
         sizes = {"Discrete": action.get("n"), "MultiDiscrete": action.get("nvec")}.get(str(kind), _shape(action))
         low, high = (_numbers(action.get(name)) or () for name in ("low", "high"))
-        return cls(_integers(_shape(observation)), kind, _integers(sizes), low, high)
+        is_dict = ".Dict'" in str(observation.get(":type:"))
+        entries = re.findall(r"'([^']+)': [A-Z]\w+\(", str(observation.get("spaces"))) if is_dict else []
+        return cls(_integers(_shape(observation)), (*entries,), kind, _integers(sizes), low, high)
+
+    @property
+    def is_dict(self) -> bool:
+        """Whether the file says that observations are a Dict."""
+        return bool(self.entries)
 
     def require(
         self, observation: spaces.Space[object] | None, action: spaces.Space[object], path: Path, env: str
@@ -49,6 +57,11 @@ class SavedSpaces:
         if self.observation_shape is not None and shape is not None and _flat(self.observation_shape) != _flat(shape):
             raise ConfigError(
                 f"{path} was trained on observations of shape {self.observation_shape}, and {env} has {shape}: {remedy}"
+            )
+        found = [*observation.spaces] if isinstance(observation, spaces.Dict) else []
+        if self.entries and found != [*self.entries]:
+            raise ConfigError(
+                f"{path} was trained on the entries {list(self.entries)}, and {env} has {found}: {remedy}"
             )
         kind, sizes = type(action).__name__, _integers(getattr(action, "nvec", getattr(action, "n", action.shape)))
         if self.action is not None and (kind, sizes) != (self.action, self.sizes or sizes):

@@ -1,5 +1,5 @@
-"""Policies in zip files of Stable-Baselines3 and sb3-contrib: PPO, A2C, TRPO, RecurrentPPO, DQN, QRDQN, SAC, TQC,
-CrossQ, TD3, DDPG and ARS with MlpPolicy or CnnPolicy.
+"""Policies in zip files of Stable-Baselines3 and sb3-contrib: PPO, A2C, TRPO, MaskablePPO, RecurrentPPO, DQN, QRDQN,
+SAC, TQC, CrossQ, TD3, DDPG and ARS with MlpPolicy, CnnPolicy or MultiInputPolicy.
 
 Weights and layer sizes come from the tensors in ``policy.pth``. From ``data``, JSON with pickles in base64 among its
 values, only plain values are read: the policy's class, the spaces, the activation function's name, squashing, the step
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,11 +18,14 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from accel.envs.spaces import ACTION_MASK
 from accel.errors import CheckpointError, ConfigError
+from accel.imports.factories import FactorySpec
 from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
 from accel.imports.recurrent import SteppedPolicy, read_cores
 from accel.imports.saved_spaces import SavedSpaces
 from accel.imports.torch_files import fill, read_tensors
+from accel.networks.observations import mask_outputs
 from accel.system.untrusted import parse_json
 
 _DATA, _WEIGHTS = "data", "policy.pth"
@@ -74,11 +77,13 @@ class _Family:
 
 
 _COMMON = ("stable_baselines3.common.policies",)
+_MASKABLE = ("sb3_contrib.common.maskable.policies",)
 _RECURRENT = ("sb3_contrib.common.recurrent.policies",)
 _SAC = ("stable_baselines3.sac.policies", "sb3_contrib.tqc.policies")
 _SHARED = ("mlp_extractor.shared_net", "mlp_extractor.policy_net")
 _FAMILIES = (
     _Family("PPO or A2C", _COMMON, "action_net", _SHARED),
+    _Family("MaskablePPO", _MASKABLE, "action_net", _SHARED, by_layers=False),
     _Family("RecurrentPPO", _RECURRENT, "action_net", _SHARED[1:], by_layers=False),
     _Family("CrossQ", ("sb3_contrib.crossq.policies",), "actor.mu", ("actor.latent_pi",), by_layers=False),
     _Family("SAC or TQC", _SAC, "actor.mu", ("actor.latent_pi",)),
@@ -88,7 +93,6 @@ _FAMILIES = (
     _Family("QRDQN", ("sb3_contrib.qrdqn.policies",), "quantile_net.quantile_net.", ("quantile_net.quantile_net",)),
     _Family("ARS", ("sb3_contrib.ars.policies",), "action_net.", ("action_net",)),
 )
-_OTHER_CLASSES = {"maskable": "one with masks of allowed actions"}
 # of PPO's and A2C's critics; and what does not decide the greedy action
 _VALUE_PARTS = ("value_net", "vf_features_extractor", "mlp_extractor.value_net", "lstm_critic", "critic.")
 _OTHER_PARTS = ("log_std", "actor.log_std")
@@ -133,8 +137,7 @@ def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, ac
     if family.name == "CrossQ":
         weights = _without_norms(weights, family.body[0], family.head)
     parts = OrderedDict[str, nn.Module]()
-    features, texts = _features(weights, family, path)
-    parts["features"] = features
+    texts = ["nature-cnn"] if any(name.startswith(family.features) and ".cnn." in name for name in weights) else []
     for prefix in family.body:
         layers, sizes = dense_layers(weights, prefix, kind, path, ends_linear=family.head.endswith("."))
         parts[prefix.rpartition(".")[2]] = layers
@@ -148,22 +151,41 @@ def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, ac
         parts["mean"] = _MeanOverQuantiles(int(_positive(options, "n_quantiles", 200, path)))
     log_std = weights.get("log_std")
     architecture = f"{family.name}: {'-'.join(texts) or 'linear'} {kind.__name__}"
-    module: nn.Module = nn.Sequential(parts)
-    if family.name == "RecurrentPPO":
-        if not (cores := read_cores(weights, _MEMORY, str(path))):
-            raise CheckpointError(f"{path}: its policy is recurrent, and layer '{_MEMORY}weight_ih_l0' is missing")
-        module = SteppedPolicy(parts.pop("features"), cores, nn.Sequential(parts))
+    cores = read_cores(weights, _MEMORY, str(path)) if family.name == "RecurrentPPO" else []
+    if family.name == "RecurrentPPO" and not cores:
+        raise CheckpointError(f"{path}: its policy is recurrent, and layer '{_MEMORY}weight_ih_l0' is missing")
+    masked = family.name == "MaskablePPO"
+
+    def make(spec: FactorySpec) -> nn.Module:
+        if masked and not spec.action.masked:
+            raise ConfigError(
+                f"{path}: its policy needs masks of allowed actions, and the environment gives none: give one with "
+                "action_masks(), info['action_mask'] or an entry action_mask"
+            )
+        if spec.action.masked and not masked:
+            raise ConfigError(
+                f"{path}: its policy takes no masks of allowed actions, and the environment gives them: add --wrapper "
+                "accel.envs.masks:without_masks"
+            )
+        features = _features(weights, family, spec, path)
+        if cores:
+            return SteppedPolicy(features[0], cores, nn.Sequential(parts))
+        if masked or len(features) > 1:
+            return _PartsPolicy(features, nn.Sequential(parts), masked)
+        return nn.Sequential(OrderedDict[str, nn.Module](features=features[0], **parts))
+
     # Of these the attribute is set by VecNormalize alone; others keep it always.
     tells = family.samples or family.name == "ARS"
     normalised = data.get("_last_original_obs") is not None if tells else None
     return ForeignPolicy(
         architecture,
-        make=lambda _spec: module,
+        make=make,
         log_std=log_std,
         squashes=squashes,
         samples=family.samples,
         scales_images=scales_images,
         images_alone=True,
+        takes_parts=masked or spaces.is_dict or any(".extractors." in name for name in weights),
         env_steps=steps if isinstance(steps, int) else 0,
         spaces=spaces,
         normalised=normalised,
@@ -232,9 +254,8 @@ def _family(weights: Mapping[str, Tensor], home: str, path: Path) -> _Family:
     """Find the policy's family; ConfigError for another class or other layers: custom, masked, recurrent, Dict."""
     families = [family for family in _FAMILIES if (home in family.homes if home else family.by_layers)]
     if not families:
-        what = next((text for word, text in _OTHER_CLASSES.items() if word in home), "a class of its own")
         raise ConfigError(
-            f"{path}: its policy is {what} ({home}), of which layers alone do not tell how it acts: {_REMEDY}"
+            f"{path}: its policy is a class of its own ({home}), and layers alone do not tell how it acts: {_REMEDY}"
         )
     family = next((f for f in families if any(_is_of(name, f.head) for name in weights)), None)
     if family is None:
@@ -271,11 +292,41 @@ def _activation(data: Mapping[str, object], path: Path) -> str | None:
     return by_class[found[1]]
 
 
-def _features(weights: Mapping[str, Tensor], family: _Family, path: Path) -> tuple[nn.Module, list[str]]:
-    """Flattening, or the convolutions of NatureCNN where there are any."""
-    prefix = next((p for p in family.features if any(name.startswith(f"{p}.") for name in weights)), None)
-    if prefix is None:
-        return nn.Flatten(), []
+class _PartsPolicy(nn.Module):
+    """A Dict observation's parts, each through its features and joined, to outputs; a mask of actions comes last."""
+
+    def __init__(self, features: Sequence[nn.Module], after: nn.Module, masked: bool) -> None:
+        super().__init__()
+        self.features, self.after, self.masked = nn.ModuleList(features), after, masked
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Each [B, *shape] to [B, P]."""
+        found = [features(part) for features, part in zip(self.features, parts, strict=False)]
+        outputs: Tensor = self.after(torch.cat(found, 1))
+        return mask_outputs(outputs, parts[-1]) if self.masked else outputs
+
+
+def _features(weights: Mapping[str, Tensor], family: _Family, spec: FactorySpec, path: Path) -> list[nn.Module]:
+    """Of each part of an observation: flattening, or the convolutions of NatureCNN where there are any."""
+    prefix = next((p for p in family.features if any(name.startswith(f"{p}.") for name in weights)), family.features[0])
+    parts = [part for part in spec.inputs if part.name != ACTION_MASK]
+    if parts[0].name == "observations":
+        found = any(name.startswith(f"{prefix}.") for name in weights)
+        return [_nature_cnn(weights, prefix, path) if found else nn.Flatten()]
+    inside = [name.removeprefix(f"{prefix}.extractors.") for name in weights if name.startswith(f"{prefix}.")]
+    extractors = {name.partition(".")[0] for name in inside}
+    if wrong := extractors ^ {part.name for part in parts if part.is_image}:
+        raise ConfigError(
+            f"{path}: its policy has convolutions for the entries {sorted(extractors)}, and {min(wrong)!r} of the "
+            f"environment is {'no' if min(wrong) in extractors else 'an'} image: give the environment of its training"
+        )
+    return [
+        _nature_cnn(weights, f"{prefix}.extractors.{part.name}", path) if part.is_image else nn.Flatten()
+        for part in parts
+    ]
+
+
+def _nature_cnn(weights: Mapping[str, Tensor], prefix: str, path: Path) -> nn.Module:
     names = {name.removeprefix(f"{prefix}.") for name in weights if name.startswith(f"{prefix}.")}
     layers = [f"cnn.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")]
     wanted = {*layers, "linear.0.weight", "linear.0.bias"}
@@ -291,7 +342,7 @@ def _features(weights: Mapping[str, Tensor], family: _Family, path: Path) -> tup
         fill(convolution, weights, f"weights {path}", f"{prefix}.cnn.{index}.")
         modules += [convolution, nn.ReLU()]
     modules += [nn.Flatten(), _linear(weights, f"{prefix}.linear.0", path), nn.ReLU()]
-    return nn.Sequential(*modules), ["nature-cnn"]
+    return nn.Sequential(*modules)
 
 
 def dense_layers(

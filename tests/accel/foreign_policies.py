@@ -203,6 +203,13 @@ def in_parts(env: Any) -> Any:
     return TransformObservation(env, lambda row: {"goal": row[:1], "joints": row[1:]}, space)
 
 
+class OnlyRight(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """sb3-contrib's convention for masks, of an environment with two actions."""
+
+    def action_masks(self) -> np.ndarray:
+        return np.array([False, True])
+
+
 def as_picture(env: Any) -> Any:
     """CartPole's numbers as an image of floats in [0, 1]."""
     space = spaces.Box(0, 1, (2, 2, 1), np.float32)

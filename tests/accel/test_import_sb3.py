@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError
+from accel.exporting import run_policy
+from accel.exporting.build import export
 from accel.imports.policy import import_policy
-from tests.accel.test_import_policy import HERE, linear, ppo_weights, weights_of, write_zip
+from tests.accel.test_import_policy import HERE, linear, ppo_outputs, ppo_weights, weights_of, write_zip
 
 CARTPOLE, PENDULUM = TrainConfig.create(env="CartPole-v1"), TrainConfig.create(env="Pendulum-v1")
 CONTRIB = "sb3_contrib.{}.policies"
@@ -36,16 +38,9 @@ def relu_net(weights: dict[str, Tensor], prefix: str, x: np.ndarray) -> np.ndarr
     return linear(weights, f"{prefix}.2", np.maximum(linear(weights, f"{prefix}.0", x), 0))
 
 
-@pytest.mark.parametrize(
-    ("module", "what"),
-    [
-        ("sb3_contrib.common.maskable.policies", "masks of allowed actions"),
-        ("__main__", "a class of its own"),
-    ],
-)
-def test_a_policy_of_another_class_is_refused_though_its_layers_fit(module: str, what: str, tmp_path: Path) -> None:
-    path = write_zip(tmp_path / "a.zip", ppo_weights(4, 2), policy_class=policy_class(module))
-    with pytest.raises(ConfigError, match=f"its policy is .*{what}.*--module"):
+def test_a_policy_of_another_class_is_refused_though_its_layers_fit(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.zip", ppo_weights(4, 2), policy_class=policy_class("__main__"))
+    with pytest.raises(ConfigError, match=r"its policy is a class of its own.*--module"):
         import_policy(path, CARTPOLE)
     path = write_zip(
         tmp_path / "a.zip", ppo_weights(4, 2), policy_class=policy_class("stable_baselines3.common.policies")
@@ -188,3 +183,58 @@ def test_batch_renormalisation_of_crossq_is_inside_its_layers(last: bool, tmp_pa
     wanted = linear(weights, "actor.mu", normalised(6, x) if last else x)
     np.testing.assert_allclose(policy.policy(rows)[0][:, :1], wanted, atol=1e-5)
     assert policy.config.environment.squash_actions and policy.architecture == "CrossQ: 16-8 ReLU"
+
+
+def dict_space(*entries: str) -> dict[str, str]:
+    spaces = ", ".join(f"'{name}': Box(-inf, inf, (1,), float32)" for name in entries)
+    return {":type:": "<class 'gymnasium.spaces.dict.Dict'>", "spaces": "{" + spaces + "}"}
+
+
+def test_entries_of_a_dict_are_joined_in_their_order(tmp_path: Path) -> None:
+    config = CARTPOLE.replace(wrapper=(f"{HERE}:in_parts",))
+    weights = ppo_weights(4, 2)
+    joined = write_zip(tmp_path / "joined.zip", weights, observation_space=dict_space("goal", "joints"))
+    rows = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32)
+    policy = import_policy(joined, config).policy
+    with torch.no_grad():
+        found = policy(torch.from_numpy(rows[:, :1]), torch.from_numpy(rows[:, 1:]))[0]
+    np.testing.assert_allclose(found, ppo_outputs(weights, rows), atol=1e-5)
+    path = write_zip(tmp_path / "a.zip", weights, observation_space=dict_space("joints", "goal"))
+    with pytest.raises(ConfigError, match=r"entries \['joints', 'goal'\], and CartPole-v1 has \['goal', 'joints'\]"):
+        import_policy(path, config)
+    eye = {"features_extractor.extractors.eye.cnn.0.weight": torch.zeros(32, 3, 8, 8)}
+    path = write_zip(tmp_path / "a.zip", weights | eye, observation_space=dict_space("goal", "joints"))
+    with pytest.raises(ConfigError, match=r"convolutions for the entries \['eye'\].* is no image"):
+        import_policy(path, config)
+    np.savez(tmp_path / "n.npz", mean=np.zeros(4), var=np.ones(4))
+    with pytest.raises(ConfigError, match="are a Dict: leave it out"):
+        import_policy(joined, config, normaliser=tmp_path / "n.npz")
+    with pytest.raises(ConfigError, match="takes one array"):
+        import_policy(write_zip(tmp_path / "b.zip", weights), config)
+
+
+def test_masks_of_the_environment_are_inside_the_graph(tmp_path: Path) -> None:
+    weights = ppo_weights(4, 2)
+    home = policy_class(CONTRIB.format("common.maskable"))
+    path = write_zip(tmp_path / "a.zip", weights, policy_class=home)
+    np.savez(tmp_path / "n.npz", mean=np.full(4, 0.1), var=np.full(4, 4.0))
+    policy = import_policy(path, CARTPOLE.replace(wrapper=(f"{HERE}:OnlyRight",)), normaliser=tmp_path / "n.npz")
+    rows = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32)
+    mask = np.random.default_rng(1).integers(0, 2, (16, 2)).astype(np.uint8)
+    with torch.no_grad():
+        found = policy.policy(torch.from_numpy(rows), torch.from_numpy(mask))[0].numpy()
+    np.testing.assert_allclose(
+        found, np.where(mask, ppo_outputs(weights, (rows - 0.1) / 2), -1e9), rtol=1e-5, atol=1e-5
+    )
+    bundle = export(policy, tmp_path / "bundle", scheme="int8", episodes=0).path
+    environment = run_policy.make_environment(run_policy.read_contract(bundle))
+    shown, player = environment.reset(0), run_policy.Policy(bundle)
+    assert isinstance(shown, dict) and shown["action_mask"].tolist() == [0, 1]
+    assert {int(player.act({**shown, "observations": row}, first=True)[0]) for row in rows} == {1}
+    with pytest.raises(ConfigError, match=r"needs masks of allowed actions, and the environment gives none"):
+        import_policy(path, CARTPOLE)
+    plain = write_zip(tmp_path / "b.zip", weights)
+    with pytest.raises(ConfigError, match="masks:without_masks"):
+        import_policy(plain, CARTPOLE.replace(wrapper=(f"{HERE}:OnlyRight",)))
+    unmasked = CARTPOLE.replace(wrapper=(f"{HERE}:OnlyRight", "accel.envs.masks:without_masks"))
+    assert import_policy(plain, unmasked).policy.input_names == ("observations",)
