@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from accel.compressors.plan import Compressor, Plan, PlanStatistics
     from accel.compressors.prune.structured import Prune
     from accel.compressors.qat.fake_quantiser import FakeQuantiser
-    from accel.compressors.quantisation.study import StudyRow, quantisation_study
     from accel.compressors.runtime import PolicySession
     from accel.compressors.scheme import Scheme, parse_scheme, scheme_names
 
@@ -72,8 +71,6 @@ _HOMES = {
     "make_compressor": "pipeline",
     "parse_scheme": "scheme",
     "scheme_names": "scheme",
-    "StudyRow": "quantisation.study",
-    "quantisation_study": "quantisation.study",
     "OutputMismatch": "checks.verify",
     "verify_artifact": "checks.verify",
 }
@@ -100,7 +97,6 @@ __all__ = [
     "Prune",
     "Scheme",
     "SchemeError",
-    "StudyRow",
     "TensorSpec",
     "UnsupportedLayerError",
     "VerificationError",
@@ -112,7 +108,6 @@ __all__ = [
     "make_compressor",
     "parse_scheme",
     "policy_layers",
-    "quantisation_study",
     "scheme_names",
     "verify_artifact",
     "weight_only_layers",

@@ -14,8 +14,9 @@ from accel.compressors.layer_choices import parse_ratios, split_arguments
 from accel.compressors.scheme import MethodText, Scheme, parse_scheme
 
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
-LayerFormat = Literal["per_tensor", "per_channel", "float", "int4"]
-"""How a layer computes under ``int8``: integers with one scale or one per output, floats, or 4-bit weights."""
+LayerFormat = Literal["per_tensor", "per_channel", "x16", "float", "int4"]
+"""How a layer computes under ``int8``: integers with one scale or one per output, integers with one per output on
+activations of two bytes, floats, or 4-bit weights."""
 BLOCK_SIZES = (16, 32, 64, 128)
 
 _FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int4"})
@@ -123,9 +124,9 @@ def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
         chosen = next((choice for choice in _LAYER_FORMATS if choice == text), None)
         if chosen is None:
             raise SchemeError(f"{name}({layer}={text}): a layer's format is one of {', '.join(_LAYER_FORMATS)}")
-        if name == "qat" and chosen == "int4":
+        if name == "qat" and chosen in ("int4", "x16"):
             raise SchemeError(
-                f"{name}({layer}=int4): {name} supports int8 layers only; use {layer}=float, or the format int8"
+                f"{name}({layer}={chosen}): {name} supports int8 layers only; use {layer}=float, or the format int8"
             )
         layers.append((layer, chosen))
     variant = variants[0] if variants else None

@@ -51,6 +51,14 @@ class Encoder(ABC):
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """The serialised model; raises WeightsError when a parameter is not finite."""
 
+    def fit(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> bytes:
+        """The serialised model of a finished policy, rounded to answer these real inputs as the full one does; slow.
+
+        Raises:
+            WeightsError, CalibrationError: see ``encode`` and ``measure``.
+        """
+        return self.encode(parameters)
+
     def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Range]:
         """Ranges of activations on recent inputs. Changes nothing, so any thread may call it.
 

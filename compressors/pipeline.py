@@ -149,6 +149,11 @@ class PipelinePlan:
         self._module = module
         return self._contract.with_model(self.encoder.encode(self.begin_update(module).parameters), version)
 
+    def fit(self, module: torch.nn.Module, inputs: Mapping[str, Array], version: int) -> CompressedPolicy:
+        """See ``Plan.fit``."""
+        self._module = module
+        return self._contract.with_model(self.encoder.fit(self.begin_update(module).parameters, inputs), version)
+
     def calibrate(self, inputs: Mapping[str, Array]) -> None:
         """See ``Plan.calibrate``."""
         update = self.begin_update(self._module)

@@ -89,6 +89,14 @@ class Plan(Protocol):
         """
         ...
 
+    def fit(self, module: torch.nn.Module, inputs: Mapping[str, Array], version: int) -> CompressedPolicy:
+        """The artifact of a finished policy, fitted to real inputs ([N, *shape] by name); seconds.
+
+        Raises:
+            WeightsError, CalibrationError: as for ``refresh`` and ``calibrate``.
+        """
+        ...
+
     def calibrate(self, inputs: Mapping[str, Array]) -> None:
         """Merge the activation ranges on recent real inputs ([N, *shape] by name) into the running ones.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from accel.bench.checks import check_counts
 from accel.bench.policies import MeasuredPolicy, Policies
 from accel.bench.rows import Row, provenance
-from accel.compressors.quantisation.study import Simulation, check_width
+from accel.compressors.quantisation.simulation import Simulation, check_width
 from accel.errors import ConfigError
 from accel.monitor.statistics import mean_interval
 from accel.runs.playing import play

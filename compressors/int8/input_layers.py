@@ -28,8 +28,15 @@ def observed_values(graph: PolicyGraph) -> frozenset[str]:
     return frozenset(observed)
 
 
+def input_layers(graph: PolicyGraph) -> frozenset[str]:
+    """Names of the linear layers that read nothing but floats of observations."""
+    observed = observed_values(graph)
+    layers = [node for node in graph.nodes if node.op_type == "Gemm" and _is_layer(graph, node)]
+    return frozenset(weight_layer(graph, node.input[1]) for node in layers if node.input[0] in observed)
+
+
 def small_input_layers(graph: PolicyGraph) -> frozenset[str]:
-    """Names of the linear layers that read nothing but floats of observations, and have few weights."""
+    """The ``input_layers`` that have few weights."""
     every = sum(array.size for array in graph.parameters.values() if array.ndim > 1)
     limit = max(SMALL_WEIGHTS, SMALL_SHARE * every)
     observed = observed_values(graph)

@@ -27,31 +27,6 @@ from accel.compressors.quantisation.affine import IntegerType
 
 
 @dataclass(frozen=True)
-class IntegerLayer:
-    """A layer with integer weights.
-
-    Attributes:
-        name: its name in messages.
-        weight: the graph's parameter, and stem of the initializers ``:codes``, ``:scale``, ``:zero``.
-        bias: the graph's parameter or "".
-        bias_codes: initializer for the bias's codes, "" without bias.
-        activation: the layer's input, whose scale the bias uses.
-        stem: prefix of the weight's initializers; layers that share a weight have different ones.
-        inputs: how many products each of its sums has.
-        channel_axis: the weight's output axis if each output has its own scale, else None.
-    """
-
-    name: str
-    weight: str
-    bias: str
-    bias_codes: str
-    activation: str
-    stem: str
-    inputs: int
-    channel_axis: int | None
-
-
-@dataclass(frozen=True)
 class Codes:
     """A value as integer codes: its tensor, and the activation whose range gives scale and zero point."""
 
@@ -62,6 +37,45 @@ class Codes:
     def parameters(self) -> tuple[str, str]:
         """Names of the scale's and the zero point's initializers."""
         return f"{self.activation}:scale", f"{self.activation}:zero"
+
+
+@dataclass(frozen=True)
+class IntegerLayer:
+    """A layer with integer weights.
+
+    Attributes:
+        name: its name in messages.
+        weight: the graph's parameter, and stem of the initializers ``:codes``, ``:scale``, ``:zero``.
+        bias: the graph's parameter or "".
+        bias_codes: initializer for the bias's codes, "" without bias.
+        codes: the layer's input: codes, or the high and the low ones of two bytes.
+        stem: prefix of the weight's initializers; layers that share a weight have different ones.
+        inputs: how many products each of its sums has.
+        source, output: the graph's values that it reads and computes. axis: the weight's output axis.
+        channel_axis: the same if each output has its own scale, else None.
+    """
+
+    name: str
+    weight: str
+    bias: str
+    bias_codes: str
+    codes: tuple[Codes, ...]
+    stem: str
+    inputs: int
+    source: str
+    output: str
+    axis: int
+    channel_axis: int | None
+
+    @property
+    def activation(self) -> str:
+        """The input, whose scale the bias uses."""
+        return self.codes[-1].activation
+
+    @property
+    def wide(self) -> bool:
+        """Whether the input is codes of two bytes."""
+        return len(self.codes) > 1
 
 
 @dataclass(frozen=True)
@@ -96,6 +110,7 @@ class IntegerGraph:
         sums: additions of codes.
         fixed: activation to scale, for inputs that are codes already (images).
         clipped: activations that are clipped to the slots ``:least`` and ``:greatest`` before they are quantised.
+        wide: the ones that become codes of two bytes, ``:high`` and ``:low``.
         slots: initializers written at calibration or refresh: scales and codes.
         floats, constants: the parameters that stay in single precision, and the graph constants in use.
     """
@@ -112,6 +127,7 @@ class IntegerGraph:
         self._codes = codes
         self._to_clip = to_clip
         self.clipped: list[str] = []
+        self.wide: dict[str, tuple[Codes, Codes]] = {}
         self._formats: dict[str, LayerFormat] = {}
         self.names: list[str] = []
         for node in graph.nodes:
@@ -149,6 +165,9 @@ class IntegerGraph:
         if not is_plain_gemm(node) or node.input[1] not in self._graph.parameters:
             self._refuse(node, "its Gemm has factors, a transposed input or a computed weight")
         transposed = int_attribute(node, "transB", 0)
+        if self._formats[node.output[0]] == "x16":
+            self._wide_gemm(node, transposed)
+            return
         x = self._codes_of(node.input[0])
         layer = self._layer(node, x, channel_axis=0 if transposed else 1)
         result = self._through_relu(node.output[0])
@@ -161,6 +180,20 @@ class IntegerGraph:
         self.nodes.append(
             helper.make_node("QGemm", inputs, [output], name=node.name, domain=MICROSOFT, transB=transposed)
         )
+
+    def _wide_gemm(self, node: NodeProto, transposed: int) -> None:
+        """The products of the high and of the low bytes with one weight, and their sum in floats."""
+        high, low = self._wide_of(node.input[0])
+        layer = self._layer(node, high, low, channel_axis=0 if transposed else 1)
+        output = self._new_float(self._undo_relu(node.output[0]))
+        parts = {f"{output}:{name}": codes for name, codes in (("high", high), ("low", low))}
+        for name, codes in parts.items():
+            inputs = [codes.tensor, *codes.parameters, *self._weight_inputs(layer)]
+            inputs += [layer.bias_codes] if codes is low and layer.bias_codes else []
+            product = helper.make_node("QGemm", inputs, [name], name=f"{node.name}/{name}", domain=MICROSOFT)
+            product.attribute.append(helper.make_attribute("transB", transposed))
+            self.nodes.append(product)
+        self.nodes.append(helper.make_node("Add", list(parts), [output], name=node.name))
 
     def _conv(self, node: NodeProto) -> None:
         if node.input[1] not in self._graph.parameters:
@@ -262,13 +295,14 @@ class IntegerGraph:
             self._as_float[name] = name
         return copy
 
-    def _layer(self, node: NodeProto, x: Codes, channel_axis: int) -> IntegerLayer:
+    def _layer(self, node: NodeProto, *codes: Codes, channel_axis: int) -> IntegerLayer:
         weight, bias = node.input[1], optional_input(node, 2)
         if bias and bias not in self._graph.parameters:
             self._refuse(node, "its bias is computed")
         stem = f"{node.output[0]}:weight"
         shape = self._graph.parameters[weight].shape
-        per_channel = self._formats[node.output[0]] == "per_channel"
+        wide = self._formats[node.output[0]] == "x16"
+        per_channel = wide or self._formats[node.output[0]] == "per_channel"
         channels = (shape[channel_axis],) if per_channel else ()
         self.slots[f"{stem}:codes"] = Slot(shape, TensorProto.INT8)
         self.slots[f"{stem}:scale"] = Slot(channels)
@@ -278,7 +312,10 @@ class IntegerGraph:
             self.slots[bias_codes] = Slot(self._graph.parameters[bias].shape, TensorProto.INT32)
         axis = channel_axis if per_channel else None
         inputs = prod(shape) // shape[channel_axis]
-        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, x.activation, stem, inputs, axis)
+        values = (node.input[0], node.output[0])
+        layer = IntegerLayer(
+            layer_name(node), weight, bias, bias_codes, codes, stem, inputs, *values, channel_axis, axis
+        )
         self.layers.append(layer)
         return layer
 
@@ -290,15 +327,37 @@ class IntegerGraph:
         found = self._as_codes.get(value)
         if found is None:
             found = self._new_codes(value)
-            floats = self._clipped(value) if value in self._to_clip else self._as_float[value]
+            floats = self._as_float[value]
+            if value in self._to_clip:
+                self.clipped.append(value)
+                floats = self._clipped(value, floats)
             self.nodes.append(helper.make_node("QuantizeLinear", [floats, *found.parameters], [found.tensor]))
         return found
 
-    def _clipped(self, value: str) -> str:
-        self.clipped.append(value)
+    def _wide_of(self, value: str) -> tuple[Codes, Codes]:
+        """A value as codes of two bytes: the quotient by a coarse step, and by a fine one what that leaves."""
+        if value in self.wide:
+            return self.wide[value]
+        floats = self._clipped(value, self._float_of(value))
+        high, low = (Codes(f"{value}:{part}:codes", f"{value}:{part}") for part in ("high", "low"))
+        self.wide[value] = high, low
+        self.measured.append(value)
+        for codes in (high, low):
+            self._declare(codes.activation)
+        back, rest = f"{value}:high:floats", f"{value}:rest"
+        for operator, inputs, output in (
+            ("QuantizeLinear", [floats, *high.parameters], high.tensor),
+            ("DequantizeLinear", [high.tensor, *high.parameters], back),
+            ("Sub", [floats, back], rest),
+            ("QuantizeLinear", [rest, *low.parameters], low.tensor),
+        ):
+            self.nodes.append(helper.make_node(operator, inputs, [output]))
+        return high, low
+
+    def _clipped(self, value: str, floats: str) -> str:
         bounds, name = [f"{value}:least", f"{value}:greatest"], f"{value}:clipped"
         self.slots.update(dict.fromkeys(bounds, Slot(())))
-        self.nodes.append(helper.make_node("Clip", [self._as_float[value], *bounds], [name]))
+        self.nodes.append(helper.make_node("Clip", [floats, *bounds], [name]))
         return name
 
     def _float_of(self, value: str) -> str:
@@ -354,7 +413,7 @@ class IntegerGraph:
 
     def _reads_codes(self, node: NodeProto, value: str) -> bool:
         if node.op_type in ("Gemm", "Conv"):
-            return node.input[0] == value and self._is_integer(node)
+            return node.input[0] == value and self._formats.get(node.output[0]) in ("per_tensor", "per_channel")
         if node.op_type == "Add":
             return not any(self._is_fixed(name) for name in node.input) and self._wants_codes(node.output[0])
         if node.op_type in _PASS_THROUGH or node.op_type == "Relu":
@@ -363,7 +422,7 @@ class IntegerGraph:
 
     def _is_integer(self, node: NodeProto) -> bool:
         """False for layers chosen to compute in floats."""
-        return self._formats.get(node.output[0], "per_tensor") in ("per_tensor", "per_channel")
+        return self._formats.get(node.output[0], "per_tensor") in ("per_tensor", "per_channel", "x16")
 
     def _is_fixed(self, name: str) -> bool:
         return name in self._graph.parameters or name in self._graph.constants

@@ -18,6 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
 from onnx import NodeProto
 
 from accel.compressors.arrays import Array
@@ -29,6 +32,7 @@ from accel.compressors.graph.payload import Payload, Slot
 from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
 from accel.compressors.graph.simplify import fuse_activations
 from accel.compressors.int4 import layer_writer, write_layer
+from accel.compressors.int8.calibrated import fitted_weight, folded, folds, rounded_codes
 from accel.compressors.int8.input_layers import observed_values, small_input_layers
 from accel.compressors.int8.integer_graph import IntegerGraph, IntegerLayer
 from accel.compressors.layer_choices import check_layers, choice_for
@@ -37,20 +41,32 @@ from accel.compressors.methods import Encoder, Format
 from accel.compressors.module_state import require_finite
 from accel.compressors.plan import PlanStatistics
 from accel.compressors.quantisation.affine import (
+    GREATEST_HIGH,
     INT8,
+    LOW_CODES,
+    LOW_ZERO,
     UINT8,
     WEIGHT_INT7,
     WEIGHT_INT8,
     IntegerType,
     activation_parameters,
     bias_codes,
+    magnitudes,
     narrowed,
+    scales_for_bias,
+    scales_of,
     symmetric_codes,
+    two_byte_parameters,
 )
-from accel.compressors.quantisation.ranges import Range, RangeObserver
+from accel.compressors.quantisation.ranges import Range, RangeObserver, check_inputs
 from accel.compressors.quantisation.weight_codes import CodeWriter, as_float
+from accel.compressors.runtime import session_options
 from accel.compressors.scheme import Context, MethodText
 
+# of steps per feature (``calibrated``): of layers that read codes of one byte, and of two
+EXPONENT, WIDE_EXPONENT = 1.0, 0.15
+# of a layer that is fitted; wider ones, behind images, are rounded to the nearest
+MOST_INPUTS = 1024
 _CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s8s8": (INT8, WEIGHT_INT8)}
 
 
@@ -144,12 +160,14 @@ class Int8Encoder(Encoder):
         self._clipped = dict.fromkeys(integer.clipped, narrowed(self._codes, bits))
         check_layers(options.scheme, dict(options.layers), integer.names)
         self.layers = integer.layers
+        self._graph = graph
         self._check_sums(options)
         self.int4_layers = integer.int4_layers
         self.floats = integer.floats
-        self._measured = integer.measured
+        self._measured = list(dict.fromkeys(integer.measured))
+        self._coded_values = {name for name in self._measured if f"{name}:scale" in integer.slots}
         self.coded, self.sums = integer.coded, integer.sums
-        self._observer = RangeObserver(graph, integer.measured)
+        self._observer = RangeObserver(graph, self._measured)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}
         self._calibrations = self._drifted = 0
@@ -157,7 +175,8 @@ class Int8Encoder(Encoder):
         # onnxruntime converts float convolutions to its blocked layout on loading
         float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
         self.optimisation: Optimisation = "all" if float_convolutions else "none"
-        self._writer = CodeWriter(self.weight_codes)
+        self._wide = integer.wide
+        self._writer, self._wide_writer = CodeWriter(self.weight_codes), CodeWriter(WEIGHT_INT8)
         self._int4_writer = layer_writer(self.int4_layers, graph)
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
@@ -211,7 +230,10 @@ class Int8Encoder(Encoder):
         for name, now in measured.items():
             kept = self._ranges[name].after(now) if name in self._ranges else now
             self._ranges[name] = kept
-            self._set_activation(name, *activation_parameters(kept.low, kept.high, self.codes_of(name)))
+            if name in self._wide:
+                self._set_wide(name, *two_byte_parameters(kept.low, kept.high))
+            if name in self._coded_values:
+                self._set_activation(name, *activation_parameters(kept.low, kept.high, self.codes_of(name)))
 
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
@@ -230,12 +252,80 @@ class Int8Encoder(Encoder):
             self.payload.views[name][...] = parameters[name]
         return self.payload.to_bytes()
 
+    def fit(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> bytes:
+        """See ``Encoder.fit``: steps per feature, then layer after layer rounded to what the layers before it give."""
+        feeds = check_inputs(self._graph.inputs, inputs)
+        dense = [
+            layer for layer in self.layers if 1 < parameters[layer.weight].ndim < 3 and layer.inputs <= MOST_INPUTS
+        ]
+        parameters = self._with_steps(parameters, feeds, {layer.source: layer.wide for layer in dense})
+        self._ranges = {}
+        self.merge_ranges(self.measure(parameters, feeds))
+        self.encode(parameters)
+        wanted = self._graph.subgraph([layer.output for layer in dense])({**feeds, **parameters}) if dense else {}
+        for layer in dense:
+            given = self._given(layer, feeds)
+            self._fit_layer(layer, parameters, given, wanted[layer.output].astype(np.float64))
+        return self.payload.to_bytes()
+
+    def _with_steps(
+        self, parameters: Mapping[str, Array], feeds: Mapping[str, Array], wide: Mapping[str, bool]
+    ) -> Mapping[str, Array]:
+        found = folds(self._graph, list(wide))
+        if not found:
+            return parameters
+        values = self._graph.subgraph([fold.value for fold in found])({**feeds, **parameters})
+        for fold in found:
+            ranges = np.abs(values[fold.value]).max(axis=0).astype(np.float64)
+            parameters = folded(parameters, fold, ranges, WIDE_EXPONENT if wide[fold.value] else EXPONENT)
+        return parameters
+
+    def _given(self, layer: IntegerLayer, feeds: Mapping[str, Array]) -> npt.NDArray[np.float64]:
+        """[N, k] what the codes of a layer's input stand for, as the present model computes them."""
+        model = onnx.load_from_string(self.payload.to_bytes())
+        model.graph.output.extend(onnx.ValueInfoProto(name=codes.tensor) for codes in layer.codes)
+        session = ort.InferenceSession(model.SerializeToString(), session_options(), ["CPUExecutionProvider"])
+        found = session.run([codes.tensor for codes in layer.codes], dict(feeds))
+        total = np.zeros(found[0].shape)
+        for codes, array in zip(layer.codes, found, strict=True):
+            scale, zero = self.activation(codes.activation)
+            total += float(scale) * (array.astype(np.float64) - zero)
+        return total
+
+    def _fit_layer(
+        self,
+        layer: IntegerLayer,
+        parameters: Mapping[str, Array],
+        given: npt.NDArray[np.float64],
+        wanted: npt.NDArray[np.float64],
+    ) -> None:
+        views, stem = self.payload.views, layer.stem
+        weight = as_float(layer.weight, parameters).astype(np.float64)
+        weight = weight if layer.axis == 0 else weight.T
+        means = [array.mean(axis=0) if layer.bias else np.zeros(array.shape[1]) for array in (given, wanted)]
+        centred = given - means[0]
+        fitted = fitted_weight(weight, centred, wanted - means[1])
+        codes = WEIGHT_INT8 if layer.wide else self.weight_codes
+        input_scale, bias = self._scales[layer.activation], None
+        greatest = magnitudes(fitted.astype(np.float32), None if layer.channel_axis is None else 0)
+        scales = scales_of(greatest, codes)
+        if layer.bias:
+            likely = (means[1] - fitted @ means[0]).astype(np.float32)
+            scales = scales_for_bias(scales, input_scale, likely, greatest)
+        rounded = rounded_codes(fitted, scales.astype(np.float64), centred, codes)
+        views[f"{stem}:codes"][...] = rounded if layer.axis == 0 else rounded.T
+        views[f"{stem}:scale"][...] = scales
+        if layer.bias:
+            steps = np.broadcast_to(scales.astype(np.float64), (len(rounded),))
+            bias = (means[1] - (rounded * steps[:, None]) @ means[0]).astype(np.float32)
+            views[layer.bias_codes][...] = bias_codes(bias, input_scale, scales)
+
     def _encode_layer(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> None:
         views, stem = self.payload.views, layer.stem
         weight = parameters[layer.weight]
         bias = as_float(layer.bias, parameters) if layer.bias else None
         input_scale = self._scales[layer.activation]
-        scales = self._writer.write(
+        scales = (self._wide_writer if layer.wide else self._writer).write(
             layer.name, weight, layer.channel_axis, views[f"{stem}:codes"], bias=bias, input_scale=input_scale
         )
         views[f"{stem}:scale"][...] = scales
@@ -248,8 +338,19 @@ class Int8Encoder(Encoder):
         self.payload.views[f"{name}:zero"][...] = zero
         if name in self._clipped:
             codes = self._clipped[name]
-            self.payload.views[f"{name}:least"][...] = scale * np.float32(codes.minimum - zero)
-            self.payload.views[f"{name}:greatest"][...] = scale * np.float32(codes.maximum - zero)
+            self._set_bounds(name, scale * np.float32(codes.minimum - zero), scale * np.float32(codes.maximum - zero))
+
+    def _set_wide(self, name: str, step: np.float32, zero: int) -> None:
+        """Steps, zero points and bounds of two bytes of at most 128, whose products any CPU sums exactly."""
+        high, low = (codes.activation for codes in self._wide[name])
+        coarse = LOW_CODES * step
+        self._set_activation(high, coarse, zero)
+        self._set_activation(low, step, LOW_ZERO)
+        self._set_bounds(name, -zero * coarse, (GREATEST_HIGH - zero) * coarse + (LOW_ZERO - 1) * step)
+
+    def _set_bounds(self, name: str, least: np.float32, greatest: np.float32) -> None:
+        self.payload.views[f"{name}:least"][...] = least
+        self.payload.views[f"{name}:greatest"][...] = greatest
 
 
 def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:

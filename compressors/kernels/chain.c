@@ -16,7 +16,7 @@
   of(none) of(relu) of(tanh) of(sigmoid) of(elu) of(silu) of(gelu) of(gelu_tanh) of(leaky) of(clip) of(softplus)
 
 /* in chain.py's order; COPY takes the whole of a value, or none of it where only its activation or codes are to be made */
-enum { FLOATS_PRODUCT, CODES_PRODUCT, NORM, SUM, PRODUCT, COPY, DECODE };
+enum { FLOATS_PRODUCT, CODES_PRODUCT, WIDE_PRODUCT, NORM, SUM, PRODUCT, COPY, DECODE, SPLIT };
 
 typedef struct {
   int32_t kind, activation, quantises;
@@ -24,11 +24,11 @@ typedef struct {
   int32_t inputs;         /* of a row; a multiple of 4 where products are of integers */
   int32_t outputs;        /* a multiple of two vectors */
   const void *weights;    /* packed; of a norm [outputs] floats */
-  const void *bias;       /* [outputs], int32 or float */
-  const float *scale;     /* [outputs], of integer sums */
-  float alpha, beta;      /* of the activation */
+  const void *bias;       /* [outputs], int32 or float; of a WIDE_PRODUCT for high and then for low bytes */
+  const float *scale;     /* [outputs], of integer sums; likewise */
+  float alpha, beta;      /* of the activation; of a SPLIT the least and the greatest number */
   float epsilon;          /* of the norm */
-  float step;             /* of the codes made, of a DECODE of those read */
+  float step;             /* of the codes made, of a DECODE of those read, of a SPLIT of the low bytes */
   int32_t zero;
 } Step;
 
@@ -40,8 +40,8 @@ typedef struct {
   float step;
   int32_t zero;
   const Step *each;
-  float *floats; /* [rows, stride]; observations first */
-  uint8_t *codes;
+  float *floats;  /* [rows, stride]; observations first */
+  uint8_t *codes; /* [2, rows, stride]: codes, or high bytes, and then low bytes */
 } Chain;
 
 /* Least and greatest code of a number less the zero point, as floats: sums beyond 32 bits saturate too. */

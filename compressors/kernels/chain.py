@@ -41,8 +41,10 @@ _PATTERNS: dict[str, tuple[tuple[str, tuple[str | int | float, ...]], ...]] = {
 }  # fmt: skip
 _OTHER_OPERATORS = {*_ACTIVATIONS, "Flatten", "Sub", "Cast", "Div", "Erf"}
 # in the order of chain.c
-_KINDS = ("floats", "codes", "norm", "sum", "product", "copy", "decode")
+_KINDS = ("floats", "codes", "wide", "norm", "sum", "product", "copy", "decode", "split")
 _ALIGNMENT = 64
+# low bytes of activations of two bytes: their middle, and how many there are of one high byte
+_LOW_ZERO, _LOW_CODES, _GREATEST_HIGH = 64, 128, 127
 # products of two bytes are summed in pairs, in 16 bits, without VNNI
 _GREATEST_WITHOUT_VNNI = 64
 _FLOAT_TYPE = 1  # of ONNX
@@ -79,11 +81,12 @@ class Step:
     """What makes one value of a row, of others: names of initializers.
 
     Attributes:
-        kind: of ``_KINDS``; ``join``: the values read, one behind the other; ``part``: of the value read, no copy.
+        kind: of ``_KINDS``; ``join``: the values read, one behind the other; ``part``: of the value read, no copy;
+            ``split``: the value read as two bytes, ``wide``: a product of such.
         reads: the values read; 0 is the observations, n what the step n - 1 makes.
         weight: of a product [outputs, inputs] where ``transposed``, else [inputs, outputs]; of a norm; a part's widths.
         bias: "" without one.
-        codes: of the value read, where a product or "decode" reads codes.
+        codes: of the value read, where a product or "decode" reads codes; of its high bytes, beside ``low``.
         scale, zero: of the weight's codes.
         activation: of what the step makes.
         writes: codes of what the step makes, beside its floats.
@@ -105,6 +108,7 @@ class Step:
     rescales: bool = False
     parts: int = 1
     part: int = 0
+    low: CodeNames | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,7 @@ class _Reader:
         self._is_flat = bool(graph.inputs) and len(graph.inputs[0].shape) == 2
         self._values = {self._input: 0}
         self._coded: dict[str, tuple[int, CodeNames]] = {}
+        self._split: dict[tuple[str, str], Step] = {}
         self._steps: list[Step] = []
         self._chain = Chain((), (), 0, "", "", (), None, {}, {})
         self._uses = Counter(name for node in graph.nodes for name in node.inputs)
@@ -158,7 +163,7 @@ class _Reader:
         while nodes:
             operator = nodes[0].operator
             try:
-                taken = self._composed(nodes) or self._take(nodes[0])
+                taken = self._splits(nodes) or self._wide(nodes) or self._composed(nodes) or self._take(nodes[0])
             except _UnsuitedError:
                 raise _UnsuitedError(f"{operator} is not in a form that the compiled kernels run") from None
             del nodes[:taken]
@@ -374,6 +379,48 @@ class _Reader:
         else:
             self._coded[node.outputs[0]] = self._emit(replace(step, writes=made, rescales=True)), made
 
+    def _splits(self, nodes: list[Node]) -> int:
+        """Take a value becoming high and low bytes, if that is next: clipped, quantised, and what is left quantised."""
+        found = nodes[:5]
+        kinds = ["Clip", "QuantizeLinear", "DequantizeLinear", "Sub", "QuantizeLinear"]
+        if [node.operator for node in found] != kinds or any(node.attributes or node.domain for node in found):
+            return 0
+        clip, high, back, rest, low = found
+        (clipped,), (coarse,), (fine,) = clip.outputs, high.outputs, low.outputs
+        scales = (*high.inputs[1:], *low.inputs[1:], *clip.inputs[1:])
+        links = [high.inputs[0] == clipped, back.inputs == (coarse, *high.inputs[1:])]
+        links += [rest.inputs == (clipped, *back.outputs), low.inputs[0] == rest.outputs[0], len(scales) == 6]
+        if not all(links) or not all(map(self._is_fixed, scales)) or self._uses[clipped] != 2 or not self._is_flat:
+            return 0
+        codes, beneath = CodeNames(*high.inputs[1:]), CodeNames(*low.inputs[1:])
+        bounds = Activation("Clip", bounds=(clip.inputs[1], clip.inputs[2]))
+        step = Step("split", (self._value(clip.inputs[0]),), codes=codes, low=beneath, activation=bounds)
+        self._split[coarse, fine] = replace(step, reads=(self._emit(step),))
+        return 5
+
+    def _wide(self, nodes: list[Node]) -> int:
+        """Take the two products of high and low bytes with one weight and their sum, if they are next."""
+        if [node.operator for node in nodes[:3]] != ["QGemm", "QGemm", "Add"]:
+            return 0
+        high, low, total = nodes[:3]
+        split = self._split.get((high.inputs[0], low.inputs[0]))
+        if split is None or split.codes is None or split.low is None or total.inputs != (*high.outputs, *low.outputs):
+            return 0
+        transposed = [bool(self._plain(node, "QGemm").pop("transB", 0)) for node in (high, low)]
+        weight = high.inputs[3:6]
+        reads = [
+            (*codes, *weight) for codes in ((split.codes.scale, split.codes.zero), (split.low.scale, split.low.zero))
+        ]
+        bias = low.inputs[6] if len(low.inputs) == 7 else ""
+        if (high.inputs[1:], low.inputs[1:6]) != (reads[0], reads[1]) or len({*transposed}) > 1 or len(low.inputs) > 7:
+            raise _UnsuitedError
+        if not all(map(self._is_fixed, weight)) or any(self._uses[node.outputs[0]] != 1 for node in (high, low)):
+            raise _UnsuitedError
+        names = (split.codes, weight[1], weight[2])
+        step = Step("wide", split.reads, weight[0], transposed[0], self._optional(bias), *names, low=split.low)
+        self._emit(step, total.outputs[0])
+        return 3
+
     def _plain(self, node: Node, operator: str) -> dict[str, float | int | str | None]:
         """The node's attributes, but those that must have and do have the values that make it a plain product."""
         attributes = dict(node.attributes)
@@ -545,7 +592,7 @@ class ChainKernel:
                 f"{x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)} are not rows of {self._features} and "
                 f"{self._outputs} contiguous float32"
             )
-        floats, codes = (self._zeros(rows * self._stride, kind) for kind in (np.float32, np.uint8))
+        floats, codes = self._zeros(rows * self._stride, np.float32), self._zeros(2 * rows * self._stride, np.uint8)
         chain = _CChain.from_buffer_copy(self._observed)
         chain.floats, chain.codes = floats.ctypes.data, codes.ctypes.data
         function = self._kernels.run_avx512 if self._lanes == 16 else self._kernels.run_avx2
@@ -591,7 +638,7 @@ class ChainKernel:
         widths, sources = [self._widths[value] for value in step.reads], [self._places[v][0] for v in step.reads]
         made = _CStep(kind=_KINDS.index("copy" if step.kind == "join" else step.kind))
         width = widths[0]
-        if step.kind in ("floats", "codes"):
+        if step.kind in ("floats", "codes", "wide"):
             width = self._pack(made, step, width)
         elif step.kind == "norm":
             made.inputs = width
@@ -608,6 +655,9 @@ class ChainKernel:
         self._activate(made, step.activation)
         made.quantises = step.writes is not None
         made.step, made.zero = self._step(step.codes if step.kind == "decode" else step.writes)
+        if step.kind == "split":
+            made.activation = 0
+            made.step, made.zero = self._two_bytes(step, made)
         if step.rescales:
             made.step = 1.0
         if step.kind == "copy":
@@ -631,13 +681,17 @@ class ChainKernel:
         outputs = _up(n, 2 * self._lanes)
         made.inputs = _up(k, 4) if integers else k
         bias = self._vector(step.bias, n, outputs, np.int32 if integers else np.float32)
+        if step.low is not None:
+            bias = np.concatenate((np.zeros_like(bias), bias))
         packed = self._zeros(outputs * made.inputs, weight.dtype)
         strides = (stride // weight.itemsize for stride in weight.strides)
         arguments = (weight.ctypes.data, n, k, *strides, self._lanes)
         if step.codes is not None:
-            made.scale = self._keep(self._scales(step, step.codes, weight, outputs))
-            zero = int(self._scalar(step.codes.zero, np.uint8))
-            self._kernels.pack_codes(*arguments, zero, packed.ctypes.data, bias.ctypes.data)
+            read = [names for names in (step.codes, step.low) if names is not None]
+            made.scale = self._keep(np.concatenate([self._scales(step, names, weight, outputs) for names in read]))
+            for names, part in zip(read, np.split(bias, len(read)), strict=True):
+                zero = int(self._scalar(names.zero, np.uint8))
+                self._kernels.pack_codes(*arguments, zero, packed.ctypes.data, part.ctypes.data)
         else:
             self._kernels.pack_floats(*arguments, packed.ctypes.data)
         made.weights, made.bias = self._keep(packed), self._keep(bias)
@@ -675,7 +729,8 @@ class ChainKernel:
         scale = self._array(step.scale, np.float32)
         if scale.shape not in ((), (1,), (n,)) or self._array(step.zero, np.int8).any():
             raise _UnsuitedError
-        if self._lanes == 8 and np.abs(weight.view(np.int8).astype(np.int16)).max() > _GREATEST_WITHOUT_VNNI:
+        exact = step.low is not None or self._lanes == 16
+        if not exact and np.abs(weight.view(np.int8).astype(np.int16)).max() > _GREATEST_WITHOUT_VNNI:
             raise _UnsuitedError("weights of 8 bits need AVX-512 with VNNI in the compiled kernels")
         with np.errstate(all="ignore"):  # what is not finite becomes so in the answers too
             factors = np.multiply(scale, self._scalar(reads.scale, np.float32))
@@ -684,6 +739,15 @@ class ChainKernel:
         padded = self._zeros(outputs, np.float32)
         padded[:n] = factors
         return padded
+
+    def _two_bytes(self, step: Step, made: _CStep) -> tuple[float, int]:
+        """The step of low bytes and the zero point of high ones, whose bytes and bounds are as ``split`` makes them."""
+        (coarse, zero), (fine, middle) = self._step(step.codes), self._step(step.low)
+        greatest = (_GREATEST_HIGH - zero) * coarse + (_LOW_ZERO - 1) * fine
+        fits = coarse == _LOW_CODES * fine and middle == _LOW_ZERO and made.alpha >= -zero * coarse
+        if not fits or not made.beta <= greatest * (1 + 1e-6):
+            raise _UnsuitedError
+        return fine, zero
 
     def _step(self, codes: CodeNames | None) -> tuple[float, int]:
         if codes is None:

@@ -146,6 +146,39 @@ INLINE void NAME(integers)(const int R, const Step *step, int j, const uint8_t *
   }
 }
 
+/* Activations of two bytes: two products with the same weights, joined in floats, as 32 bits may not hold the sum. */
+INLINE void NAME(wide)(const int R, const Step *step, int j, const uint8_t *x, const uint8_t *x_low, long stride,
+                       float *y) {
+  int fours = step->inputs / 4;
+  const int32_t *bias = (const int32_t *)step->bias + j, *bias_low = bias + step->outputs;
+  const float *scale = step->scale + j, *scale_low = scale + step->outputs;
+  const int8_t *w = (const int8_t *)step->weights + (long)j * step->inputs, *v = w + (long)LANES * step->inputs;
+  INTEGERS a[MAX_ROWS], b[MAX_ROWS], a_low[MAX_ROWS], b_low[MAX_ROWS];
+  for (int r = 0; r < R; r++) {
+    a[r] = LOAD_INTEGERS(bias), b[r] = LOAD_INTEGERS(bias + LANES);
+    a_low[r] = LOAD_INTEGERS(bias_low), b_low[r] = LOAD_INTEGERS(bias_low + LANES);
+  }
+  for (int i = 0; i < fours; i++) {
+    INTEGERS first = LOAD_INTEGERS(w + (long)i * LANES * 4), second = LOAD_INTEGERS(v + (long)i * LANES * 4);
+    for (int r = 0; r < R; r++) {
+      int32_t four, four_low;
+      memcpy(&four, x + r * stride + i * 4, 4);
+      memcpy(&four_low, x_low + r * stride + i * 4, 4);
+      INTEGERS high = SET_INTEGERS(four), low = SET_INTEGERS(four_low);
+      a[r] = PRODUCTS(a[r], high, first);
+      b[r] = PRODUCTS(b[r], high, second);
+      a_low[r] = PRODUCTS(a_low[r], low, first);
+      b_low[r] = PRODUCTS(b_low[r], low, second);
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    FLOATS sum = MULTIPLY(TO_FLOATS(a_low[r]), LOAD(scale_low));
+    FLOATS next = MULTIPLY(TO_FLOATS(b_low[r]), LOAD(scale_low + LANES));
+    STORE(y + r * stride + j, ADD(MULTIPLY(TO_FLOATS(a[r]), LOAD(scale)), sum));
+    STORE(y + r * stride + j + LANES, ADD(MULTIPLY(TO_FLOATS(b[r]), LOAD(scale + LANES)), next));
+  }
+}
+
 INLINE void NAME(floats)(const int R, const Step *step, int j, const float *x, long stride, float *y) {
   const float *bias = (const float *)step->bias + j;
   const float *w = (const float *)step->weights + (long)j * step->inputs, *v = w + (long)LANES * step->inputs;
@@ -166,26 +199,29 @@ INLINE void NAME(floats)(const int R, const Step *step, int j, const float *x, l
 }
 
 /* Two vectors of outputs for all rows, so that their weights stay in the cache. */
-INLINE void NAME(block)(const int R, const Step *step, int j, const Chain *chain, long row) {
+INLINE void NAME(block)(const int R, const Step *step, int j, const Chain *chain, long row, const uint8_t *low) {
   long at = row * chain->stride + step->from;
   float *y = chain->floats + row * chain->stride + step->to;
   if (step->kind == CODES_PRODUCT) NAME(integers)(R, step, j, chain->codes + at, chain->stride, y);
+  else if (step->kind == WIDE_PRODUCT) NAME(wide)(R, step, j, chain->codes + at, low + at, chain->stride, y);
   else NAME(floats)(R, step, j, chain->floats + at, chain->stride, y);
 }
 
 static TARGET void NAME(dense)(const Step *step, int rows, const Chain *chain) {
+  const uint8_t *low = chain->codes + rows * (long)chain->stride;
+  int most = step->kind == WIDE_PRODUCT ? MAX_ROWS / 2 : MAX_ROWS;
   for (int j = 0; j < step->outputs; j += 2 * LANES)
-    for (int row = 0; row < rows; row += MAX_ROWS) switch (rows - row) {
-        case 1: NAME(block)(1, step, j, chain, row); break;
-        case 2: NAME(block)(2, step, j, chain, row); break;
-        case 3: NAME(block)(3, step, j, chain, row); break;
+    for (int row = 0; row < rows; row += most) switch (rows - row < most ? rows - row : most) {
+        case 1: NAME(block)(1, step, j, chain, row, low); break;
+        case 2: NAME(block)(2, step, j, chain, row, low); break;
+        case 3: NAME(block)(3, step, j, chain, row, low); break;
 #if MAX_ROWS == 8
-        case 4: NAME(block)(4, step, j, chain, row); break;
-        case 5: NAME(block)(5, step, j, chain, row); break;
-        case 6: NAME(block)(6, step, j, chain, row); break;
-        case 7: NAME(block)(7, step, j, chain, row); break;
+        case 4: NAME(block)(4, step, j, chain, row, low); break;
+        case 5: NAME(block)(5, step, j, chain, row, low); break;
+        case 6: NAME(block)(6, step, j, chain, row, low); break;
+        case 7: NAME(block)(7, step, j, chain, row, low); break;
 #endif
-        default: NAME(block)(MAX_ROWS, step, j, chain, row);
+        default: NAME(block)(MAX_ROWS, step, j, chain, row, low);
       }
 }
 
@@ -230,6 +266,18 @@ static TARGET void NAME(norm)(const Step *step, const float *x, float *y) {
     STORE(y + i, MULTIPLY_ADD(MULTIPLY(LOAD(y + i), factor), LOAD(w + i), LOAD(bias + i)));
 }
 
+/* Numbers as high and low bytes of at most 128, whose pairs of products with bytes fit 16 bits: v is about
+   (128 (high - zero) + low - 64) step. */
+static TARGET void NAME(split)(const Step *step, const float *x, uint8_t *high, uint8_t *low) {
+  FLOATS coarse = SET(128.0f * step->step), fine = SET(step->step);
+  for (int i = 0; i < step->outputs; i += LANES) {
+    FLOATS v = MIN(MAX(LOAD(x + i), SET(step->alpha)), SET(step->beta));
+    FLOATS whole = TO_FLOATS(TO_INTEGERS(DIVIDE(v, coarse)));
+    STORE_CODES(high + i, whole, step->zero);
+    STORE_CODES(low + i, DIVIDE(SUBTRACT(v, MULTIPLY(whole, coarse)), fine), 64);
+  }
+}
+
 /* What a step does to each row alone. */
 static TARGET void NAME(row)(const Step *step, const float *x, const float *with, const uint8_t *codes, float *y) {
   switch (step->kind) {
@@ -262,7 +310,10 @@ TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
       if (chain->quantises) NAME(round)(v, chain->step, chain->zero, codes + r * stride + i);
     }
   for (const Step *step = chain->each; step < chain->each + chain->steps; step++) {
-    if (step->kind <= CODES_PRODUCT) NAME(dense)(step, rows, chain);
+    if (step->kind <= WIDE_PRODUCT) NAME(dense)(step, rows, chain);
+    else if (step->kind == SPLIT)
+      for (long at = 0; at < rows * stride; at += stride)
+        NAME(split)(step, floats + at + step->from, codes + at + step->to, codes + (rows * stride) + at + step->to);
     else
       for (long at = 0; at < rows * stride; at += stride)
         NAME(row)(step, floats + at + step->from, floats + at + step->with, codes + at + step->from,

@@ -21,6 +21,11 @@ from numpy.typing import NDArray
 
 from accel.compressors.arrays import Array, FloatArray
 
+# an activation of two bytes: the low one is 64 ± 64, so that pairs of products with weights of 8 bits fit 16 bits
+LOW_CODES, LOW_ZERO, GREATEST_HIGH = 128, 64, 127
+# of the range that was measured, for what was never seen: results/evidence/foreign-policies
+HEADROOM = 1.5
+_STEP_DIGITS = 4096
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _INT32 = np.iinfo(np.int32)
 INT32_STEPS = float(_INT32.max) - float(_INT32.min + 1)
@@ -68,6 +73,21 @@ def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[
     if scale < SMALLEST_SCALE:
         return np.float32(1.0), codes.minimum
     return np.float32(scale), int(np.round(codes.minimum - low / scale))
+
+
+def two_byte_parameters(low: float, high: float) -> tuple[np.float32, int]:
+    """(step of the low byte, zero point of the high byte) of a range, with room for ``HEADROOM`` times its numbers.
+
+    The step has few digits, so that its products with codes of 7 bits are exact in single precision: every runtime then
+    finds the same codes.
+    """
+    low, high = HEADROOM * min(low, 0.0), HEADROOM * max(high, 0.0)
+    step = (high - low) / (LOW_CODES * GREATEST_HIGH)
+    if step < SMALLEST_SCALE * LOW_CODES:
+        return np.float32(1.0), 0
+    mantissa, exponent = np.frexp(step)
+    step = float(np.ldexp(np.ceil(mantissa * _STEP_DIGITS) / _STEP_DIGITS, exponent))
+    return np.float32(step), int(np.ceil(-low / (LOW_CODES * step)))
 
 
 def weight_scales(weight: FloatArray, codes: IntegerType, axis: int | None = None) -> NDArray[np.float32]:

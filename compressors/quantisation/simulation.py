@@ -1,4 +1,4 @@
-"""Quantisation study: the error of a trained policy at 2 to 8 bits, simulated in floating point.
+"""A trained policy at 2 to 16 bits, simulated in floating point.
 
 Weights are rounded symmetrically, and the inputs of layers asymmetrically over their range on the given inputs: the
 formulae of ``quantisation.affine`` at other widths. Only two widths have kernels: 8 bits as ``int8``, and 4-bit weights
@@ -11,14 +11,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from accel.compressors.arrays import Array
-from accel.compressors.checks.verify import relative_error
 from accel.compressors.errors import CalibrationError, SchemeError
 from accel.compressors.quantisation.affine import IntegerType, activation_parameters, weight_scales
 from accel.compressors.quantisation.ranges import Range
@@ -26,58 +24,6 @@ from accel.compressors.quantisation.ranges import Range
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LSTM, nn.LSTMCell)
 _WIDEST = 16
 _SCALE_BYTES = 4
-
-
-@dataclass(frozen=True)
-class StudyRow:
-    """One width.
-
-    Attributes:
-        bits: width of weights and activations.
-        weights_error: ``verify.relative_error`` of the policy's first output with rounded weights alone.
-        error: the same with rounded weights and activations.
-        divergence: the caller's divergence of the quantised policy's first output from the unquantised one's, or None.
-        simulated: always true: computed in floating point, not by integer kernels.
-    """
-
-    bits: int
-    weights_error: float
-    error: float
-    divergence: float | None
-    simulated: bool = True
-
-
-def quantisation_study(
-    module: nn.Module,
-    inputs: Mapping[str, Array],
-    bits: Sequence[int] = tuple(range(2, 9)),
-    *,
-    per_channel: bool = False,
-    divergence: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> list[StudyRow]:
-    """Quantise a policy at several widths, in simulation.
-
-    Args:
-        module: the acting policy; left as it is.
-        inputs: real inputs in the order of its arguments, [N, *shape] by name, N ≥ 2.
-        bits: widths, each from 2 to 16.
-        per_channel: a scale for each output of a layer.
-        divergence: (quantised policy's first output, unquantised one's), both [N, P], to a scalar.
-
-    Raises:
-        SchemeError: a width out of range.
-        CalibrationError: fewer than two inputs.
-    """
-    simulation = Simulation(module, inputs, per_channel=per_channel)
-    rows: list[StudyRow] = []
-    for width in bits:
-        weights_only, both = (
-            _first(simulation.policy(width, activations=which), simulation.tensors) for which in (False, True)
-        )
-        wanted = simulation.reference
-        difference = None if divergence is None else float(divergence(both, wanted))
-        rows.append(StudyRow(width, _relative(weights_only, wanted), _relative(both, wanted), difference))
-    return rows
 
 
 def check_width(bits: int) -> None:
@@ -189,7 +135,3 @@ def _first(module: nn.Module, tensors: Sequence[Tensor]) -> Tensor:
         result = module(*tensors)
     first: Tensor = result if isinstance(result, Tensor) else result[0]
     return first
-
-
-def _relative(found: Tensor, wanted: Tensor) -> float:
-    return relative_error(found.numpy(), wanted.numpy())

@@ -8,21 +8,30 @@ import numpy as np
 import pytest
 import torch
 
-from accel.compressors.checks.verify import verify_artifact
+from accel.compressors.checks.verify import relative_error, verify_artifact
 from accel.compressors.errors import CalibrationError, SchemeError
-from accel.compressors.quantisation.study import Simulation, quantisation_study
+from accel.compressors.quantisation.simulation import Simulation
 from tests.compressors.policies import CASES, randomise
+
+
+def error(simulation: Simulation, bits: int, *, activations: bool = True) -> float:
+    with torch.no_grad():
+        found = simulation.policy(bits, activations=activations)(*simulation.tensors)
+    first = found if isinstance(found, torch.Tensor) else found[0]
+    return relative_error(first.numpy(), simulation.reference.numpy())
 
 
 @pytest.mark.parametrize("name", ["tanh-mlp", "nature-cnn", "lstm"])
 def test_error_falls_with_every_bit(name: str) -> None:
     case = CASES[name]
-    rows = quantisation_study(randomise(case.make(), seed=0), case.inputs(128))
-    assert [row.bits for row in rows] == [2, 3, 4, 5, 6, 7, 8]
-    errors, weights = [row.error for row in rows], [row.weights_error for row in rows]
+    module = randomise(case.make(), seed=0)
+    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    simulation = Simulation(module, case.inputs(128))
+    errors = [error(simulation, bits) for bits in range(2, 9)]
     assert all(more < less for less, more in itertools.pairwise(errors))
-    assert weights[-1] < weights[2] < weights[0]
-    assert all(row.simulated for row in rows)
+    weights = [error(simulation, bits, activations=False) for bits in (2, 4, 8)]
+    assert weights[2] < weights[1] < weights[0]
+    assert all(torch.equal(before[key], tensor) for key, tensor in module.state_dict().items())
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -30,42 +39,20 @@ def test_eight_bits_cost_what_int8_costs(per_channel: bool) -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
     inputs = case.inputs(256)
-    (row,) = quantisation_study(module, inputs, [8], per_channel=per_channel)
     scheme = "int8(per_channel,u8s8,x8)" if per_channel else "int8(u8s8,x8)"
     plan = case.bind(scheme, module)
     for _ in range(100):
         plan.calibrate(inputs)
     measured = verify_artifact(plan.refresh(module, version=1), module, inputs, None)
-    assert row.error == pytest.approx(measured.relative, rel=0.25)
-
-
-def test_an_output_that_never_changes_is_compared_with_its_size() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    inputs = {name: np.ones_like(array) for name, array in case.inputs(16).items()}
-    coarse, fine = quantisation_study(module, inputs, [2, 8])
-    assert 0 < fine.error < coarse.error < 10
-
-
-def test_the_policy_is_left_alone_and_the_divergence_is_the_callers() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-
-    def divergence(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        return (found - wanted).abs().max()
-
-    rows = quantisation_study(module, case.inputs(64), [3, 8], divergence=divergence)
-    assert rows[0].divergence > rows[1].divergence > 0.0
-    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert error(Simulation(module, inputs, per_channel=per_channel), 8) == pytest.approx(measured.relative, rel=0.25)
 
 
 def test_wrong_requests_are_refused() -> None:
     case = CASES["relu-mlp"]
     with pytest.raises(SchemeError, match="from 2 to 16"):
-        quantisation_study(case.make(), case.inputs(8), [1])
+        Simulation(case.make(), case.inputs(8)).policy(1, activations=True)
     with pytest.raises(CalibrationError, match="at least two"):
-        quantisation_study(case.make(), {"observations": np.zeros((1, 11), np.float32)})
+        Simulation(case.make(), {"observations": np.zeros((1, 11), np.float32)})
 
 
 @pytest.mark.parametrize(("per_channel", "scales"), [(False, 3), (True, 67)])

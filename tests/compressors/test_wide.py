@@ -1,0 +1,140 @@
+"""Activations of two bytes: the same answers everywhere, finer than one byte; weights fitted to calibration rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import SchemeError
+from accel.compressors.graph.policy_graph import export_policy
+from accel.compressors.int8.calibrated import fitted_weight, folded, folds, rounded_codes
+from accel.compressors.kernels.chain import make_chain
+from accel.compressors.kernels.library import lanes_here
+from accel.compressors.module_state import read_state
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.quantisation.affine import GREATEST_HIGH, LOW_CODES, WEIGHT_INT8, two_byte_parameters
+from accel.compressors.runtime import PolicySession
+from tests.compressors.policies import Case
+from tests.compressors.test_kernels import NETWORKS, Wired, on_kernels, on_onnxruntime
+
+Floats = NDArray[np.float32]
+LANES = [lanes for lanes in (16, 8) if lanes <= lanes_here()]
+WIDE = "int8(0=x16,2=x16,4=x16)"
+
+
+def mlp(activation: type[nn.Module] = nn.ReLU, outputs: int = 5) -> nn.Sequential:
+    torch.manual_seed(3)
+    layers = (nn.Linear(11, 50), activation(), nn.Linear(50, 37), activation(), nn.Linear(37, outputs))
+    return nn.Sequential(*layers).eval()
+
+
+def rows(count: int, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).standard_normal((count, 11)).astype(np.float32)
+
+
+def compressed(module: nn.Module, scheme: str, *, fit: bool = False) -> CompressedPolicy:
+    inputs = {"observations": rows(512)}
+    example = {"observations": torch.zeros(1, 11)}
+    plan = make_compressor(scheme).bind(module, example, inputs, output_names=["params"])
+    return plan.fit(module, inputs, 1) if fit else plan.refresh(module, 1)
+
+
+def answers(artifact: CompressedPolicy, x: Floats) -> Floats:
+    session = PolicySession(artifact, batch=len(x), runtime="onnxruntime")
+    session.inputs["observations"][...] = x
+    session.run()
+    return np.array(session.outputs["params"])
+
+
+def error(module: nn.Module, artifact: CompressedPolicy) -> float:
+    x = rows(512, seed=1)
+    full = module(torch.from_numpy(x)).detach().numpy()
+    return float(np.abs(answers(artifact, x) - full).mean() / full.std())
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("factor", [1.0, 100.0])
+def test_kernels_give_onnxruntimes_answers_to_the_bit(lanes: int, batch: int, factor: float) -> None:
+    """Far beyond the calibrated range too, where both saturate."""
+    artifact, x = compressed(mlp(), WIDE), factor * rows(batch, seed=batch)
+    np.testing.assert_array_equal(on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x))
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("network", ["tanh", "gelu", "norm", "wired", "residual"])
+def test_any_chain_may_have_layers_of_two_bytes(network: str, lanes: int) -> None:
+    module = NETWORKS[network]().eval()
+    case = Case(NETWORKS[network], {"observations": (11,)})
+    names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    scheme = f"int8({','.join(f'{name}=x16' for name in names)})"
+    artifact, x = case.bind(scheme, module).refresh(module, 1), rows(6)
+    assert make_chain(artifact, lanes) is not None
+    np.testing.assert_allclose(on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x), rtol=1e-3, atol=1e-4)
+
+
+def test_two_bytes_are_finer_than_one_and_their_weights_have_eight_bits() -> None:
+    module = mlp()
+    one, two = (error(module, compressed(module, scheme)) for scheme in ("int8(per_channel,x8)", WIDE))
+    assert two < 0.6 * one
+    assert error(module, compressed(module, WIDE, fit=True)) < 0.8 * two
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 3.0), (-1.0, 1.0), (-5.0, 0.1), (-0.3, 1e-30), (0.0, 0.0)])
+def test_parameters_of_two_bytes_cover_the_range_and_multiply_exactly(low: float, high: float) -> None:
+    step, zero = two_byte_parameters(low, high)
+    coarse = LOW_CODES * step
+    assert 0 <= zero <= GREATEST_HIGH and -zero * coarse <= low
+    assert (GREATEST_HIGH - zero) * coarse + 63 * step >= high
+    codes = np.arange(GREATEST_HIGH + 1)
+    exact = codes.astype(np.float64) * float(coarse)
+    np.testing.assert_array_equal(codes.astype(np.float32) * coarse, exact)
+
+
+def test_qat_has_no_activations_of_two_bytes() -> None:
+    with pytest.raises(SchemeError, match="qat supports int8 layers only"):
+        make_compressor("qat(2=x16)")
+
+
+def test_rounding_to_rows_is_nearer_than_rounding_to_the_nearest() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((400, 6)) @ rng.standard_normal((6, 24)) + 0.05 * rng.standard_normal((400, 24))
+    inputs -= inputs.mean(axis=0)
+    weight = rng.standard_normal((7, 24))
+    coarse = np.abs(weight).max(axis=1) / 7
+    nearest = np.rint(weight / coarse[:, None])
+    found = rounded_codes(weight, coarse, inputs, WEIGHT_INT8)
+
+    def lost(codes: NDArray[np.generic]) -> float:
+        return float(np.square(inputs @ (codes * coarse[:, None] - weight).T).mean())
+
+    assert lost(found) < 0.2 * lost(nearest)
+    np.testing.assert_allclose(fitted_weight(weight, inputs, inputs @ weight.T), weight, atol=1e-9)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.Tanh])
+def test_steps_per_feature_change_no_answer(activation: type[nn.Module]) -> None:
+    module, x = mlp(activation), rows(64)
+    graph = export_policy(module, {"observations": torch.zeros(1, 11)}, ["params"])
+    layers = [node for node in graph.nodes if node.op_type == "Gemm"]
+    found = folds(graph, [node.input[0] for node in layers])
+    assert len(found) == (0 if activation is nn.Tanh else 2)
+    parameters = graph.read(read_state(module))
+    for fold in found:
+        values = graph.subgraph([fold.value])({"observations": x, **parameters})[fold.value]
+        parameters = folded(parameters, fold, np.abs(values).max(axis=0).astype(np.float64), 1.0)
+        values = graph.subgraph([fold.value])({"observations": x, **parameters})[fold.value]
+        ranges = np.abs(values).max(axis=0)
+        assert np.quantile(ranges, 0.9) < 1.01 * np.quantile(ranges, 0.3)
+    outputs = graph.subgraph(["params"])({"observations": x, **parameters})["params"]
+    np.testing.assert_allclose(outputs, module(torch.from_numpy(x)).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_values_with_other_readers_have_no_steps_of_their_own() -> None:
+    """A sum or a norm reads them too, or a layer is used twice."""
+    graph = export_policy(Wired(), {"observations": torch.zeros(1, 11)}, ["params"])
+    assert folds(graph, [node.input[0] for node in graph.nodes if node.op_type == "Gemm"]) == ()
