@@ -50,7 +50,8 @@ def _recommended(rows: Sequence[Row], column: str, of: str) -> str:
     ratio = number(baseline, column) / number(best, column)
     text = f"{best['scheme']} ({_us(number(best, column))}) is {ratio:.2f} times as fast as {fp32}"
     if best["weights"] == "trained":
-        text += f"; KL {number(best, 'kl'):.2g} nats, ESS {number(best, 'ess'):.2f}"
+        text += "; its actions are within the bar"
+        text += "" if best["kl"] is None else f", KL {number(best, 'kl'):.2g} nats, ESS {number(best, 'ess'):.2f}"
     return text
 
 
@@ -59,7 +60,8 @@ def _is_worth_it(row: Row) -> bool:
     scheme, trained = str(row["scheme"]), row["weights"] == "trained"
     if "fp16" in scheme or ("distill" in scheme and not trained):
         return False
-    return not trained or (number(row, "kl") <= HIGHEST_KL and number(row, "ess") >= LOWEST_ESS)
+    near = row["kl"] is None or (number(row, "kl") <= HIGHEST_KL and number(row, "ess") >= LOWEST_ESS)
+    return not trained or (near and bool(row["holds"]))
 
 
 def _is_native(row: Row) -> bool:

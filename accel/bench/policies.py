@@ -23,13 +23,15 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
 from accel.monitor.divergence import divergences
 from accel.networks import parse_network
+from accel.runs.finishing import finish
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.playing import collect_inputs, held_out
+from accel.runs.quality import calibration_inputs, compare_actions, judged_inputs
 from accel.runs.trained_policy import TrainedPolicy, make_env
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 
-NO_MISMATCH: Row = {"kl": None, "ess": None, "greedy_agreement": None}
+NO_MISMATCH: Row = {"kl": None, "ess": None, "greedy_agreement": None, "action_error": None, "holds": None}
 """Torch's own rows: mismatch is measured against torch."""
 
 _SEED = 0
@@ -88,12 +90,12 @@ class Policies:
                 cannot be made. ConfigError: the network does not take the observations.
         """
         if self.run is not None:
-            yield _played(load_run(self.run) if isinstance(self.run, Path) else self.run, "trained")
+            yield _trained(load_run(self.run) if isinstance(self.run, Path) else self.run)
             return
         for network in self.networks:
             if self.config is not None:
                 config = self.config.replace(network=network)
-                yield _played(_untrained(config, self.spec or environment_spec(config)), "random")
+                yield _played(_untrained(config, self.spec or environment_spec(config)))
                 continue
             config = TrainConfig.create(network=network, activation=self.activation)
             try:
@@ -141,17 +143,25 @@ class MeasuredPolicy:
         return params.numpy()
 
     def mismatch(self, behaviour: npt.NDArray[np.float32]) -> Row:
-        """``kl`` (fp32‖behaviour, nats), ``ess`` and ``greedy_agreement``, means over the held-out inputs.
+        """``kl`` (fp32‖behaviour, nats), ``ess`` and ``greedy_agreement``, means over the held-out inputs; the mean
+        ``action_error`` and whether the actions are within the bar (``accel.runs.quality``). A policy that acts
+        greedily has no ``kl`` and ``ess``.
 
         Args:
             behaviour: [N, P] distribution parameters of another policy on them.
         """
-        acted = [self.run.rule.action_params(outputs, None) for outputs in (self.outputs(self.run.policy), behaviour)]
-        found = divergences(self.run.spec.action, *acted)
+        full = self.outputs(self.run.policy)
+        found = divergences(
+            self.run.spec.action, *(self.run.rule.action_params(out, None) for out in (full, behaviour))
+        )
+        acted = compare_actions(self.run, full, behaviour, self.source)
+        has_distribution = self.run.has_distribution
         return {
-            "kl": float(found.kl.mean(dtype=np.float64)),
-            "ess": float(found.ess.mean(dtype=np.float64)),
+            "kl": float(found.kl.mean(dtype=np.float64)) if has_distribution else None,
+            "ess": float(found.ess.mean(dtype=np.float64)) if has_distribution else None,
             "greedy_agreement": float(found.greedy_agrees.mean(dtype=np.float64)),
+            "action_error": acted.mean_error,
+            "holds": acted.holds,
         }
 
     def mismatch_of(self, artifact: CompressedPolicy) -> Row:
@@ -178,14 +188,20 @@ class MeasuredPolicy:
             if scheme in made:
                 continue
             try:
-                plan = self.bind(scheme)
-                self.teach(plan)
-                made[scheme] = plan.refresh(self.run.policy, 1)
+                made[scheme] = self._artifact(scheme)
                 PolicySession(made[scheme], batch=1)
             except CompressorError as error:
                 made.pop(scheme, None)
                 notify(refusal(scheme, self.network, error))
         return made
+
+    def _artifact(self, scheme: str) -> CompressedPolicy:
+        """As ``accel compress`` makes it of a trained policy, and as a publication does of random weights."""
+        if self.weights == "trained" and "distill" not in scheme:
+            return finish(self.run, scheme, self.calibration).artifact
+        plan = self.bind(scheme)
+        self.teach(plan)
+        return plan.refresh(self.run.policy, 1)
 
 
 def refusal(scheme: str, network: str, error: CompressorError) -> str:
@@ -232,14 +248,21 @@ def _on_random_inputs(config: TrainConfig, spec: EnvSpec) -> MeasuredPolicy:
     return MeasuredPolicy(run, "random", "random numbers", calibration, measured)
 
 
-def _played(run: TrainedPolicy, weights: str) -> MeasuredPolicy:
-    """On inputs from playing it, or on recorded ones."""
+def _trained(run: TrainedPolicy) -> MeasuredPolicy:
+    """On the rows that the bar is on."""
+    judged = judged_inputs(run, _SEED)
+    measured = {name: np.concatenate([rows[name] for rows in judged.values()]) for name in run.example_inputs}
+    source = "environment" if run.recorded is None else "recorded observations"
+    return MeasuredPolicy(run, "trained", source, calibration_inputs(run, FULL_PRECISION, _SEED), measured)
+
+
+def _played(run: TrainedPolicy) -> MeasuredPolicy:
+    """On inputs from playing it."""
     calibration_rows, held_out_rows = _row_counts(run.spec)
     rows = calibration_rows + held_out_rows
     inputs = collect_inputs(run, rows, _SEED, policy=run.compress(FULL_PRECISION), steps=_COLLECTING_STEPS)
     measured, calibration = held_out(inputs, held_out_rows)
-    source = "environment" if run.recorded is None else "recorded observations"
-    return MeasuredPolicy(run, weights, source, calibration, measured)
+    return MeasuredPolicy(run, "random", "environment", calibration, measured)
 
 
 def _row_counts(spec: EnvSpec) -> tuple[int, int]:

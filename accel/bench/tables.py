@@ -45,6 +45,7 @@ TABLES: Mapping[str, Sequence[Column]] = MappingProxyType(
             Column("bytes", "bytes", "count", True),
             Column("KL", "kl", "small"),
             Column("greedy", "greedy_agreement", "share", True),
+            Column("error", "action_error", "share", True),
         ),
         "actor": (
             Column("network", "network"),

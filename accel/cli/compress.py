@@ -17,7 +17,8 @@ from accel.errors import ConfigError
 from accel.imports.policy_source import CLI, PolicySource
 from accel.monitor.plain_text import without_controls
 from accel.runs.evaluation import evaluate
-from accel.runs.recorded_quality import compress_held_out
+from accel.runs.finishing import finish
+from accel.runs.quality import Quality, calibration_inputs, judged_inputs, measure_rows
 from accel.system.atomic import write_atomically
 
 
@@ -58,15 +59,26 @@ def main(arguments: Sequence[str]) -> int:
     with closing(open_progress(sys.stderr)) as progress:
         policy = options.load()
         progress.begin(f"compressing as {scheme}")
-        artifact, quality = compress_held_out(policy, scheme, options.seed)
-        content, full = artifact.to_bytes(), len(policy.compress("fp32").to_bytes())
+        inputs = calibration_inputs(policy, scheme, options.seed, progress=progress)
+        finished, whole = finish(policy, scheme, inputs, progress=progress), policy.compress("fp32")
+        artifact = finished.artifact
+        content = artifact.to_bytes()
         try:
             write_atomically(options.out, content)
         except OSError as error:
             raise ConfigError(f"cannot write {options.out}: {error.strerror or error}") from None
-        lines = [f"{options.out}: {policy.architecture} as {scheme}, {len(content):,} bytes; fp32 has {full:,}"]
-        if quality is not None:
-            lines += [quality, "returns are not measured: there is no environment, only recorded observations"]
+        lines = [
+            f"{options.out}: {policy.architecture} as {scheme}, {len(content):,} bytes; fp32 has "
+            f"{len(whole.to_bytes()):,}"
+        ]
+        if scheme != "fp32":
+            lines.append(finished.cost(whole, inputs))
+        if policy.recorded is not None or not options.episodes:
+            judged = judged_inputs(policy, options.seed, progress=progress)
+            rows = measure_rows(policy, artifact, judged, whole)
+            lines.append(Quality(scheme, rows).text())
+        if policy.recorded is not None:
+            lines.append("returns are not measured: there is no environment, only recorded observations")
         elif options.episodes:
             result = evaluate(
                 policy,

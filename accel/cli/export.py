@@ -44,6 +44,9 @@ class ExportOptions(PolicySource):
         float | None,
         tyro.conf.arg(help="greatest relative difference from the trained policy, such as 0.1"),
     ] = None
+    accept_loss: Annotated[
+        bool, tyro.conf.arg(help="write the bundle too where compression does not keep the policy")
+    ] = False
     cpu: Annotated[
         Literal["this", "x86-vnni", "x86-avx2", "arm"], tyro.conf.arg(help="the CPU that is going to act, for int8")
     ] = "this"
@@ -64,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
             greedy=not options.sample,
             max_return_loss=options.max_return_loss,
             max_mismatch=options.max_mismatch,
+            accept_loss=options.accept_loss,
             cpu=_CPUS[options.cpu],
             progress=progress,
         )

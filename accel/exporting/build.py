@@ -38,17 +38,17 @@ from accel.exporting.quality import (
     Agreement,
     Gate,
     MakeSession,
-    Returns,
     agreement,
-    agreement_label,
     latency,
     random_inputs,
     reference_outputs,
 )
 from accel.exporting.standard_operators import standard_artifact, standard_float
 from accel.json_object import Json
+from accel.runs.finishing import finish
 from accel.runs.loading import load_run
-from accel.runs.playing import DEFAULT_ENVS, Episodes, Policy, collect_inputs, held_out, play
+from accel.runs.playing import DEFAULT_ENVS, Episodes, Policy, play
+from accel.runs.quality import Quality, Returns, calibration_inputs, judged_inputs, measure_rows
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.machine import read_machine
 from accel.system.signals import terminations_interrupt
@@ -97,6 +97,7 @@ def export(
     greedy: bool = True,
     max_return_loss: float | None = None,
     max_mismatch: float | None = None,
+    accept_loss: bool = False,
     cpu: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
@@ -116,6 +117,7 @@ def export(
         seed: of episodes and inputs.
         greedy: most likely actions instead of samples.
         max_return_loss, max_mismatch: see ``Gate``; the bundle is not written when one is exceeded.
+        accept_loss: write the bundle too where the policy does not hold the bar (``accel.runs.quality``).
         cpu: features of the CPU that is going to act (``accel.compressors.cpu.FEATURES``); this machine's when None.
         progress: shows the stages.
     Returns:
@@ -130,7 +132,7 @@ def export(
         raise ConfigError(f"episodes = {episodes}: give how many to play with each policy, or 0 for none")
     if episodes == 0 and max_return_loss is not None:
         raise ConfigError("max_return_loss compares returns, and there are none with 0 episodes: give at least one")
-    gate = Gate(max_return_loss, max_mismatch)
+    gate = Gate(max_return_loss, max_mismatch, accept_loss)
     loaded = load_run(run) if isinstance(run, Path) else run
     text = str(parse_scheme(loaded.scheme if scheme is None else scheme))
     if loaded.recorded is not None:
@@ -170,16 +172,19 @@ class _Builder:
         self._seed, self._greedy, self._progress = seed, greedy, progress
         rows = _PARITY_ROWS[run.spec.observation_dtype]
         progress.begin("collecting real inputs")
-        inputs = collect_inputs(run, rows + run.calibration_rows(scheme), seed, progress=progress)
-        _require_finite(
-            inputs, f"inputs of the policy in {run.config.environment.env}", "wrap the environment so that they are"
-        )
-        # mismatch is measured on inputs that calibration has not seen
-        self._real, calibration = held_out(inputs, rows)
+        # what is measured is measured on inputs that calibration has not seen
+        self._judged = judged_inputs(run, seed, progress=progress)
+        self._real = {name: array[:rows] for name, array in next(iter(self._judged.values())).items()}
+        calibration = calibration_inputs(run, scheme, seed, progress=progress)
+        for inputs in (self._real, calibration):
+            where = f"inputs of the policy in {run.config.environment.env}"
+            _require_finite(inputs, where, "wrap the environment so that they are")
         progress.begin(f"compressing as {scheme}")
-        artifact = run.compress(scheme, calibration, cpu=cpu)
+        finished = finish(run, scheme, calibration, cpu=cpu, progress=progress)
+        artifact = finished.artifact
         self._artifact = standard_artifact(artifact) if target.name == "onnx" else artifact
         self._full = run.compress("fp32")
+        self._cost = finished.cost(self._full, calibration)
         self._random = random_inputs(self._artifact.inputs, self._real, np.random.default_rng(seed))
 
     def run(self, gate: Gate, episodes: int) -> tuple[Contract, Json]:
@@ -201,11 +206,13 @@ class _Builder:
         self._progress.begin("measuring latency")
         speed = latency(self._session(contract)(1), self._fp32(contract)(1))
         returns = self._play(contract, episodes, speed) if episodes else None
-        gate.check(mismatch, returns)
+        rows = measure_rows(self._run, self._artifact, self._judged, self._full)
+        quality = Quality(self._artifact.scheme, rows, returns)
+        gate.check(mismatch, quality)
         report: Json = {
             "parity": [asdict(row) for row in parity],
             "mismatch": asdict(mismatch),
-            "agreement": agreement_label(self._run.spec.action),
+            "quality": quality.to_json() | {"cost": self._cost},
             "returns": None if returns is None else returns.to_json(),
             "latency": speed,
             "bytes": {
@@ -275,9 +282,7 @@ class _Builder:
                 (f"torch {target}", trained, session, (1,)),
             )
             for stage, wanted, make, sizes in stages:
-                rows += [
-                    agreement(stage, kind, self._run, wanted, inputs, make, batch) for batch in sizes if batch <= count
-                ]
+                rows += [agreement(stage, kind, wanted, inputs, make, batch) for batch in sizes if batch <= count]
         return rows
 
     def _fp32(self, contract: Contract) -> MakeSession:
@@ -289,6 +294,7 @@ class _Builder:
     def _play(self, contract: Contract, episodes: int, speed: Json) -> Returns:
         """Play both policies on the same seeds, the compressed one on its target unless that would take too long."""
         full = self._play_one("fp32", self._full, episodes)
+        random = self._play_one("at random", self._full, episodes, random_share=1.0)
         call_us = float(speed["model"]["p50_us"])  # type: ignore[index]
         expected_s = full.env_steps * call_us / 1e6
         engine, name = self._target.name, self._name
@@ -297,9 +303,9 @@ class _Builder:
             name = f"{self._artifact.scheme} on onnxruntime (as {engine} it would take {duration(expected_s)})"
             engine, policy = "onnxruntime", self._artifact
         compressed = self._play_one(f"{name} on the same seeds", policy, episodes)
-        return Returns(compressed, full, self._seed, self._greedy, engine)
+        return Returns(compressed, full, random, self._seed, self._greedy, engine)
 
-    def _play_one(self, name: str, policy: Policy, episodes: int) -> Episodes:
+    def _play_one(self, name: str, policy: Policy, episodes: int, random_share: float = 0.0) -> Episodes:
         self._progress.begin(f"playing {name}")
         return play(
             policy,
@@ -307,6 +313,7 @@ class _Builder:
             episodes=episodes,
             seed=self._seed,
             greedy=self._greedy,
+            random_share=random_share,
             envs=DEFAULT_ENVS,
             progress=self._progress,
         )

@@ -59,7 +59,7 @@ def model_card(contract: Facts, report: Facts) -> str:
         **report,
         ours=_name(contract),
         alike=None if returns is None else _all_alike(returns),
-        bounds=[f"{name.replace('_', '-')} {bound:g}" for name, bound in report["gate"].items() if bound is not None],
+        bounds=[f"{name.replace('_', '-')} {bound:g}" for name, bound in report["gate"].items() if bound],
         parity_rows=_parity_rows(contract, report),
         engines=_ENGINES,
         least_runtime=_LEAST_RUNTIME[model["ir_version"]],
@@ -80,8 +80,9 @@ def summary(contract: Facts, report: Facts) -> str:
         f"{_smaller(sizes['ratio'], 'x')}",
         f"one observation takes {latency['model']['p50_us']:.1f} µs against {latency['fp32_onnx']['p50_us']:.1f} of "
         f"fp32 as ONNX in the median, {_faster(latency['speed_up_p50'], 'x')}",
-        f"relative difference from the trained policy on real inputs {mismatch['relative']:.2e}, KL "
-        f"{mismatch['kl']:.1e} nats, {report['agreement']} in {mismatch['greedy_agreement']:.1%}",
+        f"relative difference from the trained policy on real inputs {mismatch['relative']:.2e}",
+        report["quality"]["verdict"],
+        report["quality"]["cost"],
     ]
     if returns is None:
         lines.append("returns are not measured")
@@ -132,7 +133,7 @@ def _parity_rows(contract: Facts, report: Facts) -> list[tuple[str, list[str], s
     names = {"torch": "torch", "fp32 onnx": "fp32 as ONNX"}
     alike: dict[tuple[str, str], list[str]] = {}
     for row in report["parity"]:
-        figures = f"{row['relative']:.2e} | {row['greatest']:.2e} | {row['kl']:.2e} | {row['greedy_agreement']:.1%}"
+        figures = f"{row['relative']:.2e} | {row['greatest']:.2e}"
         stage = " → ".join(names.get(part, _name(contract)) for part in row["stage"].split(" -> "))
         alike.setdefault((f"{stage} | {row['inputs']}", figures), []).append(str(row["batch"]))
     return [(stage, batches, figures) for (stage, figures), batches in alike.items()]

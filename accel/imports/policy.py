@@ -71,6 +71,11 @@ class ImportedPolicy(TrainedPolicy):
         return self.acts_by
 
     @property
+    def has_distribution(self) -> bool:
+        """See ``TrainedPolicy.has_distribution``."""
+        return self.acts_by.name != greedy.RULE
+
+    @property
     def arguments(self) -> tuple[str, ...] | None:
         """See ``TrainedPolicy.arguments``."""
         return self.source

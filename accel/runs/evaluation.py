@@ -15,8 +15,17 @@ from accel.display.progress import Progress
 from accel.errors import ConfigError
 from accel.json_object import Json
 from accel.monitor.statistics import Interval, mean_interval
+from accel.runs.finishing import finish
 from accel.runs.loading import load_run
-from accel.runs.playing import DEFAULT_ENVS, Episodes, collect_inputs, play
+from accel.runs.playing import DEFAULT_ENVS, Episodes, play
+from accel.runs.quality import (
+    Quality,
+    Returns,
+    calibration_inputs,
+    judged_inputs,
+    measure_rows,
+    paired_difference,
+)
 from accel.runs.trained_policy import TrainedPolicy
 
 FULL_PRECISION = "fp32"
@@ -33,6 +42,7 @@ class Evaluation:
         seed, envs: repeat the episodes. greedy: most likely actions instead of samples.
         episodes: what was played.
         baseline: the same seeds in full precision, or None.
+        quality: whether the policy that played keeps full precision's; None without a baseline, and of full precision.
         video: the file that shows one episode, or None.
     """
 
@@ -46,6 +56,7 @@ class Evaluation:
     greedy: bool
     episodes: Episodes
     baseline: Episodes | None = None
+    quality: Quality | None = None
     video: str | None = None
 
     @property
@@ -76,6 +87,8 @@ class Evaluation:
             if self.difference is not None:
                 verdict = _verdict(self.difference, repeats=(self.episodes.caveat or self.baseline.caveat) is not None)
                 lines.append(f"{self.scheme} - {FULL_PRECISION} on the same seeds: {self.difference}, {verdict}")
+        if self.quality is not None:
+            lines.append(self.quality.text())
         if self.video is not None:
             lines.append(f"one episode is shown in {self.video}")
         return "\n".join(lines)
@@ -86,6 +99,8 @@ class Evaluation:
         value |= {"episodes": _episodes_json(self.episodes)}
         if self.baseline is not None:
             value |= {"baseline": _episodes_json(self.baseline), "difference": interval_json(self.difference)}
+        if self.quality is not None:
+            value |= {"quality": self.quality.to_json()}
         return value
 
 
@@ -116,7 +131,8 @@ def evaluate(
         episodes: how many, each from its own seed; the first ones started count.
         seed: of environments and noise.
         greedy: most likely actions instead of samples.
-        baseline: also play full precision on the same seeds.
+        baseline: also play full precision on the same seeds, and say whether the policy keeps it
+            (``accel.runs.quality``).
         video: write one more episode to this .mp4 or .gif file.
         envs: how many environments play at once.
         progress: shows the stages.
@@ -141,10 +157,16 @@ def evaluate(
     on_seeds = partial(play, run=loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
     progress.begin(f"playing {policy.scheme}")
     played = on_seeds(policy)
-    full = played if baseline else None
+    full, quality = played if baseline else None, None
     if baseline and (artifact is not None or policy.scheme != FULL_PRECISION):
         progress.begin(f"playing {FULL_PRECISION} on the same seeds")
-        full = on_seeds(loaded.compress(FULL_PRECISION))
+        whole = loaded.compress(FULL_PRECISION)
+        full = on_seeds(whole)
+        progress.begin("playing at random")
+        returns = Returns(played, full, on_seeds(whole, random_share=1.0), seed, greedy, "actors' sessions")
+        progress.begin("comparing actions")
+        judged = judged_inputs(loaded, seed, progress=progress)
+        quality = Quality(policy.scheme, measure_rows(loaded, policy, judged, whole), returns)
     return Evaluation(
         run=str(loaded.path),
         env=loaded.config.environment.env,
@@ -156,6 +178,7 @@ def evaluate(
         greedy=greedy,
         episodes=played,
         baseline=full,
+        quality=quality,
         video=None if video is None else str(video),
     )
 
@@ -176,11 +199,11 @@ def _policy(
 def compress_run(run: TrainedPolicy, scheme: str, seed: int = 0) -> CompressedPolicy:
     """The trained policy under a scheme, calibrated on real inputs where the scheme is not full precision.
 
-    Raises: what ``collect_inputs`` and ``TrainedPolicy.compress`` raise.
+    Raises: what ``calibration_inputs`` and ``TrainedPolicy.compress`` raise.
     """
     if scheme == FULL_PRECISION:
         return run.compress(scheme)
-    return run.compress(scheme, collect_inputs(run, run.calibration_rows(scheme), seed))
+    return finish(run, scheme, calibration_inputs(run, scheme, seed)).artifact
 
 
 def read_artifact(path: Path, run: TrainedPolicy) -> CompressedPolicy:
@@ -200,13 +223,6 @@ def read_artifact(path: Path, run: TrainedPolicy) -> CompressedPolicy:
             f"{run.path}: give an artifact of this run"
         )
     return artifact
-
-
-def paired_difference(episodes: Episodes, baseline: Episodes, *, confidence: float = 0.95) -> Interval | None:
-    """Mean of return − baseline's return over episodes of equal seeds, Student's t; None for a single episode."""
-    if len(episodes.returns) < 2:
-        return None
-    return mean_interval(episodes.returns - baseline.returns, confidence=confidence)
 
 
 def interval_json(interval: Interval | None) -> Json | None:

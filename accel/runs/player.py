@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from accel.acting.policy import InPlaceSession
-from accel.envs.spaces import EnvSpec
+from accel.envs.spaces import ALLOWED_ABOVE, ActionSpec, EnvSpec
 
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
+
+# of the noise beside the policy's own; logits so far apart that sampling takes the greatest; a deviation of nothing
+_RANDOM, _CERTAIN, _LEAST_LOG_STD = 7, 1e5, -20.0
 
 
 class TorchSession:
@@ -84,3 +87,34 @@ class Player:
     def inputs(self) -> dict[str, Array]:
         """The policy's inputs by name, [B, *shape], as the latest step read them."""
         return dict(zip(self._session.inputs, (*self._observed.values(), *self._before), strict=True))
+
+
+class RandomActions:
+    """Puts a share of uniformly random actions among those of a policy.
+
+    Args:
+        action: the action space; a number without bounds is random in [-1, 1].
+        share: of all actions. seed: of the noise.
+    """
+
+    def __init__(self, action: ActionSpec, share: float, seed: Sequence[int]) -> None:
+        self._action, self._share = action, share
+        self._rng = np.random.default_rng((*seed, _RANDOM))
+        low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
+        self._low, self._high = np.where(np.isfinite(low), low, -1.0), np.where(np.isfinite(high), high, 1.0)
+
+    def mixed(self, params: Floats) -> Floats:
+        """Outputs [B, P] of which some rows have a random greatest logit, or a random mean without deviation."""
+        if not self._share:
+            return params
+        action, count = self._action, sum(self._action.sizes)
+        uniform = self._rng.random((len(params), count), np.float32)
+        made = params.copy()
+        if action.kind != "gaussian":
+            allowed = params[:, :count] > ALLOWED_ABOVE
+            np.copyto(made[:, :count], _CERTAIN * uniform, where=allowed)
+        else:
+            made[:, count:] = _LEAST_LOG_STD
+            scaled = np.arctanh(0.999 * (2.0 * uniform - 1.0)) if action.squash else uniform * (self._high - self._low)
+            made[:, :count] = scaled if action.squash else scaled + self._low
+        return np.where(self._rng.random((len(params), 1)) < self._share, made, params)

@@ -22,7 +22,7 @@ from accel.display.progress import Progress
 from accel.display.status import PlayingStatus
 from accel.envs.base import Actions, VectorEnvironment
 from accel.errors import ConfigError, EnvError
-from accel.runs.player import Array, Bools, Player, TorchSession
+from accel.runs.player import Array, Bools, Player, RandomActions, TorchSession
 from accel.runs.trained_policy import TRAINED, TrainedPolicy
 from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity
 
@@ -74,6 +74,7 @@ def play(
     episodes: int,
     seed: int = 0,
     greedy: bool = True,
+    random_share: float = 0.0,
     envs: int = DEFAULT_ENVS,
     max_episode_steps: int = 200_000,
     frame: Callable[[Picture], None] | None = None,
@@ -95,6 +96,7 @@ def play(
         episodes: n, at least 1.
         seed: of environments and noise; unrelated to the training's.
         greedy: take the most likely actions instead of sampling.
+        random_share: share of actions that are uniformly random instead; 1 for random play.
         envs: how many environments play at once; part of what a seed means.
         max_episode_steps: a longer episode is an error.
         frame: called with an image [height, width, 3] of environment 0 before every step; environments then render.
@@ -119,7 +121,9 @@ def play(
     try:
         for number, begin in enumerate(range(0, episodes, width)):
             count = min(width, episodes - begin)
-            game = _Round(environment, player, run.rule, (seed, _EVALUATION, number), greedy, count, frame)
+            noise = (seed, _EVALUATION, number)
+            random = RandomActions(environment.spec.action, random_share, noise)
+            game = _Round(environment, player, run.rule, noise, greedy, random, count, frame)
             for steps, ended in game.play(max_episode_steps, run.config.environment.env):
                 progress.advance(PlayingStatus(begin + ended, episodes, env_steps + width * steps))
             env_steps += width * steps
@@ -148,11 +152,12 @@ class _Round:
         rule: ActionRule,
         seed: tuple[int, ...],
         greedy: bool,
+        random: RandomActions,
         count: int,
         frame: Callable[[Picture], None] | None,
     ) -> None:
         self._environment, self._player, self._rule, self._seed = environment, player, rule, seed
-        self._greedy, self._frame = greedy, frame
+        self._greedy, self._random, self._frame = greedy, random, frame
         self.returns = np.zeros(environment.num_envs)
         self.lengths = np.zeros(environment.num_envs, np.int64)
         self.endings: set[object] = set()
@@ -175,7 +180,7 @@ class _Round:
         for step in range(max_episode_steps):
             if self._frame is not None:
                 self._frame(environment.render())
-            params = self._player.params(observations, first)
+            params = self._random.mixed(self._player.params(observations, first))
             first = None
             if self._greedy:
                 sampler.greedy(params, actions)
@@ -257,6 +262,8 @@ def collect_inputs(
     policy: Policy | None = None,
     envs: int = 8,
     steps: int = 1000,
+    random_share: float = 0.0,
+    stream: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Array]:
     """Real inputs of the policy, from episodes that it plays by sampling: for calibration and for measuring mismatch.
@@ -268,6 +275,8 @@ def collect_inputs(
         policy: the policy that plays; full precision when None.
         envs: environments stepped together.
         steps: vector steps over which the rows are spread evenly, so that they show more than an episode's start.
+        random_share: share of actions that are uniformly random instead.
+        stream: other episodes of the same seed.
         progress: advanced after every step.
     Returns:
         Input name to [rows, *shape], in random order; recurrent states are those met on the way. Fewer rows where the
@@ -285,12 +294,14 @@ def collect_inputs(
     envs = min(envs, rows)
     moments = -(-rows // envs)
     steps = max(steps, moments)
-    environment = run.make_env(-(-envs // run.spec.agents), (seed, _COLLECTION))
+    noise = (seed, _COLLECTION + stream)
+    environment = run.make_env(-(-envs // run.spec.agents), noise)
     envs = environment.num_envs
     moments = -(-rows // envs)
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
     player = make_player(run.compress("fp32") if policy is None else policy, run, envs)
-    sampled = _sampled_inputs(environment, player, run.rule, seed, steps, run.config.environment.env)
+    random = RandomActions(environment.spec.action, random_share, noise)
+    sampled = _sampled_inputs(environment, player, run.rule, random, noise, steps, run.config.environment.env)
     progress = Progress() if progress is None else progress
     kept: dict[str, list[Array]] = {}
     try:
@@ -301,7 +312,7 @@ def collect_inputs(
             progress.advance(PlayingStatus(0, 0, envs * (step + 1)))
     finally:
         environment.close()
-    order = np.random.default_rng((seed, _COLLECTION)).permutation(moments * envs)[:rows]
+    order = np.random.default_rng(noise).permutation(moments * envs)[:rows]
     return {name: np.concatenate(arrays)[order] for name, arrays in kept.items()}
 
 
@@ -312,16 +323,22 @@ def held_out(inputs: Mapping[str, Array], rows: int) -> tuple[dict[str, Array], 
 
 
 def _sampled_inputs(
-    environment: VectorEnvironment, player: Player, rule: ActionRule, seed: int, steps: int, name: str
+    environment: VectorEnvironment,
+    player: Player,
+    rule: ActionRule,
+    random: RandomActions,
+    seed: tuple[int, ...],
+    steps: int,
+    name: str,
 ) -> Iterator[dict[str, Array]]:
     """The policy's inputs step by step, across episodes; the recurrent state is zeroed where an episode begins."""
     spec, envs = environment.spec, environment.num_envs
-    sampler = rule.bind(Seat(envs, _NOISE_ROWS), np.random.default_rng((seed, _COLLECTION)))
+    sampler = rule.bind(Seat(envs, _NOISE_ROWS), np.random.default_rng(seed))
     actions = np.zeros((envs, *spec.action.shape), spec.action.dtype)
     observations = environment.reset()
     first, over = np.ones(envs, np.bool_), np.zeros(envs, np.bool_)
     for step in range(steps):
-        params = player.params(observations, first if first.any() else None)
+        params = random.mixed(player.params(observations, first if first.any() else None))
         yield player.inputs()
         if step % _NOISE_ROWS == 0:
             sampler.begin(TRAINED)

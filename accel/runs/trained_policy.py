@@ -32,7 +32,7 @@ from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.runs.player import Array, Player, TorchSession
 
 Inputs = Mapping[str, Array]
-_DISTILL = "distill"
+_DISTILL, _TRAINED_ROUNDED = "distill", "qat"
 # distillation steps, enough for a small student of a small policy; takes seconds
 _DISTILL_STEPS, _DISTILL_BATCH, _DISTILL_ROWS = 2000, 256, 4096
 
@@ -63,6 +63,12 @@ class TrainedPolicy(ABC):
     @abstractmethod
     def rule_spec(self) -> RuleSpec:
         """The rule that turns outputs into actions, by name."""
+
+    @property
+    def has_distribution(self) -> bool:
+        """Whether the outputs are a distribution's parameters: Q-values and means that are taken as they are have none,
+        and are compared by the actions alone."""
+        return True
 
     @property
     def recorded(self) -> Inputs | None:
@@ -140,7 +146,10 @@ class TrainedPolicy(ABC):
         plan = self.bind(scheme, calibration, cpu=cpu)
         if calibration is not None:
             self.teach(plan, calibration)
-        return plan.refresh(self.policy, version=self.version)
+        # what is trained with rounding is rounded as it was trained
+        if calibration is None or _TRAINED_ROUNDED in scheme:
+            return plan.refresh(self.policy, version=self.version)
+        return plan.fit(self.policy, calibration, version=self.version)
 
     def bind(self, scheme: str, calibration: Inputs | None = None, *, cpu: Iterable[str] | None = None) -> Plan:
         """The plan behind ``compress``, whose student, if it has one, is not taught."""

@@ -149,7 +149,7 @@ def test_layouts_are_read_from_shape_and_actions(
 def policy_row(runtime: str, scheme: str, us: float, **changes: float | str) -> Row:
     row: Row = {
         "network": "mlp:64x2", "batch": 8, "runtime": runtime, "scheme": scheme, "us": us, "us_low": 0.95 * us,
-        "bytes": 1000, "weights": "trained", "kl": 0.001, "ess": 0.99,
+        "bytes": 1000, "weights": "trained", "kl": 0.001, "ess": 0.99, "holds": True,
     }  # fmt: skip
     return row | changes
 
@@ -162,12 +162,17 @@ def test_advice_names_the_fastest_scheme_and_its_figures() -> None:
         policy_row("onnxruntime", "prune(0.5)+int8", 10.0),
         policy_row("onnxruntime", "int8", 20.0),
     ]
-    best = "mlp:64x2, batch 8: {} is {} times as fast as fp32 (40 µs per call); KL 0.001 nats, ESS 0.99"
+    best = (
+        "mlp:64x2, batch 8: {} is {} times as fast as fp32 (40 µs per call); its actions are within the bar, KL 0.001 "
+        "nats, ESS 0.99"
+    )
     assert advise("policy", rows) == [best.format("prune(0.5)+int8 (10 µs)", "4.00")]
     rows[3]["kl"] = 0.2
     assert advise("policy", rows) == [best.format("int8 (20 µs)", "2.00")], "its mismatch is beyond the alarm level"
     rows[4]["ess"] = 0.1
     assert "no compression" in advise("policy", rows)[0] and "differs too much" in advise("policy", rows)[0]
+    greedy = [row | {"kl": None, "ess": None, "holds": row["scheme"] != "int8"} for row in rows]
+    assert "prune(0.5)+int8 (10 µs)" in advise("policy", greedy)[0] and "KL" not in advise("policy", greedy)[0]
     rows[3]["weights"] = "random"
     assert "by speed alone" in advise("policy", rows)[1]
     assert "nothing to recommend" in advise("policy", rows[:1])[0]

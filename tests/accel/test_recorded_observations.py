@@ -52,7 +52,7 @@ def test_compress_says_how_far_actions_are_from_full_precision(
 ) -> None:
     text = said(["compress", *robot, "--out", tmp_path / "a.accel"], capsys)
     assert "returns are not measured" in text and "mean return" not in text
-    found = re.search(r"on 150 other recorded observations: KL .* error ([\d.]+)% of the range in the mean", text)
+    found = re.search(r"on 150 rows of recorded observations: action error ([\d.]+)% of the range in the mean", text)
     assert found is not None
     with np.load(robot[3]) as file:
         rows = file["rows"].astype(np.float32)
@@ -70,7 +70,7 @@ def test_bench_sweep_and_export_take_the_rows(
 ) -> None:
     table = said(["bench", "policy", *robot, "--batch", "1", "--runtimes", "onnxruntime", "--seconds", "0.2"], capsys)
     assert "recorded observations" in table
-    sweep = ["sweep", *robot, "--trials", "2", "--rows", "32", "--no-sensitivity", "--out", tmp_path / "swept"]
+    sweep = ["sweep", *robot, "--trials", "2", "--rows", "32", "--out", tmp_path / "swept"]
     assert "kl" in said(sweep, capsys)
     assert "give no return" in said([*sweep[:-1], tmp_path / "other", "--constraint", "return>=1"], capsys, 2)
     assert "returns are not measured" in said(["export", *robot, "--out", tmp_path / "bundle"], capsys)
@@ -78,6 +78,44 @@ def test_bench_sweep_and_export_take_the_rows(
     assert json.loads((tmp_path / "bundle" / "report.json").read_text())["returns"] is None
     for command in (["evaluate", *robot], ["bench", "actor", *robot]):
         assert "cannot be played" in said(command, capsys, 2)
+
+
+@pytest.mark.parametrize("format", ["onnx", "c", "openvino"])
+def test_activations_of_two_bytes_are_exported_in_operators_that_exist(
+    format: str, robot: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheme = "int8(module.0=x16,module.2=x16,module.4=x16)"
+    out = tmp_path / "bundle"
+    text = said(["export", *robot, "--scheme", scheme, "--format", format, "--out", out], capsys)
+    assert "keeps the policy" in text
+    report = json.loads((out / "report.json").read_text())
+    assert report["mismatch"]["relative"] < 0.005
+    run_policy.verify(out)
+    operators = {node.op_type for node in onnx.load(out / "model.onnx").graph.node}
+    assert operators == {"Clip", "QuantizeLinear", "DequantizeLinear", "Sub", "QGemm", "Add", "Elu"}
+
+
+def test_int8_of_q_values_far_above_their_differences_is_chosen_to_hold_or_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The outputs are a hundred times the distance between actions."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    with torch.no_grad():
+        net[4].weight[1:] = net[4].weight[0] + 0.02 * net[4].weight[1:]
+        net[4].bias += 100.0
+    path = write_onnx(tmp_path / "p.onnx", net, [torch.zeros(1, 6)], ["obs"], ["q"])
+    source = ["--policy", path, "--observations", recorded(tmp_path / "rows.npz", (6000, 6)), "--discrete"]
+    text = said(["compress", *source, "--out", tmp_path / "a.accel"], capsys)
+    assert "int8 keeps the policy" in text and "in integers: " in text and "KL" not in text
+    artifact = CompressedPolicy.read(tmp_path / "a.accel")
+    assert artifact.scheme == "int8" and str(artifact.metadata["encoding"]).startswith("int8(per_channel,module.2=")
+    assert float(str(artifact.metadata["integer_share_inside"])) >= 0.75
+    coarse = ["compress", *source, "--scheme", "int8(w3)", "--out", tmp_path / "b.accel"]
+    assert "int8(w3) does not keep the policy" in said(coarse, capsys)
+    export = ["export", *source, "--scheme", "int8(w3)", "--out", tmp_path / "bundle"]
+    assert "--accept-loss" in said(export, capsys, 1) and not (tmp_path / "bundle").exists()
+    assert "does not keep" in said([*export, "--accept-loss"], capsys)
 
 
 def test_a_recurrent_policy_comes_to_its_states_row_by_row(tmp_path: Path) -> None:

@@ -1,0 +1,178 @@
+"""``int8`` of a policy that is given or finished: the cheapest encoding that keeps it, chosen layer by layer.
+
+All dense layers but a small one that reads observations begin with activations of two bytes. Where that holds the bar
+(``accel.runs.quality``), layers go to activations of one byte, the least sensitive first, as long as it still holds.
+Where it does not, layers go to single precision, each time the one that helps most, as long as three quarters of the
+multiply-adds after the observations stay in integers. Sensitivity is measured on rows that calibrated nothing, and the
+verdict is given later on rows of other episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from accel.compressors.artifact import CompressedPolicy, Json
+from accel.compressors.graph.policy_graph import export_policy
+from accel.compressors.int8.input_layers import input_layers, small_input_layers
+from accel.compressors.layer_inventory import policy_layers
+from accel.display.progress import Progress
+from accel.runs.fp32_comparison import time_in_turns
+from accel.runs.quality import measure_rows
+from accel.runs.trained_policy import Inputs, TrainedPolicy
+
+INT8, FULL_PRECISION = "int8", "fp32"
+LEAST_SHARE, LEAST_SPEED_UP, MOST_BYTES = 0.75, 1.2, 1 / 3
+# where a choice is made: its rows flatter what they chose
+_MOST_EXCESS = 0.7
+_MOST_LAYERS = 12
+_ROUNDS, _ROUND_S = 15, 0.002
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished policy's artifact.
+
+    Attributes:
+        artifact: with its encoding and the shares of its multiply-adds in integers in the metadata.
+        encoding: the scheme that it really has.
+        share, share_inside: multiply-adds in integers, of all and of those after the layers that read observations;
+            None where no encoding was chosen.
+    """
+
+    artifact: CompressedPolicy
+    encoding: str
+    share: float | None = None
+    share_inside: float | None = None
+
+    def cost(self, full: CompressedPolicy, inputs: Inputs) -> str:
+        """What it takes beside full precision, in words; measured."""
+        samples = time_in_turns((self.artifact, full), inputs, 1, rounds=_ROUNDS, round_s=_ROUND_S)
+        own_us, full_us = (float(np.median(times)) for times in samples)
+        size, whole = len(self.artifact.to_bytes()), len(full.to_bytes())
+        name = self.artifact.scheme
+        text = f"{name} takes {own_us:.3g} µs a call against {full_us:.3g} in fp32, {size:,} bytes against {whole:,}"
+        if self.share is None or self.share_inside is None:
+            return text
+        text += (
+            f"\nin integers: {self.share_inside:.0%} of the multiply-adds after the observations, {self.share:.0%} of "
+            f"all, as {self.encoding}"
+        )
+        pays = full_us >= LEAST_SPEED_UP * own_us or size <= MOST_BYTES * whole
+        if pays and self.share_inside >= LEAST_SHARE:
+            return text
+        return f"{text}\nint8 does not pay here: it is neither {LEAST_SPEED_UP} times as fast nor a third of the bytes"
+
+
+def finish(
+    run: TrainedPolicy,
+    scheme: str,
+    inputs: Inputs,
+    *,
+    cpu: Iterable[str] | None = None,
+    progress: Progress | None = None,
+) -> Finished:
+    """A finished policy under a scheme; ``int8`` alone is chosen layer by layer.
+
+    Args:
+        run: the policy. scheme: how to compress it. cpu: features of the CPU that will act.
+        inputs: real ones by name, [N, *shape]: half of them calibrate ``int8``, and the others choose its encoding.
+    Raises:
+        CompressorError: the scheme is unknown or cannot compress this network.
+    """
+    if scheme != INT8:
+        return Finished(run.compress(scheme, None if scheme == FULL_PRECISION else inputs, cpu=cpu), scheme)
+    return _Choice(run, inputs, cpu, Progress() if progress is None else progress).finished()
+
+
+class _Choice:
+    def __init__(self, run: TrainedPolicy, inputs: Inputs, cpu: Iterable[str] | None, progress: Progress) -> None:
+        self._run, self._progress = run, progress
+        self._cpu = None if cpu is None else tuple(cpu)
+        self._calibration, self._rows = ({n: a[k::2] for n, a in inputs.items()} for k in range(2))
+        self._full = run.compress(FULL_PRECISION)
+        names = run.policy.output_names
+        layers = policy_layers(run.policy, run.example_inputs, names)
+        self._macs = _multiply_adds(run, {layer.name: layer.outputs * layer.inputs for layer in layers})
+        graph = export_policy(run.policy, run.example_inputs, names)
+        self._inputs, self._in_floats = input_layers(graph), small_input_layers(graph)
+        self._dense = [layer.name for layer in layers if layer.kind == "linear" and layer.name not in self._in_floats]
+
+    def finished(self) -> Finished:
+        """The cheapest encoding that holds, or the one that is nearest to it."""
+        if len(self._dense) > _MOST_LAYERS:
+            return self._as(dict.fromkeys(self._dense, "x16"))
+        choice = dict.fromkeys(self._dense, "x16")
+        excess = self._excess(choice)
+        while excess > _MOST_EXCESS:
+            tried = {}
+            for layer, chosen in choice.items():
+                changed = {**choice, layer: "float"}
+                if chosen != "float" and self._shares(changed)[1] >= LEAST_SHARE:
+                    tried[layer] = self._excess(changed)
+            if not tried or min(tried.values()) >= excess:
+                return self._as(choice)
+            best = min(tried, key=lambda layer: tried[layer])
+            choice, excess = {**choice, best: "float"}, tried[best]
+        alone = {layer: self._excess({**choice, layer: "per_channel"}) for layer in choice if choice[layer] == "x16"}
+        for layer in sorted(alone, key=lambda layer: alone[layer]):
+            changed = {**choice, layer: "per_channel"}
+            if alone[layer] > _MOST_EXCESS or self._excess(changed) > _MOST_EXCESS:
+                break
+            choice = changed
+        return self._as(choice)
+
+    def _encoding(self, choice: Mapping[str, str]) -> str:
+        return f"{INT8}({','.join(['per_channel', *(f'{layer}={form}' for layer, form in choice.items())])})"
+
+    def _excess(self, choice: Mapping[str, str]) -> float:
+        encoding = self._encoding(choice)
+        self._progress.begin(f"trying {encoding}")
+        artifact = self._run.compress(encoding, self._calibration)
+        (found,) = measure_rows(self._run, artifact, {"calibration's episodes": self._rows}, self._full)
+        return found.excess
+
+    def _shares(self, choice: Mapping[str, str]) -> tuple[float, float]:
+        floats = {*self._in_floats, *(layer for layer, form in choice.items() if form == "float")}
+        inside = {name: count for name, count in self._macs.items() if name not in self._inputs}
+        shares = [
+            1.0 - sum(count for name, count in counts.items() if name in floats) / max(sum(counts.values()), 1)
+            for counts in (self._macs, inside)
+        ]
+        return shares[0], shares[1]
+
+    def _as(self, choice: Mapping[str, str]) -> Finished:
+        encoding, (share, inside) = self._encoding(choice), self._shares(choice)
+        artifact = self._run.compress(encoding, self._calibration, cpu=self._cpu)
+        told: dict[str, Json] = {
+            "encoding": encoding,
+            "integer_share": share,
+            "integer_share_after_observations": inside,
+        }
+        return Finished(replace(artifact, scheme=INT8, metadata={**artifact.metadata, **told}), encoding, share, inside)
+
+
+def _multiply_adds(run: TrainedPolicy, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Multiply-adds of a row by layer: a convolution's weights count at each of its positions."""
+    counts = dict(sizes)
+
+    def count(name: str, layer: torch.nn.Module) -> None:
+        def hook(_layer: torch.nn.Module, _inputs: object, output: torch.Tensor) -> None:
+            counts[name] = sizes[name] * output[0, 0].numel()
+
+        hooks.append(layer.register_forward_hook(hook))
+
+    hooks: list[torch.utils.hooks.RemovableHandle] = []
+    for name, layer in run.policy.named_modules():
+        if name in sizes and isinstance(layer, torch.nn.Conv1d | torch.nn.Conv2d):
+            count(name, layer)
+    try:
+        with torch.inference_mode():
+            run.policy(*run.example_inputs.values())
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return counts

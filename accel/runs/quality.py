@@ -1,0 +1,324 @@
+"""Whether a compressed policy keeps the policy: one bar, on rows that calibrated nothing and on returns.
+
+A policy that acts greedily is judged by its actions, not by a divergence: Q-values are no logits. The bar, on rows of
+the policy's own episodes and on rows of episodes in which a fifth of the actions is random:
+
+    discrete     the same greedy action in at least 99 % of the rows
+    continuous   errors of the greedy action, as shares of each action's range: at most 1 % in the mean, at most 5 % for
+                 99 % of the numbers
+    returns      a paired mean loss of at most 5 % of the gain over random play
+
+Returns alone are a weak test: some policies hardly lose any with errors of 18 % of the range. Where the interval of
+the loss is too wide to decide, the rows do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.acting.rules import Seat
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.checks.verify import run_artifact
+from accel.display.progress import Progress
+from accel.envs.spaces import ALLOWED_ABOVE
+from accel.json_object import Json
+from accel.monitor.statistics import Interval, mean_interval
+from accel.runs.playing import Episodes, collect_inputs
+from accel.runs.trained_policy import Inputs, TrainedPolicy
+
+Floats = npt.NDArray[np.floating]
+
+LEAST_AGREEMENT, MOST_MEAN_ERROR, MOST_TAIL_ERROR, MOST_LOSS = 0.99, 0.01, 0.05, 0.05
+RANDOM_SHARE = 0.2
+OWN, OFF, RECORDED = "own episodes", "episodes with a fifth of random actions", "recorded observations"
+_ROWS, _IMAGE_ROWS, _CALIBRATION_ROWS, _STEPS = 2048, 256, 2048, 512
+# of the environments that calibrate, and of those whose rows are judged
+_CALIBRATED, _JUDGED = 0, 2
+
+
+@dataclass(frozen=True)
+class RowQuality:
+    """Greedy actions of a compressed policy beside full precision's, on rows of one kind.
+
+    Attributes:
+        inputs: what the rows are of. rows: how many.
+        agreement: share of rows with the same greedy action; None where actions are continuous.
+        lost_value: of single discrete actions, what the chosen ones are worth less by full precision's outputs than its
+            own, as a share of the distance from the best to the worst; None for others.
+        mean_error, tail_error, greatest_error: errors as shares of each action's range, in the mean, for 99 % of the
+            numbers and at most; None where actions are discrete.
+    """
+
+    inputs: str
+    rows: int
+    agreement: float | None = None
+    lost_value: float | None = None
+    mean_error: float | None = None
+    tail_error: float | None = None
+    greatest_error: float | None = None
+
+    @property
+    def excess(self) -> float:
+        """What is lost, in units of what the bar allows."""
+        if self.agreement is not None:
+            return (1.0 - self.agreement) / (1.0 - LEAST_AGREEMENT)
+        return max((self.mean_error or 0.0) / MOST_MEAN_ERROR, (self.tail_error or 0.0) / MOST_TAIL_ERROR)
+
+    @property
+    def holds(self) -> bool:
+        """Whether these rows are within the bar."""
+        return self.excess <= 1.0 + 1e-9
+
+    def text(self) -> str:
+        """The figures in a line."""
+        head = f"{self.rows:,} rows of {self.inputs}: "
+        if self.agreement is None:
+            return (
+                f"{head}action error {self.mean_error:.2%} of the range in the mean, {self.tail_error:.2%} in 99 %, "
+                f"{self.greatest_error:.2%} at most"
+            )
+        lost = "" if self.lost_value is None else f", value given up {self.lost_value:.2%}"
+        return f"{head}same greedy action in {self.agreement:.2%}{lost}"
+
+
+def compare_actions(run: TrainedPolicy, full: Floats, ours: Floats, inputs: str) -> RowQuality:
+    """Greedy actions of outputs [N, P] beside those of full precision."""
+    action, rows = run.spec.action, len(full)
+    theirs, chosen = (_greedy(run, outputs.astype(np.float32)) for outputs in (full, ours))
+    if action.kind == "gaussian":
+        # the range of an action is its bounds', else the one that the rows show
+        bounds, shown = np.asarray(action.high) - np.asarray(action.low), np.ptp(theirs, axis=0)
+        errors = np.abs(chosen - theirs) / np.maximum(np.where(np.isfinite(bounds), bounds, shown), 1e-12)
+        tail, greatest = float(np.quantile(errors, 0.99)), float(errors.max())
+        return RowQuality(inputs, rows, mean_error=float(errors.mean()), tail_error=tail, greatest_error=greatest)
+    agreement = float((theirs == chosen).reshape(rows, -1).all(axis=1).mean())
+    lost = _lost_value(full[:, : action.sizes[0]], chosen) if action.kind == "categorical" else None
+    return RowQuality(inputs, rows, agreement=agreement, lost_value=lost)
+
+
+def _greedy(run: TrainedPolicy, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """What the environment gets, [N, *action]."""
+    action = run.spec.action
+    sampler = run.rule.bind(Seat(len(outputs), 1), np.random.default_rng(0))
+    chosen = np.zeros((len(outputs), *action.shape), action.dtype)
+    sampler.greedy(outputs, chosen)
+    return np.asarray(sampler.to_env(chosen), np.float64)
+
+
+def _lost_value(values: Floats, chosen: Floats) -> float:
+    allowed = values > ALLOWED_ABOVE
+    best = values.max(axis=1)
+    spread = best - values.min(axis=1, where=allowed, initial=np.inf)
+    lost = best - values[np.arange(len(values)), chosen.astype(np.int64)]
+    return float(np.minimum(lost, spread).sum() / max(float(spread.sum()), 1e-12))
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Full and compressed policy on the same seeds, and random play beside them.
+
+    Attributes:
+        episodes: of the compressed policy. full: of full precision. random: of random actions.
+        seed: of all. greedy: most likely actions instead of samples.
+        engine: what the compressed policy was played on.
+    """
+
+    episodes: Episodes
+    full: Episodes
+    random: Episodes
+    seed: int
+    greedy: bool
+    engine: str
+
+    @property
+    def loss(self) -> float:
+        """Mean return lost, as a share of the magnitude of full precision's mean return; negative for a gain."""
+        lost = float(self.full.returns.mean() - self.episodes.returns.mean())
+        return lost / max(abs(float(self.full.returns.mean())), 1e-12) if lost else 0.0
+
+    @property
+    def gain(self) -> float:
+        """Full precision's mean return over random play's."""
+        return float(self.full.returns.mean() - self.random.returns.mean())
+
+    @property
+    def difference(self) -> Interval | None:
+        """Mean of (compressed − full) by seed with its 95 % interval; None for a single episode."""
+        return paired_difference(self.episodes, self.full)
+
+    @property
+    def caveat(self) -> str | None:
+        """Why the interval is too narrow: a caveat on the games of either policy; None without one."""
+        for name, episodes in (("the compressed policy's", self.episodes), ("full precision's", self.full)):
+            if episodes.caveat is not None:
+                return f"of {name} games, {episodes.caveat}"
+        return None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the loss is within the bar; None where the episodes do not decide it."""
+        difference, most = self.difference, MOST_LOSS * self.gain
+        if difference is None or self.caveat is not None or self.gain <= 0:
+            return None
+        if -difference.low <= most:
+            return True
+        return False if -difference.high > most else None
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says of the loss, in words."""
+        difference = self.difference
+        if difference is None:
+            return "undecided: one episode says nothing"
+        if self.caveat is not None:
+            return f"undecided: {self.caveat}"
+        if self.gain <= 0:
+            return f"undecided: full precision gains nothing over random play ({self.random.returns.mean():.5g})"
+        loss, gain = (f"{100 * end / self.gain:.3g} %" for end in (-difference.low, difference.high))
+        over = f"of the gain over random play ({self.random.returns.mean():.5g})"
+        if self.holds:
+            return f"kept: the loss is at most {max(-difference.low, 0.0) / self.gain + 0.0:.2%} {over}"
+        if self.holds is False:
+            return f"lost: at least {-difference.high / self.gain:.2%} {over}"
+        return f"undecided: the loss may be up to {loss}, the gain up to {gain}, {over}"
+
+    def to_json(self) -> Json:
+        """A plain JSON object, every return included."""
+        difference = self.difference
+        return {
+            "model": _played(self.episodes),
+            "fp32": _played(self.full),
+            "random": float(self.random.returns.mean()),
+            "difference": None if difference is None else asdict(difference),
+            "loss": self.loss,
+            "verdict": self.verdict,
+            "most_loss": MOST_LOSS,
+            "caveat": self.caveat,
+            "seed": self.seed,
+            "acted": "greedy" if self.greedy else "sampled",
+            "engine": self.engine,
+        }
+
+
+def paired_difference(episodes: Episodes, baseline: Episodes, *, confidence: float = 0.95) -> Interval | None:
+    """Mean of return − baseline's return over episodes of equal seeds, Student's t; None for a single episode."""
+    if len(episodes.returns) < 2:
+        return None
+    return mean_interval(episodes.returns - baseline.returns, confidence=confidence)
+
+
+def _played(episodes: Episodes) -> Json:
+    returns = episodes.returns
+    interval = mean_interval(returns) if len(returns) > 1 else None
+    return {
+        "mean": float(returns.mean()),
+        "interval": None if interval is None else asdict(interval),
+        "worst": float(returns.min()),
+        "returns": returns.tolist(),
+        "lengths": episodes.lengths.tolist(),
+        "distinct": episodes.distinct,
+    }
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What was measured of a compressed policy, and whether it holds the bar."""
+
+    scheme: str
+    rows: tuple[RowQuality, ...]
+    returns: Returns | None = None
+
+    @property
+    def failures(self) -> list[str]:
+        """What is not within the bar."""
+        found = [f"{row.text()} (the bar is {_bar(row)})" for row in self.rows if not row.holds]
+        if self.returns is not None and self.returns.holds is False:
+            found.append(f"return {self.returns.verdict} (the bar is {MOST_LOSS:.0%})")
+        return found
+
+    @property
+    def holds(self) -> bool:
+        """Whether all of it is within the bar; returns that decide nothing leave it to the rows."""
+        return not self.failures
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words."""
+        if self.holds:
+            return f"{self.scheme} keeps the policy"
+        return f"{self.scheme} does not keep the policy: {'; '.join(self.failures)}"
+
+    def text(self) -> str:
+        """The figures and the verdict, in a few lines."""
+        return "\n".join([*(f"{self.scheme} against fp32 on {row.text()}" for row in self.rows), self.verdict])
+
+    def to_json(self) -> Json:
+        """A plain JSON object, without the returns."""
+        return {"holds": self.holds, "verdict": self.verdict, "rows": [asdict(row) for row in self.rows]}
+
+
+def _bar(row: RowQuality) -> str:
+    if row.agreement is not None:
+        return f"{LEAST_AGREEMENT:.0%}"
+    return f"{MOST_MEAN_ERROR:.0%} in the mean, {MOST_TAIL_ERROR:.0%} in 99 %"
+
+
+def calibration_inputs(run: TrainedPolicy, scheme: str, seed: int, *, progress: Progress | None = None) -> Inputs:
+    """Real inputs for ``TrainedPolicy.compress``: half of them from episodes in which a fifth of the actions is random.
+
+    Raises: what ``collect_inputs`` raises.
+    """
+    rows = 2 * max(run.calibration_rows(scheme), 0 if run.spec.has_images else _CALIBRATION_ROWS)
+    if run.recorded is not None:
+        return {name: array[_judged_rows(run) :][:rows] for name, array in _shuffled(run, seed).items()}
+    order = np.random.default_rng(seed).permutation(2 * -(-rows // 2))
+    parts = [
+        collect_inputs(
+            run, -(-rows // 2), seed, stream=_CALIBRATED + place, random_share=share, steps=_STEPS, progress=progress
+        )
+        for place, share in enumerate((0.0, RANDOM_SHARE))
+    ]
+    return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+
+
+def judged_inputs(run: TrainedPolicy, seed: int, *, progress: Progress | None = None) -> Mapping[str, Inputs]:
+    """The rows that the bar is on, by what they are of; none of them calibrates.
+
+    Raises: what ``collect_inputs`` raises.
+    """
+    rows = _judged_rows(run)
+    if run.recorded is not None:
+        return {RECORDED: {name: array[:rows] for name, array in _shuffled(run, seed).items()}}
+    return {
+        name: collect_inputs(
+            run, rows, seed, stream=_JUDGED + place, random_share=share, steps=_STEPS, progress=progress
+        )
+        for place, (name, share) in enumerate(((OWN, 0.0), (OFF, RANDOM_SHARE)))
+    }
+
+
+def _judged_rows(run: TrainedPolicy) -> int:
+    if run.recorded is not None:
+        return min(2 * _ROWS, len(next(iter(run.recorded.values()))) // 2)
+    return _IMAGE_ROWS if run.spec.has_images else _ROWS
+
+
+def _shuffled(run: TrainedPolicy, seed: int) -> Inputs:
+    return collect_inputs(run, len(next(iter((run.recorded or {}).values()))), seed)
+
+
+def measure_rows(
+    run: TrainedPolicy, artifact: CompressedPolicy, judged: Mapping[str, Inputs], full: CompressedPolicy
+) -> tuple[RowQuality, ...]:
+    """Greedy actions of an artifact beside full precision's, on rows of each kind."""
+    return tuple(
+        compare_actions(run, _outputs(full, rows), _outputs(artifact, rows), name) for name, rows in judged.items()
+    )
+
+
+def _outputs(artifact: CompressedPolicy, rows: Inputs) -> Floats:
+    return run_artifact(artifact, rows)[0].astype(np.float64)
