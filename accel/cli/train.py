@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from accel.config import TrainConfig
 from accel.config.base import takes_none
 from accel.config.files import load_preset, load_toml, preset_names
+from accel.config.parts import NetworkConfig
 from accel.config.train import CHOICES, SYNONYMS, all_options, describe_choice, options_read, system_of
 from accel.display.arguments import argument
 from accel.display.text import show
@@ -143,7 +144,8 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
         from accel.launch.initial_policy import options_of, read_initial_policy
 
         asked = {name: _merged(name, value, before.get(name)) for name, value in given.items() if name not in _SOURCES}
-        values = options_of(read_initial_policy(TrainConfig.create(**asked))) | values
+        found = options_of(read_initial_policy(TrainConfig.create(**asked)))
+        values = found | values | {name: found[name] for name in NetworkConfig.model_fields if name in found}
         defaults = TrainConfig.create(**values | chosen_kinds)
         before = defaults.options()
         given = _parse_flags(argv, defaults)

@@ -259,6 +259,10 @@ def _refused(c: Call) -> Tensor:
     )
 
 
+_SAME_IN_TORCH = (
+    *("Relu", "Tanh", "Sigmoid", "Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Sin", "Cos", "Sign", "Floor", "Ceil"),
+    "Reciprocal",
+)
 _PLAIN: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
         "Equal": torch.eq,
@@ -270,21 +274,7 @@ _PLAIN: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "Or": torch.logical_or,
         "Not": torch.logical_not,
         "Where": torch.where,
-        "Relu": torch.relu,
-        "Tanh": torch.tanh,
-        "Sigmoid": torch.sigmoid,
-        "Exp": torch.exp,
-        "Log": torch.log,
-        "Sqrt": torch.sqrt,
-        "Abs": torch.abs,
-        "Neg": torch.neg,
-        "Erf": torch.erf,
-        "Sin": torch.sin,
-        "Cos": torch.cos,
-        "Sign": torch.sign,
-        "Floor": torch.floor,
-        "Ceil": torch.ceil,
-        "Reciprocal": torch.reciprocal,
+        **{name: getattr(torch, name.lower()) for name in _SAME_IN_TORCH},
         "Softplus": F.softplus,
         "Softsign": F.softsign,
         "HardSwish": F.hardswish,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,75 +14,12 @@ from accel.errors import ConfigError
 if TYPE_CHECKING:
     from accel.runs.trained_policy import TrainedPolicy
 
-_IMPORT_OPTIONS = (
-    "module",
-    "policy",
-    "weights",
-    "env",
-    "env_arg",
-    "wrapper",
-    "backend",
-    "squash_actions",
-    "rule",
-    "activation",
-    "normaliser",
-    "observations",
-    "discrete",
-)
-
 CLI = (tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction)
 """How commands with these options are parsed: an option that may be repeated takes one value each time."""
 
-Module = Annotated[
-    str | None,
-    tyro.conf.arg(
-        help="your own policy: package.module:factory, a torch.nn.Module class or a function that returns one, such as "
-        "ppo:Agent of CleanRL; called with the environment's layout if it needs an argument. Maps float observations "
-        "[B, *shape] to logits or Q-values, or to means (and log standard deviations) of Box actions"
-    ),
-]
-Weights = Annotated[
-    Path | None,
-    tyro.conf.arg(help="state dict for --module: .safetensors, or what torch.save(policy.state_dict(), ...) wrote"),
-]
-PolicyPath = Annotated[
-    Path | None,
-    tyro.conf.arg(
-        help="file of a policy that others trained, whose kind is found in its content: what model.save() of "
-        "Stable-Baselines3 wrote, ONNX, TorchScript, torch.export, a checkpoint of rsl_rl, or weights of --module; "
-        "nothing in it is unpickled",
-        aliases=("--sb3",),
-    ),
-]
-Rule = Annotated[
-    str,
-    tyro.conf.arg(
-        help="how an imported policy's outputs become actions: greedy (greatest output, mean), stochastic (sampled "
-        "from logits or the Gaussian), or module:factory"
-    ),
-]
 PolicyActivation = Annotated[
     Literal["tanh", "relu", "elu", "leaky_relu", "gelu", "silu"] | None,
     tyro.conf.arg(help="activation function, where the --policy file does not name it"),
-]
-Normaliser = Annotated[
-    Path | None,
-    tyro.conf.arg(
-        help=".npz, .safetensors or .json file with the mean and var (and clip, epsilon) that observations were "
-        "normalised with, such as VecNormalize's; they become part of the graph"
-    ),
-]
-
-
-RecordedRows = Annotated[
-    Path | None,
-    tyro.conf.arg(
-        help=".npz file of recorded observations [N, *shape] in place of --env: quality is then divergence and "
-        "agreement on these rows, and returns are not measured"
-    ),
-]
-DiscreteActions = Annotated[
-    bool, tyro.conf.arg(help="with --observations: outputs are logits or Q-values of discrete actions, not means")
 ]
 
 
@@ -97,9 +34,27 @@ class PolicySource:
         Literal["newest", "best"],
         tyro.conf.arg(help="of a run: its newest checkpoint, or the best evaluation with --evaluate-every"),
     ] = "newest"
-    module: Module = None
-    weights: Weights = None
-    policy: PolicyPath = None
+    module: Annotated[
+        str | None,
+        tyro.conf.arg(
+            help="your own policy: package.module:factory, a torch.nn.Module class or a function that returns one, "
+            "such as ppo:Agent of CleanRL; called with the environment's layout if it needs an argument. Maps float "
+            "observations [B, *shape] to logits or Q-values, or to means (and log standard deviations) of Box actions"
+        ),
+    ] = None
+    weights: Annotated[
+        Path | None,
+        tyro.conf.arg(help="state dict for --module: .safetensors, or what torch.save(policy.state_dict(), ...) wrote"),
+    ] = None
+    policy: Annotated[
+        Path | None,
+        tyro.conf.arg(
+            help="file of a policy that others trained, whose kind is found in its content: what model.save() of "
+            "Stable-Baselines3 wrote, ONNX, TorchScript, torch.export, a checkpoint of rsl_rl, or weights of --module; "
+            "nothing in it is unpickled",
+            aliases=("--sb3",),
+        ),
+    ] = None
     env: Annotated[
         str | None,
         tyro.conf.arg(help="the imported policy's environment: gymnasium id, or module:id to import the module first"),
@@ -115,18 +70,38 @@ class PolicySource:
         bool,
         tyro.conf.arg(help="the environment gets tanh(output) rescaled to its bounds; said by SB3 files"),
     ] = False
-    rule: Rule = "greedy"
+    rule: Annotated[
+        str,
+        tyro.conf.arg(
+            help="how an imported policy's outputs become actions: greedy (greatest output, mean), stochastic (sampled "
+            "from logits or the Gaussian), or module:factory"
+        ),
+    ] = "greedy"
     activation: PolicyActivation = None
-    normaliser: Normaliser = None
-    observations: RecordedRows = None
-    discrete: DiscreteActions = False
+    normaliser: Annotated[
+        Path | None,
+        tyro.conf.arg(
+            help=".npz, .safetensors or .json file with the mean and var (and clip, epsilon) that observations were "
+            "normalised with, such as VecNormalize's; they become part of the graph"
+        ),
+    ] = None
+    observations: Annotated[
+        Path | None,
+        tyro.conf.arg(
+            help=".npz file of recorded observations [N, *shape] in place of --env: quality is then divergence and "
+            "agreement on these rows, and returns are not measured"
+        ),
+    ] = None
+    discrete: Annotated[
+        bool, tyro.conf.arg(help="with --observations: outputs are logits or Q-values of discrete actions, not means")
+    ] = False
 
     def load(self) -> TrainedPolicy:
         """The policy. Raises ConfigError for options that contradict each other, and what reading it raises."""
         if self.run is None and self.module is None and self.policy is None:
             raise ConfigError("give one policy: a run directory, --policy FILE, or --module package:factory")
         if self.run is not None:
-            said = [name for name in _IMPORT_OPTIONS if getattr(self, name) != getattr(PolicySource, name)]
+            said = [f.name for f in fields(PolicySource)[2:] if getattr(self, f.name) != f.default]
             if said:
                 raise ConfigError(f"a run brings its own policy and environment: leave out {_flags(said)}")
             from accel.runs.loading import load_run

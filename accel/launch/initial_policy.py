@@ -44,6 +44,7 @@ logger = logging.getLogger("accel")
 
 def read_initial_policy(config: TrainConfig) -> Source:
     """The policy of ``init_from``, in the run's environment. Raises what ``load_run`` and ``import_policy`` raise."""
+    torch.set_num_threads(1)  # the command forks after this, and a fork has none of its parent's threads
     options = config.policy
     if options.init_from is None:
         raise ConfigError("init_from is not given")

@@ -329,14 +329,12 @@ def test_means_alone_are_played_exactly() -> None:
     ("factory", "message"),
     [
         ("Uncopyable", "layer 'body' \\(Linear\\), for its attribute 'scale', cannot be copied"),
-        ("BatchDependent", "alone and beside another"),
         ("three", "gives 3 numbers for categorical actions"),
         ("no_module", "not a torch.nn.Module"),
         ("absent", "has no function 'absent'"),
         ("Means", "fails in layer 'layer' \\(Linear.* on observations"),
         ("RecurrentAgent", "'lstm' is none of CleanRL's layers"),
         ("DeviationLayer", "computes its deviations in layer 'actor_logstd'"),
-        ("Squeezed", "one alone to an output without rows"),
         ("Lazy", "lazy layers without weights"),
         ("scripted", "is a TorchScript program"),
     ],
@@ -376,6 +374,12 @@ def test_act_inference_and_compiled_modules_act() -> None:
     plain = nn.Linear(4, 2)
     wanted = plain(torch.ones(1, 4)).argmax(1).numpy()
     assert (import_policy(torch.compile(plain), CARTPOLE).act(np.ones((1, 4), np.float32)) == wanted).all()
+
+
+@pytest.mark.parametrize("kind", [foreign_policies.BatchDependent, foreign_policies.Squeezed])
+def test_rows_that_depend_on_others_are_refused(kind: type[nn.Module]) -> None:
+    with pytest.raises(GraphError, match="each independent of the others"):
+        import_policy(kind(), CARTPOLE)
 
 
 def test_what_cannot_be_exported_is_refused_with_its_layer() -> None:

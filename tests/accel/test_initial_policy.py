@@ -57,7 +57,7 @@ def test_the_command_takes_the_network_from_the_policy(tmp_path: Path, capsys: p
     from accel.transport.launcher import LaunchInfo
 
     path = write_zip(tmp_path / "dqn.zip", weights_of(DQN))
-    words = ["--env", "CartPole-v1", "--algorithm", "dqn", "--init-from", str(path), "--learning-rate", "1e-4"]
+    words = ["--preset", "quickstart", "--algorithm", "dqn", "--init-from", str(path), "--learning-rate", "1e-4"]
     config = parse(words, LaunchInfo(0, 1, 0, None)).config  # type: ignore[arg-type]
     policy = config.policy
     assert (policy.network, policy.activation, policy.normalise_observations) == ("mlp:32-16", "relu", False)
