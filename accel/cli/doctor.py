@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -37,27 +37,27 @@ LIBRARY_PROBE = "from accel.transport.mpi import mpi_library; print(mpi_library(
 _MARK = "accel-doctor "
 """Begins what a rank says, whole in one write: lines of unbuffered ranks mix otherwise."""
 _RANK_PROBE = f"""
-import json, os
-from accel.transport.join import join_world
-from accel.transport.launcher import detect_launch
-endpoint = join_world(detect_launch())
-os.write(1, ({_MARK!r} + json.dumps([endpoint.rank, endpoint.size, endpoint.fault_tolerant]) + "\\n").encode())
-"""
-_FAULT_PROBE = f"""
 import json, os, signal, sys, time
 from accel.transport.endpoint import PeerFailed
 from accel.transport.join import join_world
 from accel.transport.launcher import detect_launch
+
+def say(answer):
+    os.write(1, ({_MARK!r} + json.dumps(answer) + "\\n").encode())
+
 endpoint = join_world(detect_launch())
-if endpoint.rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-while True:
-    try:
-        endpoint.probe(endpoint.any_source, endpoint.any_tag)
-    except PeerFailed:
-        break
-    time.sleep(0.01)
-os.write(1, ({_MARK!r} + json.dumps(sorted(endpoint.failed_ranks())) + "\\n").encode())
+say([endpoint.rank, endpoint.size, endpoint.fault_tolerant])
+if endpoint.fault_tolerant:
+    if endpoint.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    until_s = time.monotonic() + float(sys.argv[1])
+    while time.monotonic() < until_s:
+        try:
+            endpoint.probe(endpoint.any_source, endpoint.any_tag)
+        except PeerFailed:
+            break
+        time.sleep(0.01)
+    say(sorted(endpoint.failed_ranks()))
 """
 _GPU_PROBE = "import json, torch; print(json.dumps([torch.cuda.is_available(), torch.version.cuda]))"
 _KILL_S = 5.0
@@ -224,59 +224,36 @@ def _mpi(timeout_s: float) -> Iterator[Finding]:
         return
     try:
         yield Finding("mpirun", "ok", str(find_mpirun()))
-        output = run_probe([*mpirun_command(2), sys.executable, "-P", "-c", _RANK_PROBE], timeout_s)
-        yield from check_ranks(output, timeout_s)
+        limit_s = 0.5 * timeout_s
+        command = [*mpirun_command(2, silence_s=limit_s), sys.executable, "-P", "-c", _RANK_PROBE, f"{limit_s:g}"]
+        yield from check_ranks(run_probe(command, timeout_s))
     except AccelError as error:
         advice = "inside a batch job start ranks with srun (scripts/slurm); else repair this MPI"
         yield Finding("ranks", "fail", f"two ranks did not start: {error}", advice)
 
 
-def check_ranks(output: str, timeout_s: float) -> Iterator[Finding]:
-    """What two probed ranks said of themselves; AccelError where either did not answer."""
-    seen = _marked(output)
+def check_ranks(output: str) -> Iterator[Finding]:
+    """What two probed ranks said, one of which ended then; AccelError where either did not answer."""
+    said = []
+    for line in output.splitlines():  # As far as they came whole through mpirun.
+        with suppress(ValueError):
+            said += [json.loads(line.partition(_MARK)[2])] if _MARK in line else []
+    seen, failed = said[:2], said[2:]
     if sorted(rank for rank, _, _ in seen) != [0, 1] or {size for _, size, _ in seen} != {2}:
         raise AccelError(f"of two ranks {len(seen)} answered")
     yield Finding("ranks", "ok", "two ranks started and found each other")
-    if all(tolerant for _, _, tolerant in seen):
-        yield from _faults(timeout_s)
-    else:
+    if not all(tolerant for _, _, tolerant in seen):
         advice = "continue from the last checkpoint then (--resume); Open MPI 5 can do better"
         yield Finding("fault tolerance", "note", "none: a lost rank or node ends the run", advice)
-    if Path("/proc/self/stat").exists():
-        value = "an actor that crashes, leaves, hangs or is stopped is replaced by its rank; a lost rank or node is not"
-        yield Finding("replacement", "ok", value)
-    else:
-        advice = "such an actor is replaced after --actor-timeout-s, as one whose environments hang"
-        yield Finding("replacement", "note", "this system does not report stopped processes", advice)
-    shared = Path("/dev/shm")
-    if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _SMALL_SHARED_MEMORY_BYTES:
-        advice = "MPI sends through it on one node; give a container more: docker run --shm-size=1g"
-        yield Finding("shared memory", "note", f"{_size(free)} free in {shared}", advice)
-
-
-def _faults(timeout_s: float) -> Iterator[Finding]:
-    """Kills a rank."""
-    from accel.transport.launcher import mpirun_command
-
-    command = [*mpirun_command(2, silence_s=timeout_s), sys.executable, "-P", "-c", _FAULT_PROBE]
-    try:
-        seen = _marked(run_probe(command, timeout_s, any_status=True))
-    except AccelError:
-        seen = []
-    if seen[:1] == [[1]]:
+    elif failed == [[1]]:
         yield Finding("fault tolerance", "ok", "ULFM: a killed rank was noticed, a run goes on without it")
     else:
         advice = "continue from the last checkpoint when a run ends or hangs (--resume)"
         yield Finding("fault tolerance", "note", "ULFM is there, but a killed rank was not noticed", advice)
-
-
-def _marked(output: str) -> list[Any]:
-    """What the ranks of a probe said, as far as their lines came whole through mpirun."""
-    found = []
-    for line in output.splitlines():
-        with suppress(ValueError):
-            found += [json.loads(line.partition(_MARK)[2])] if _MARK in line else []
-    return found
+    shared = Path("/dev/shm")
+    if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _SMALL_SHARED_MEMORY_BYTES:
+        advice = "MPI sends through it on one node; give a container more: docker run --shm-size=1g"
+        yield Finding("shared memory", "note", f"{_size(free)} free in {shared}", advice)
 
 
 def _extras() -> Iterator[Finding]:
@@ -304,10 +281,10 @@ def check_results(directory: Path) -> Iterator[Finding]:
     yield Finding("results", "ok", f"{directory}{'' if place == directory else ' (to be made)'}, {free} free")
 
 
-def run_probe(command: Sequence[str], timeout_s: float, *, any_status: bool = False) -> str:
+def run_probe(command: Sequence[str], timeout_s: float) -> str:
     """Standard output of a command. Raises AccelError with the last line of its messages; leaves no process behind.
 
-    ``any_status``: a status other than 0 is no error.
+    A status other than 0 is no error where ranks have answered: one of them was killed.
     """
     name = Path(command[0]).name
     with tempfile.TemporaryFile("w+", errors="replace") as messages:
@@ -322,7 +299,7 @@ def run_probe(command: Sequence[str], timeout_s: float, *, any_status: bool = Fa
                 raise AccelError(f"no answer within {timeout_s:g} s from {name}") from error
             finally:
                 tree.end(_KILL_S)
-        if process.returncode != 0 and not any_status:
+        if process.returncode != 0 and _MARK not in output:
             messages.seek(0)
             lines = [line.strip() for line in (messages.read() + output).splitlines() if line.strip(" -\n")]
             raise AccelError(lines[-1] if lines else f"{name} ended with status {process.returncode}")

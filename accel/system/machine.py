@@ -103,14 +103,14 @@ def read_versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **{name: installed_version(name) for name in LIBRARIES}}
 
 
-def read_source() -> dict[str, str | bool | None]:
-    """``commit`` of the checkout this code runs from and whether it is ``dirty``; both None outside a checkout.
+def read_source(home: Path | None = None) -> dict[str, str | bool | None]:
+    """``commit`` of the checkout that has a folder (this code's) and whether it is ``dirty``; both None outside of one.
 
     Files under ``results/`` are no code: the samples that a run adds to make none of the runs after it dirty.
     """
-    home = str(Path(__file__).resolve().parent)
-    commit = _output("git", "-C", home, "rev-parse", "HEAD")
-    status = ("git", "-C", home, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
+    git = ("git", "-C", str(home or Path(__file__).resolve().parent))
+    commit = _output(*git, "rev-parse", "HEAD")
+    status = (*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
     changes = None if commit is None else _output(*status)
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 

@@ -43,7 +43,6 @@ def test_this_machine_is_fit_for_training(tmp_path: Path) -> None:
         "cores",
         "GPU",
         "fault tolerance",
-        "replacement",
     }
     assert all(item.subject in report.text() and item.value in report.text() for item in report.findings)
 
@@ -115,7 +114,7 @@ def test_a_probe_that_does_not_run_is_one_message(words: list[str], told: str) -
 def test_answers_that_did_not_come_whole_are_no_answers() -> None:
     output = doctor_module.run_probe(["printf", r"\377\naccel-doctor [1, 2, accel-doctor [0, 2, true]\ntrue]\n"], 500.0)
     with pytest.raises(AccelError, match="of two ranks 0 answered"):
-        list(doctor_module.check_ranks(output, 500.0))
+        list(doctor_module.check_ranks(output))
 
 
 def test_a_machine_with_arm_cores_and_a_container_quota(tmp_path: Path) -> None:
@@ -153,7 +152,7 @@ def test_the_description_of_a_machine_is_json_and_knows_the_source() -> None:
     assert set(read_source()) == {"commit", "dirty"} <= set(description)
 
 
-def test_samples_of_earlier_runs_make_no_source_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_earlier_runs_make_no_source_dirty(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("accel/machine.py", "results/case/runs.json")]
     for path in files:
         path.parent.mkdir(parents=True)
@@ -161,11 +160,10 @@ def test_samples_of_earlier_runs_make_no_source_dirty(tmp_path: Path, monkeypatc
     git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b")
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
         subprocess.run([*git, *words], check=True)
-    monkeypatch.setattr("accel.system.machine.__file__", str(files[0]))
     files[1].write_text("more")
-    assert read_source()["dirty"] is False
+    assert read_source(tmp_path / "accel")["dirty"] is False
     files[0].write_text("other code")
-    assert read_source()["dirty"] is True
+    assert read_source(tmp_path / "accel")["dirty"] is True
 
 
 def test_extras_are_those_of_the_package() -> None:
