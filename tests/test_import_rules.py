@@ -152,9 +152,17 @@ def test_the_actor_side_loads_no_torch(module: str) -> None:
     assert not {"torch", "onnx", "safetensors"} & loaded_after_importing(module)
 
 
-def test_packages_load_nothing_heavy() -> None:
-    modules = ("accel", *(f"accel.{leaf}" for leaf in LEAVES))
-    assert not {"torch", "onnx", "onnxruntime", "gymnasium", "mpi4py", "numpy"} & loaded_after_importing(*modules)
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        (("accel", *(f"accel.{leaf}" for leaf in LEAVES)), "torch onnx onnxruntime gymnasium mpi4py numpy"),
+        (("accel.envs.spaces", "accel.experience.rewards"), "torch gymnasium"),
+        (("accel.envs.factory",), "torch envpool ale_py pettingzoo mujoco"),
+        (("accel.display.progress",), "rich torch numpy"),
+    ],
+)
+def test_what_is_not_asked_for_is_not_loaded(modules: tuple[str, ...], heavy: str) -> None:
+    assert not set(heavy.split()) & loaded_after_importing(*modules)
 
 
 def test_public_names_resolve() -> None:

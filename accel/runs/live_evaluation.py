@@ -113,8 +113,10 @@ class ProcessEvaluation(LiveEvaluation):
 
     def offer(self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes]) -> None:
         """See ``LiveEvaluation.offer``."""
+        if env_steps < self._due:
+            return
         self._hear()
-        if env_steps < self._due or self._is_over or not (self._is_idle or (self._waits and self._wait())):
+        if self._is_over or not (self._is_idle or (self._waits and self._wait())):
             return
         self._due = (env_steps // self._every + 1) * self._every
         self._submit(env_steps, version, artifact, weights())

@@ -71,18 +71,14 @@ def play(env: VectorEnvironment, steps: int = 30) -> list[np.ndarray]:
         ({"id": "tests.environments:ClosedFormNextStep-v0"}, "vector"),
         # Arguments that only the single environment takes:
         ({"id": "tests.environments:ClosedFormNextStep-v0", "env_args": {"box_actions": True}}, "loop"),
+        # A few step faster alone than as a numpy vector:
+        ({"id": "CartPole-v1", "num_envs": 2}, "loop"),
     ],
 )
 def test_the_fastest_exact_implementation_is_taken(options: dict[str, Any], implementation: str) -> None:
-    env = make_vector_env(**options, num_envs=8)
+    env = make_vector_env(**{"num_envs": 8, **options})
     assert env.implementation == implementation
     env.close()
-    env.close()
-
-
-def test_a_few_environments_step_faster_alone_than_as_a_numpy_vector() -> None:
-    env = make_vector_env("CartPole-v1", 2)
-    assert env.implementation == "loop"
     env.close()
 
 
@@ -174,35 +170,32 @@ def test_a_broken_environment_is_made_anew_by_a_reset_too() -> None:
     env.close()
 
 
-def test_bad_input_to_envpool() -> None:
-    pytest.importorskip("envpool", reason="needs the extra [envpool]")
-    for options, message in (
-        ({"id": "CartPol-v1"}, "did you mean CartPole-v1"),
-        ({"id": CLOSED_FORM}, "backend gymnasium"),
-        ({"id": "CartPole-v1", "env_args": {"gravitas": 3}}, "gravitas"),
-        ({"id": "CartPole-v1", "env_args": {"batch_size": 1}}, "batch_size"),
-        ({"id": "CartPole-v1", "wrappers": [f"{HERE}:fail"]}, "use backend gymnasium"),
-        ({"id": "CartPole-v1", "render": True}, "use backend gymnasium"),
-        ({"id": "CartPole-v1", "squash_actions": True}, "Box action space"),
-    ):
-        options_of_it: Any = options
-        with pytest.raises(EnvError, match=message) as caught:
-            make_vector_env(**options_of_it, num_envs=1, backend="envpool")
-        assert "\n" not in str(caught.value)
+ENVPOOL: dict[str, Any] = {"id": "CartPole-v1", "backend": "envpool"}
+PONG: dict[str, Any] = {"id": "ALE/Pong-v5", "num_envs": 2}
 
 
-def test_bad_input_to_atari() -> None:
-    pytest.importorskip("ale_py", reason="needs the extra [atari]")
-    for name, args, message in (
-        ("ALE/Pongg-v5", {}, "did you mean ALE/Pong-v5"),
-        ("ALE/Pong-v5", {"frame_skip": 4}, "frameskip"),
-        ("ALE/Pong-v5", {"frameskip": 0}, "frameskip"),
-        ("ALE/Pong-v5", {"batch_size": 1}, "batch_size"),
-        ("ALE/Pong-v5", {"life_loss_info": True}, "use episodic_life=True"),
-    ):
-        arguments: Any = args
-        with pytest.raises(EnvError, match=message):
-            make_vector_env(name, 2, env_args=arguments)
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        ("envpool", ENVPOOL | {"id": "CartPol-v1"}, "did you mean CartPole-v1"),
+        ("envpool", ENVPOOL | {"id": CLOSED_FORM}, "backend gymnasium"),
+        ("envpool", ENVPOOL | {"env_args": {"gravitas": 3}}, "gravitas"),
+        ("envpool", ENVPOOL | {"env_args": {"batch_size": 1}}, "batch_size"),
+        ("envpool", ENVPOOL | {"wrappers": [f"{HERE}:fail"]}, "use backend gymnasium"),
+        ("envpool", ENVPOOL | {"render": True}, "use backend gymnasium"),
+        ("envpool", ENVPOOL | {"squash_actions": True}, "Box action space"),
+        ("ale_py", PONG | {"id": "ALE/Pongg-v5"}, "did you mean ALE/Pong-v5"),
+        ("ale_py", PONG | {"env_args": {"frame_skip": 4}}, "frameskip"),
+        ("ale_py", PONG | {"env_args": {"frameskip": 0}}, "frameskip"),
+        ("ale_py", PONG | {"env_args": {"batch_size": 1}}, "batch_size"),
+        ("ale_py", PONG | {"env_args": {"life_loss_info": True}}, "use episodic_life=True"),
+    ],
+)
+def test_bad_input_to_others_vectors_is_one_clear_message(module: str, options: dict[str, Any], message: str) -> None:
+    pytest.importorskip(module, reason="needs the extra of its name")
+    with pytest.raises(EnvError, match=message) as caught:
+        make_vector_env(**{"num_envs": 1, **options})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -228,20 +221,6 @@ except Exception as error:
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.startswith(MissingExtraError.__name__), result.stdout + result.stderr
     assert f"[{extra}]" in result.stdout
-
-
-def test_no_torch_is_imported() -> None:
-    code = """
-import sys
-import accel.envs.spaces, accel.experience.rewards
-assert "gymnasium" not in sys.modules
-from accel.envs.factory import make_vector_env
-env = make_vector_env("CartPole-v1", 2)
-env.reset()
-print("torch" in sys.modules, "envpool" in sys.modules, "ale_py" in sys.modules)
-"""
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["False"] * 3, result.stderr
 
 
 def test_seeds_are_a_function_of_run_actor_and_environment() -> None:

@@ -230,7 +230,8 @@ def test_daemons_of_environments_end_with_the_command(actors: int, tmp_path: Pat
 
 
 def test_an_evaluation_that_hangs_is_given_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = configure(tmp_path, "HangsInEvaluation", total_env_steps=1500, evaluate_every=500)
+    limits: dict[str, object] = {"peer_timeout_s": 60.0, "evaluate_every": 500}
+    config = configure(tmp_path, "HangsInEvaluation", total_env_steps=1500, **limits)
     began = time.monotonic()
     assert accel.train(config).evaluation is None
     assert time.monotonic() < began + 0.5 * TIMEOUT_S

@@ -11,17 +11,18 @@ import sys
 import warnings
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 from accel.display.progress import LineProgress, LiveProgress, Progress, open_progress
 from accel.display.status import PlayingStatus, Status
-from accel.envs.loop import EnvLoop
 from accel.errors import EnvError
 from accel.runs.evaluation import evaluate
 from accel.runs.loading import load_run
-from accel.runs.playing import Picture, play
+from accel.runs.playing import play
 from accel.runs.video import record_episode
 from tests.accel.terminals import read_terminal
 from tests.accel.trained_runs import make_run
@@ -118,18 +119,21 @@ def test_a_recording_prints_nothing_but_our_lines(env: str, tmp_path: Path) -> N
     assert done.stdout.splitlines()[-1] == f"one episode is shown in {video}" and len(done.stdout.splitlines()) == 3
 
 
-def test_libraries_are_hushed_while_they_draw_and_others_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, draw = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x1")), EnvLoop.render
+class Chatty(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Draws with libraries that say much."""
 
-    def render(self: EnvLoop) -> Picture:
+    def render(self) -> Any:
         logging.getLogger("OpenGL.acceleratesupport").error("no OpenGL_accelerate")
         logging.getLogger("mine").error("a wheel came off")
         warnings.warn_explicit("no display", UserWarning, "glfw.py", 1, module="glfw")
-        return draw(self)
+        return super().render()
 
-    monkeypatch.setattr(EnvLoop, "render", render)
+
+def test_libraries_are_hushed_while_they_draw_and_others_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrapper = ("tests.accel.test_play_progress:Chatty",)
+    run = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x1", wrapper=wrapper))
     record_episode(run.compress("fp32"), run, tmp_path / "v.gif")
     assert {record.getMessage() for record in caplog.records} == {"a wheel came off"}
     logging.getLogger("OpenGL.acceleratesupport").warning("heard again")

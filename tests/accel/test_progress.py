@@ -48,6 +48,7 @@ STATUS = TrainingStatus(
     dropped_unrolls=0,
 )
 
+ROOT = Path(__file__).parents[2]
 Kind = type[LineProgress] | type[LiveProgress]
 KINDS = [LineProgress, LiveProgress]
 
@@ -55,7 +56,7 @@ PROGRAM = """
     import logging, os, sys
     from dataclasses import replace
     from accel.display.progress import ProgressLogHandler, open_progress
-    from tests_status import STATUS
+    from tests.accel.test_progress import STATUS
 
     now_s = 0.0
     columns = int(sys.argv[1]) or None
@@ -73,24 +74,18 @@ PROGRAM = """
 """
 
 
-def status_module(directory: Path) -> Path:
-    """Hands this file's status to the program, which runs in a process of its own."""
-    text = f"from accel.display.status import TrainingStatus\nSTATUS = {STATUS!r}\n"
-    (directory / "tests_status.py").write_text(text)
-    return directory
+def start(columns: int, **extra: str) -> tuple[list[str], dict[str, str]]:
+    """The program, and variables with which it finds this file's status."""
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(columns)]
+    return command, {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **extra}
 
 
-def environment(directory: Path, **extra: str) -> dict[str, str]:
-    path = os.pathsep.join([str(status_module(directory)), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "TERM": "xterm-256color", **extra}
-
-
-def run_on_terminal(directory: Path, columns: int, lines: int, **extra: str) -> str:
+def run_on_terminal(columns: int, lines: int, **extra: str) -> str:
     """What the program writes to a pseudo-terminal of this size."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), "0"]
-    with subprocess.Popen(command, stdin=terminal, stdout=terminal, env=environment(directory, **extra)) as process:
+    command, environment = start(0, **extra)
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, env=environment) as process:
         os.close(terminal)
         output = read_terminal(controller)
     assert process.returncode == 0
@@ -144,8 +139,8 @@ class Screen:
         return [row.rstrip() for row in self.rows]
 
 
-def test_a_terminal_shows_lines_that_are_drawn_over(tmp_path: Path) -> None:
-    screen = Screen(run_on_terminal(tmp_path, 110, 30), 110, 30)
+def test_a_terminal_shows_lines_that_are_drawn_over() -> None:
+    screen = Screen(run_on_terminal(110, 30), 110, 30)
     assert screen.cursor_visible
     note, headline, steps, returns, lag, learner, actors, end, *rest = screen.text
     assert note == "actor 1 died; 1 of 2 go on [red]"
@@ -159,20 +154,8 @@ def test_a_terminal_shows_lines_that_are_drawn_over(tmp_path: Path) -> None:
     assert rest == [""]
 
 
-@pytest.mark.parametrize(("columns", "lines"), [(200, 50), (80, 24), (60, 8), (40, 7), (25, 10), (10, 10), (3, 10)])
-def test_no_terminal_is_too_narrow(tmp_path: Path, columns: int, lines: int) -> None:
-    """No line wraps, which would leave remains behind: one note, six lines, the end."""
-    output = run_on_terminal(tmp_path, columns, lines)
-    note = "actor 1 died; 1 of 2 go on [red]"
-    assert note in output
-    screen = Screen(output.replace(note, "note"[:columns]).replace("trained", "end"), columns, lines)
-    assert len([row for row in screen.text if row]) == 8
-    assert screen.text[0] == "note"[:columns]
-    assert screen.text[7] == "end"
-
-
-def test_a_terminal_of_few_lines_shows_the_first(tmp_path: Path) -> None:
-    screen = Screen(run_on_terminal(tmp_path, 80, 4), 80, 4)
+def test_a_terminal_of_few_lines_shows_the_first() -> None:
+    screen = Screen(run_on_terminal(80, 4), 80, 4)
     assert screen.text[-2] == "trained"
     assert sum(row.startswith("CartPole-v1") for row in screen.text) >= 1
 
@@ -184,26 +167,25 @@ def test_a_terminal_of_few_lines_shows_the_first(tmp_path: Path) -> None:
         ({"TERM": "dumb"}, ""),
     ],
 )
-def test_a_plain_terminal_gets_ascii_and_a_dumb_one_lines(tmp_path: Path, extra: dict[str, str], last: str) -> None:
-    output = run_on_terminal(tmp_path, 80, 24, **extra)
+def test_a_plain_terminal_gets_ascii_and_a_dumb_one_lines(extra: dict[str, str], last: str) -> None:
+    output = run_on_terminal(80, 24, **extra)
     assert output.isascii() and output.endswith("trained\r\n")
     assert last in Screen(output, 80, 24).text if last else "\x1b" not in output
 
 
-def run_in_pipe(directory: Path, columns: int) -> str:
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(columns)]
-    done = subprocess.run(command, capture_output=True, env=environment(directory), check=True)
-    return done.stdout.decode()
+def run_in_pipe(columns: int) -> str:
+    command, environment = start(columns)
+    return subprocess.run(command, capture_output=True, env=environment, check=True).stdout.decode()
 
 
-def test_a_pipe_with_a_terminal_behind_it_is_drawn_like_one(tmp_path: Path) -> None:
-    screen = Screen(run_in_pipe(tmp_path, 70).replace("\n", "\r\n"), 70, 24)
+def test_a_pipe_with_a_terminal_behind_it_is_drawn_like_one() -> None:
+    screen = Screen(run_in_pipe(70).replace("\n", "\r\n"), 70, 24)
     assert screen.text[1].startswith("CartPole-v1  int8  version 11")
     assert screen.text[7] == "trained"
 
 
-def test_a_pipe_gets_plain_lines_at_growing_intervals(tmp_path: Path) -> None:
-    lines = run_in_pipe(tmp_path, 0).splitlines()
+def test_a_pipe_gets_plain_lines_at_growing_intervals() -> None:
+    lines = run_in_pipe(0).splitlines()
     assert lines[0] == "CartPole-v1"
     assert all("\x1b" not in line for line in lines)
     # The stage, then after 1, 2, 4 more seconds and, on closing, the last of 12; the note where it happened.
@@ -426,14 +408,3 @@ def test_returns_and_curves() -> None:
     assert curve([3.0, 3.0], 10) == "▁▁"
     assert curve([float(i) for i in range(8)], 8) == "▁▂▃▄▅▆▇█"
     assert curve([float(i // 4) for i in range(32)], 8) == "▁▂▃▄▅▆▇█"
-
-
-def test_nothing_slow_is_imported_before_it_is_shown() -> None:
-    code = """
-        import io, sys
-        from accel.display.progress import LineProgress, LiveProgress
-        LiveProgress(io.StringIO()), LineProgress(io.StringIO()).note("x")
-        print("rich" in sys.modules, "torch" in sys.modules, "numpy" in sys.modules)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False", "False"]

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -71,29 +71,27 @@ class AnotherShape(OldInterface):
         return np.zeros(4, np.float32), {}
 
 
-class _Counting(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Counts its steps."""
+class _Before(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Does something before every step. Counts its steps."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], act: Callable[[int], object] = lambda steps: None) -> None:
         super().__init__(env)
-        self.steps = 0
+        self.steps, self._act = 0, act
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._act(self.steps)
         self.steps += 1
         return super().step(action)
 
 
-class _Failing(_Counting):
-    """Fails in every step after some."""
+def before(act: Callable[[int], object]) -> Callable[[gymnasium.Env[Any, Any]], _Before]:
+    """A wrapper that does something before every step, and is told how many there were."""
+    return lambda env: _Before(env, act)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps > FIRST_TROUBLE:
-            self.fail()
-        return super().step(action)
 
-    @abstractmethod
-    def fail(self) -> None:
-        """What goes wrong."""
+def late(act: Callable[[], object]) -> Callable[[gymnasium.Env[Any, Any]], _Before]:
+    """A wrapper that does something in every step after some."""
+    return before(lambda steps: act() if steps > FIRST_TROUBLE else None)
 
 
 class RaisesInNinthReset(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -108,7 +106,7 @@ class RaisesInNinthReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return super().reset(**options)
 
 
-class NanReward(_Counting):
+class NanReward(_Before):
     """Pays NaN from some step on."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -116,7 +114,7 @@ class NanReward(_Counting):
         return observation, float("nan") if self.steps > FIRST_TROUBLE else reward, terminated, truncated, info
 
 
-class NanObservation(_Counting):
+class NanObservation(_Before):
     """Shows NaN from some step on."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -133,7 +131,7 @@ class NanPart(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
 
-class OneNanObservation(_Counting):
+class OneNanObservation(_Before):
     """Shows NaN in one step."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -141,65 +139,39 @@ class OneNanObservation(_Counting):
         return observation * (float("nan") if self.steps == FIRST_TROUBLE else 1), *rest  # type: ignore[return-value]
 
 
-class Crash(_Counting):
-    """Raises in the last of two actors, after some steps."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps > FIRST_TROUBLE and rank() == SLOW_RANK:
-            raise ValueError("the simulator broke")
-        return super().step(action)
+def _hang() -> None:
+    time.sleep(3600)
 
 
-class TroubleForTwo(_Counting):
-    """Of three actors the second one's process ends, and the third one's hangs, before an unroll is whole."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps > FIRST_TROUBLE and rank() == SLOW_RANK:
-            os._exit(0)
-        if self.steps > FIRST_TROUBLE and rank() == SLOW_RANK + 1:
-            time.sleep(3600)
-        return super().step(action)
+def _raise() -> None:
+    raise ValueError("the simulator broke")
 
 
-class Slow(_Counting):
-    """Takes its time in one actor."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if rank() == SLOW_RANK:
-            time.sleep(SLOW_S)
-        return super().step(action)
+def _segfault() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
 
 
-class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Sleeps for a moment everywhere: a run that only has to go on meanwhile leaves the cores to other tests."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        time.sleep(PACE_S)
-        return super().step(action)
-
-
-class Leisurely(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Sleeps a little everywhere: actors leave the cores to a learner that shares them, and do not outrun it."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        time.sleep(LEISURE_S)
-        return super().step(action)
+def _fail_on_two_ranks() -> None:
+    if rank() == SLOW_RANK:
+        os._exit(0)
+    if rank() == SLOW_RANK + 1:
+        _hang()
 
 
-class Laborious(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Takes its time everywhere, so that the environment is the bottleneck."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        time.sleep(LABOUR_S)
-        return super().step(action)
-
-
-class Uneven(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Sleeps for an exponentially distributed time at every step."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        time.sleep(random.expovariate(1.0 / LEISURE_S))
-        return super().step(action)
+Crash = late(lambda: _raise() if rank() == SLOW_RANK else None)
+"""Raises in the last of two actors, after some steps."""
+TroubleForTwo = late(_fail_on_two_ranks)
+"""Of three actors the second one's process ends, and the third one's hangs, before an unroll is whole."""
+Slow = before(lambda steps: time.sleep(SLOW_S) if rank() == SLOW_RANK else None)
+"""Takes its time in one actor."""
+Paced = before(lambda steps: time.sleep(PACE_S))
+"""Sleeps for a moment everywhere: a run that only has to go on meanwhile leaves the cores to other tests."""
+Leisurely = before(lambda steps: time.sleep(LEISURE_S))
+"""Sleeps a little everywhere: actors leave the cores to a learner that shares them, and do not outrun it."""
+Laborious = before(lambda steps: time.sleep(LABOUR_S))
+"""Takes its time everywhere, so that the environment is the bottleneck."""
+Uneven = before(lambda steps: time.sleep(random.expovariate(1.0 / LEISURE_S)))
+"""Sleeps for an exponentially distributed time at every step."""
 
 
 class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -242,20 +214,12 @@ class Obedient(gymnasium.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
 
-def _raise() -> None:
-    raise ValueError("the simulator broke")
-
-
-def _segfault() -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
 FAILURES = {
     "raise": _raise,
     "exit": lambda: sys.exit(7),
     "leave": lambda: os._exit(0),
     "segfault": _segfault,
-    "hang": lambda: time.sleep(3600),
+    "hang": _hang,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
 
@@ -290,11 +254,13 @@ class RaisesAlways(gymnasium.Wrapper[Any, Any, Any, Any]):
         raise ValueError(f"no step was ever made ({action})")
 
 
-class Raises(_Failing):
+class Raises(_Before):
     """Raises in every step after some, and cannot be closed either."""
 
-    def fail(self) -> None:
-        raise ValueError("the simulator broke" + " and broke" * 10**6)
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps > FIRST_TROUBLE:
+            raise ValueError("the simulator broke" + " and broke" * 10**6)
+        return super().step(action)
 
     def close(self) -> None:
         if self.steps > FIRST_TROUBLE:
@@ -302,57 +268,55 @@ class Raises(_Failing):
         super().close()
 
 
-class Leaves(_Failing):
-    """Leaves the process after some steps, always."""
-
-    def fail(self) -> None:
-        os._exit(7)
+def _stop_and_hang() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    _hang()
 
 
-class Hangs(_Failing):
-    """Never comes back from a step, after some; in one actor of two, or in all where there is one."""
-
-    def fail(self) -> None:
-        time.sleep(3600)
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
-class HangsAtOnce(Hangs):
-    """Never comes back from its first step."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self.fail()
-        return super().step(action)
+def _hang_uninterruptibly(steps: int) -> None:
+    if steps == FIRST_TROUBLE:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        _hang()
 
 
-class HangsAtTheEnd(Hangs):
-    """Hangs when its run is asked to stop."""
-
-    def fail(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        super().fail()
-
-
-class Uninterruptible(Hangs):
-    """Hangs where nothing can interrupt it."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps == FIRST_TROUBLE:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        return super().step(action)
+def _pause_uninterruptibly(steps: int) -> None:
+    if steps == FIRST_TROUBLE:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        time.sleep(4)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class UninterruptibleForAWhile(_Counting):
-    """Takes four seconds for one step, in which nothing can interrupt it."""
+Leaves = late(lambda: os._exit(7))
+"""Leaves the process after some steps, always."""
+LeavesWell = late(lambda: os._exit(0))
+"""Leaves the process after some steps, as if all were well."""
+Exits = late(lambda: sys.exit(0))
+"""Ends the program after some steps, as if all were well."""
+Crashes = late(_segfault)
+"""Crashes the process after some steps."""
+Interrupts = late(_interrupt)
+"""Takes Ctrl-C itself, after some steps."""
+HoldsTheLock = late(lambda: sum(itertools.repeat(0)))
+"""Hangs in C, after some steps, with the interpreter's lock held."""
+Hangs = late(_hang)
+"""Never comes back from a step, after some."""
+HangsAtOnce = before(lambda steps: _hang())
+"""Never comes back from its first step."""
+HangsAtTheEnd = late(_stop_and_hang)
+"""Hangs when its run is asked to stop."""
+HangsInEvaluation = before(lambda steps: _hang() if "live_evaluation" in sys.argv[0] else None)
+"""Never comes back from a step where a policy is played beside training."""
+Uninterruptible = before(_hang_uninterruptibly)
+"""Hangs where nothing can interrupt it."""
+UninterruptibleForAWhile = before(_pause_uninterruptibly)
+"""Takes four seconds for one step, in which nothing can interrupt it."""
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps == FIRST_TROUBLE:
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            time.sleep(4)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return super().step(action)
 
-
-class HangsInReset(_Counting):
+class HangsInReset(_Before):
     """Never comes back from a reset, after some steps."""
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -376,56 +340,12 @@ class HangsWhenClosed(gymnasium.Wrapper[Any, Any, Any, Any]):
         time.sleep(3600)
 
 
-class Exits(_Failing):
-    """Ends the program after some steps, as if all were well."""
-
-    def fail(self) -> None:
-        sys.exit(0)
-
-
-class Interrupts(_Failing):
-    """Takes Ctrl-C itself, after some steps."""
-
-    def fail(self) -> None:
-        raise KeyboardInterrupt
-
-
-class HangsInEvaluation(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Never comes back from a step where a policy is played beside training."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if "live_evaluation" in sys.argv[0]:
-            time.sleep(3600)
-        return super().step(action)
-
-
 class HangsInTheMaking(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Is never made."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         time.sleep(3600)
-
-
-class LeavesWell(_Failing):
-    """Leaves the process after some steps, as if all were well."""
-
-    def fail(self) -> None:
-        os._exit(0)
-
-
-class Crashes(_Failing):
-    """Crashes the process after some steps."""
-
-    def fail(self) -> None:
-        _segfault()
-
-
-class HoldsTheLock(_Failing):
-    """Hangs in C, after some steps, with the interpreter's lock held."""
-
-    def fail(self) -> None:
-        sum(itertools.repeat(0))
 
 
 class NeverEnds(gymnasium.Wrapper[Any, Any, Any, Any]):
