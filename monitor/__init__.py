@@ -1,1 +1,1 @@
-"""Measures training runs and decides: phase timers, metrics, mismatch, the bottleneck, the tuner, statistics."""
+"""Measures training runs and decides: timers, metrics, mismatch, the bottleneck, what levels are worth, statistics."""

@@ -4,11 +4,10 @@
 
     unix_time_s  when          env_steps  valid steps learned from until then
     actor        the actor concerned, or null for all of them
-    kind         what was decided: see ``tuner.py``; ``anneal`` for schedules, ``resume`` where a run is resumed
-    from, to     the actor's scheme before and after; ``int8:6;fp32:2`` means six environments on int8 and two on
-                 fp32, ``:0`` a scheme that the actor only times
+    kind         ``take`` or ``leave`` a level, ``keep`` it after comparisons, ``hold`` where none is taken; ``resume``
+    from, to     the scheme before and after
     reason       a sentence
-    figures      numbers by name, such as rate/int8 in environment steps/s, ess/int8, return/fp32, episodes/fp32
+    figures      numbers by name, such as steps_per_s/int8, effective_share/int8, gain_per_s/fp32 (``objective.py``)
 
 Each line is written at once, so a kill leaves whole lines; a reader skips and counts damaged ones. Steps increase: a
 run that resumes from a checkpoint removes later lines.

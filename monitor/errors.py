@@ -24,7 +24,3 @@ class RecorderError(MonitorError):
 
 class MismatchError(MonitorError, ValueError):
     """An argument of a mismatch measurement has the wrong shape, kind or range."""
-
-
-class TunerError(MonitorError, ValueError):
-    """A ladder or schedule of compression levels is invalid."""

@@ -160,9 +160,9 @@ class CompressionConfig(Clips):
     compressor: str = Field(
         "auto",
         description="compression scheme of the actors' policy, such as fp32, int8, prune(0.5)+int8; qat is int8 whose "
-        "rounding the learner trains with, prune(0.5)+qat also prunes what it trains; auto or auto(fp32;int8;…) lets "
-        "the monitor choose while training runs; anneal(fp32@0;int8@1e5) changes at those steps; default: auto, and "
-        "fp32 with actors = 0, several learners, torch actors or central inference",
+        "rounding the learner trains with, prune(0.5)+qat also prunes what it trains; auto(fp32;int8;…) lets the "
+        "monitor choose among them while training runs, auto between fp32 and int8; default: auto, and fp32 with "
+        "actors = 0, several learners, torch actors or central inference",
     )
     calibration_interval_steps: Count = Field(
         500,

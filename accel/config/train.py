@@ -172,11 +172,6 @@ class TrainConfig(BaseModel):
             )
         if self.acting.actor_runtime == "torch":
             raise ConfigError("inference = 'central' runs compressed policies: leave actor_runtime = 'torch' out")
-        if self.compression.compressor.startswith("auto"):
-            raise ConfigError(
-                f"inference = 'central': compressor '{self.compression.compressor}' chooses for each actor what it "
-                "runs itself; choose a scheme for all, such as fp32 or int8"
-            )
 
     def _check_env_workers(self) -> None:
         if not self.acting.env_workers:
@@ -209,7 +204,7 @@ class TrainConfig(BaseModel):
                 f"{name} share out every batch: batch_unrolls must be at least {learners}, "
                 f"not {self.store.batch_unrolls}"
             )
-        if scheme.startswith("auto") or re.search(r"\bqat\b", scheme):
+        if re.search(r"\bqat\b", scheme):
             raise ConfigError(
                 f"{name}: compressor '{scheme}' works with one learner; choose a fixed scheme, such as fp32 or int8"
             )

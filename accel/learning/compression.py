@@ -40,10 +40,10 @@ class Compression:
         )
         self.sampler = MismatchSampler(config, algorithm, self.publisher.schemes, learner.batcher)
 
-    def steer(self, env_steps: int = 0) -> Steering:
-        """What chooses levels from these environment steps on. Raises ConfigError: one does not suit the network."""
+    def steer(self) -> Steering:
+        """What chooses levels. Raises ConfigError: full precision does not suit the network."""
         parts = (self._choice, self._config, self.publisher, self._place.transport, self.sampler, self._run)
-        return make_steering(*parts, env_steps, cores=usable_cores(self._place.allowed_cores))
+        return make_steering(*parts, cores=usable_cores(self._place.allowed_cores))
 
     def resume_log(self, steering: Steering, env_steps: int) -> None:
         """Cut the log of decisions at a resumed run's checkpoint."""

@@ -86,7 +86,6 @@ class Session(Callback):
     def restore(self) -> None:
         """Go on from the run's newest checkpoint. Raises CheckpointError."""
         self.checkpoints.restore()
-        self.loop.steering = self._compression.steer(self.learner.counters.env_steps)
 
     def train(self) -> Summary:
         """Publish, train, and leave a checkpoint, the policy and a summary behind.

@@ -86,12 +86,10 @@ class TrainedRun(TrainedPolicy):
 
     @property
     def scheme(self) -> str:
-        """The compression scheme of the actors at the end of training, also if it was annealed or tuned."""
-        choice = parse_choice(self.config.compression.compressor)
-        if choice.schedule is not None:
-            return choice.schedule.level_at(self.env_steps)
-        if choice.kind == "fixed":
-            return choice.levels[0]
+        """The compression scheme of the actors at the end of training, also if it was tuned."""
+        level, *others = parse_choice(self.config.compression.compressor).levels
+        if not others:
+            return level
         try:
             return Summary.read(self.path).scheme
         except CheckpointError:

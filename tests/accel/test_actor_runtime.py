@@ -20,7 +20,7 @@ RECURRENT = "it has several inputs or outputs, as recurrent policies have"
     [
         ({"compressor": "fp32"}, NATIVE),
         (
-            {"compressor": "anneal(fp32@0;int8(s8s8)@300)"},
+            {"compressor": "int8(s8s8)"},
             f"{NATIVE}, onnxruntime ({SIGNED})" if lanes_here() else NATIVE,
         ),
         ({"compressor": "fp32", "actor_runtime": "onnxruntime"}, "onnxruntime"),

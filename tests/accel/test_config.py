@@ -152,7 +152,6 @@ def test_presets_are_valid() -> None:
             "learners = 2: those of algorithm 'a3c' do not wait for each other, schedule 'synchronous' does",
         ),
         ({"algorithm": "seed", "actor_runtime": "torch"}, "inference = 'central' runs compressed policies"),
-        ({"algorithm": "seed", "compressor": "auto(fp32;int8)"}, "choose a scheme for all, such as fp32 or int8"),
         ({"compressor": "qat", "mixed_precision": "bf16", "device": "cuda"}, "mixed_precision = 'none'"),
         ({"hosts": "a", "hostfile": "b"}, "not both"),
         ({"actors": 0, "hosts": "a"}, "one process"),
@@ -216,7 +215,7 @@ def test_texts_are_made_canonical_and_a_name_is_given() -> None:
         ("prune(1.5)", "share to remove, between 0 and 1"),
         ("int8+prune(0.5)", r"'int8' must come last: write prune\(0.5\)\+int8"),
         ("auto(fp32;lowrank(2))", "between 0 and 1"),
-        ("anneal(fp32@0;int8(wat)@9)", "options are per_channel"),
+        ("auto(fp32;int8(wat))", "options are per_channel"),
     ):
         with pytest.raises(ConfigError, match=reason):
             check_config(TrainConfig.create(compressor=scheme))
@@ -264,7 +263,6 @@ def test_learners_share_out_actors_and_batches() -> None:
         ({"actors": 1}, "every learner needs an actor"),
         ({"actors": 0}, "every learner needs an actor"),
         ({"actors": 2, "batch_unrolls": 1}, "batch_unrolls must be at least 2, not 1"),
-        ({"actors": 2, "compressor": "auto"}, "works with one learner"),
         ({"actors": 2, "compressor": "prune(0.5)+qat"}, "works with one learner"),
     ],
 )

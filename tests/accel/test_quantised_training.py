@@ -181,12 +181,9 @@ def test_mixed_precision_is_refused() -> None:
         TrainConfig.create(compressor="prune(0.5)+qat", mixed_precision="bf16", device="cuda")
 
 
-def test_it_is_no_level_of_auto_but_one_of_a_schedule() -> None:
-    with pytest.raises(
-        ConfigError, match=r"use prune\(0.5\)\+int8 here, or compressor = 'prune\(0.5\)\+qat', or anneal"
-    ):
+def test_it_is_no_level_of_auto() -> None:
+    with pytest.raises(ConfigError, match=r"use prune\(0.5\)\+int8 here, or compressor = 'prune\(0.5\)\+qat'"):
         parse_choice("auto(fp32;prune(0.5)+qat)")
-    assert parse_choice("anneal(fp32@0;qat@1e5)").levels == ("fp32", "qat")
 
 
 def test_a_chain_without_sense_is_refused_at_the_start() -> None:

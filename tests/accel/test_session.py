@@ -36,7 +36,7 @@ from accel.experience.stores.base import Sample
 from accel.experience.stores.prioritised import PrioritisedReplay
 from accel.learning.handshake import wait_for_actors
 from accel.learning.loop import Loop
-from accel.monitor.decisions import read_decisions
+from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.runs.checkpoint import CheckpointState, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
@@ -253,20 +253,25 @@ def test_steps_after_the_last_checkpoint_are_recorded_once(tmp_path: Path) -> No
     assert steps == sorted(set(steps)) and steps[-1] >= 3000
 
 
-def test_decisions_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None:
-    """As after a kill: the schedule changes before the newest checkpoint, and again some updates after it."""
-    run, options = tmp_path / "run", {"compressor": "anneal(fp32@0;int8@1000;fp32@2000)"}
+def test_decisions_after_the_last_checkpoint_are_cut_off(tmp_path: Path) -> None:
+    """As after a kill: the newest checkpoint is older than the newest decision."""
+    run, options = tmp_path / "run", {"compressor": "auto(fp32;int8)"}
     accel.train(configure(tmp_path, checkpoint_interval_s=1e-6, keep_checkpoints=50, **options))
-    first, _ = read_decisions(run)
-    assert [(d.before, d.after) for d in first] == [("fp32", "int8"), ("int8", "fp32")]
+    log = DecisionLog(run)
+    log.forget_after(0)
+    for env_steps, kind, before, after in ((500, "take", "fp32", "int8"), (2500, "leave", "int8", "fp32")):
+        log.write(env_steps, None, kind, before, after, "")
     for path in (run / "checkpoints").iterdir():
         if load_checkpoint(path).env_steps >= 1800:
             path.unlink()
-    assert first[0].env_steps < checkpoint(run).env_steps
+    left = checkpoint(run).env_steps
+    assert 500 < left < 2500
     accel.train(configure(tmp_path, **options), resume=run)
-    again, damaged = read_decisions(run)
-    assert [(d.before, d.after) for d in again] == [("fp32", "int8"), ("int8", "fp32")] and damaged == 0
-    assert again[0] == first[0] and again[1].unix_time_s > first[1].unix_time_s
+    (taken, resumed, *others), damaged = read_decisions(run)
+    assert [(d.kind, d.before, d.after) for d in (taken, resumed)] == [
+        ("take", "fp32", "int8"), ("resume", "int8", "fp32")
+    ]  # fmt: skip
+    assert damaged == 0 and all(decision.before == "fp32" for decision in others)
 
 
 def test_both_policies_of_a_run_are_of_the_same_weights(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from accel.monitor.annealing import AnnealingSchedule
 from accel.monitor.decisions import DECISIONS_FILE, DecisionLog, read_decisions
-from accel.monitor.errors import RecorderError, TunerError
+from accel.monitor.errors import RecorderError
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -116,28 +115,3 @@ def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytes
         log.write(0, None, "hold", "a", "a", "")
     (told,) = caplog.records
     assert "decisions.jsonl: No such file or directory; the run goes on" in told.getMessage()
-
-
-def test_schedule_holds_each_level_from_its_step() -> None:
-    schedule = AnnealingSchedule(("fp32", "int8", "prune(0.5)+int8"), (0, 100, 500))
-    levels = [schedule.level_at(steps) for steps in (0, 99, 100, 499, 500, 10**9)]
-    assert levels == ["fp32", "fp32", "int8", "int8", "prune(0.5)+int8", "prune(0.5)+int8"]
-
-
-def test_schedule_tells_levels_that_come_again_apart() -> None:
-    schedule = AnnealingSchedule(("fp32", "int8", "fp32"), (0, 100, 500))
-    assert [schedule.began_at(steps) for steps in (0, 99, 100, 499, 500, 10**9)] == [0, 0, 100, 100, 500, 500]
-
-
-@pytest.mark.parametrize(
-    ("levels", "steps", "message"),
-    [
-        ((), (), "one step for each"),
-        (("a",), (5,), "must begin at 0"),
-        (("a", "b"), (0, 0), "not after"),
-        (("a",), (0, 1), "one step"),
-    ],
-)
-def test_senseless_schedules_are_refused(levels: tuple[str, ...], steps: tuple[int, ...], message: str) -> None:
-    with pytest.raises(TunerError, match=message):
-        AnnealingSchedule(levels, steps)

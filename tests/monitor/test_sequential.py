@@ -1,0 +1,126 @@
+"""The sequential test against its definition, and its error rates by simulation with fixed seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from accel.monitor.objective import Block, Comparison, Floats
+from accel.monitor.sequential import ERROR, PairedTest
+
+RUNS, PAIRS = 100, 40
+MOST_ERRORS = RUNS * ERROR + 3 * math.sqrt(RUNS * ERROR)
+ENVS = 8
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]
+
+
+def _success(rate: float) -> Draw:
+    return lambda random, shape: (random.random(shape) < rate).astype(np.float64)
+
+
+def _shared_policy(deviation: float) -> Draw:
+    """Every environment of a block has the same policy version, which is better or worse by chance."""
+    return lambda random, shape: random.standard_normal(shape) + deviation * random.standard_normal()
+
+
+def _rare_fortune(random: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    return np.exp(2.0 * random.standard_normal(shape))
+
+
+DISTRIBUTIONS: dict[str, Draw] = {
+    "gaussian": lambda random, shape: random.standard_normal(shape),
+    "two modes": lambda random, shape: 100.0 * _success(0.5)(random, shape) + random.standard_normal(shape),
+    "success in 5 %": _success(0.05),
+    "shared policies": _shared_policy(3.0),
+    "heavy tail": _rare_fortune,
+}
+
+
+def _verdicts(level: Draw, full: Draw, episodes: tuple[int, int], trend: float = 0.0) -> dict[str, float]:
+    """How runs of ``PAIRS`` pairs end, whose blocks have so many episodes of an environment."""
+    random, found = np.random.default_rng(0), []
+    for _ in range(RUNS):
+        comparison = Comparison("int8", "fp32")
+        while comparison.pairs < PAIRS and comparison.returns.verdict == "open":
+            drift = trend * np.array([comparison.pairs, comparison.pairs + 0.1])
+            random.shuffle(drift)  # the order of a pair's blocks is drawn
+            blocks = [
+                Block(1.0, 1, 1.0, draw(random, (count, ENVS)) + move, np.ones((count, ENVS)))
+                for draw, count, move in zip((level, full), episodes, drift, strict=True)
+            ]
+            comparison.add(*blocks)
+        found.append(comparison.returns.verdict)
+    return {verdict: found.count(verdict) / RUNS for verdict in ("worse", "better", "open")}
+
+
+def test_evidence_is_its_definition() -> None:
+    test, bets = PairedTest(), np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+    for difference, error in ((-0.5, 1.0), (2.0, 1.0), (-3.0, 0.0), (0.0, 0.0), (math.nan, 1.0)):
+        test.add(difference, error)
+    xs = (-0.5, 1.0, -1.0, 0.0)
+    wanted = [1 / 5, 1 / 5]  # of what begins later
+    for k in range(4):
+        for side, sign in enumerate((-1, 1)):
+            products = [math.prod(1 + sign * bet * x for x in xs[k:]) for bet in bets]
+            wanted[side] += float(np.mean(products)) / ((k + 1) * (k + 2))
+    assert test.pairs == 4 and test.verdict == "open"
+    assert test.evidence == (pytest.approx(wanted[0]), pytest.approx(wanted[1]))
+
+
+@pytest.mark.parametrize(("sign", "verdict"), [(-1.0, "worse"), (1.0, "better")])
+def test_a_verdict_takes_nine_pairs_of_one_mind(sign: float, verdict: str) -> None:
+    test = PairedTest()
+    for _ in range(8):
+        test.add(sign, 0.1)
+    assert test.verdict == "open"
+    test.add(sign, 0.1)
+    assert test.verdict == verdict
+
+
+def test_a_level_that_becomes_worse_is_found_soon_and_for_good() -> None:
+    test, pairs = PairedTest(), 0
+    for _ in range(30):
+        test.add(1.0, 0.1)
+    while test.verdict != "worse":
+        test.add(-1.0, 0.1)
+        pairs += 1
+    assert pairs <= 20
+    for _ in range(100):
+        test.add(1.0, 0.1)
+    assert test.verdict == "worse"
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("episodes", [(2, 2), (6, 2)], ids=["equal", "thrice as fast"])
+def test_a_level_that_makes_no_difference_is_hardly_ever_judged(name: str, episodes: tuple[int, int]) -> None:
+    found = _verdicts(DISTRIBUTIONS[name], DISTRIBUTIONS[name], episodes, trend=1.0)
+    assert max(found["worse"], found["better"]) * RUNS <= MOST_ERRORS
+
+
+def test_the_simulation_finds_a_test_out_whose_pairs_are_not_drawn() -> None:
+    """With the level always second, a trend speaks for it."""
+    random = np.random.default_rng(1)
+    found = [PairedTest() for _ in range(RUNS)]
+    for test in found:
+        for _ in range(PAIRS):
+            test.add(0.5 + random.standard_normal(), 1.0)
+    assert sum(test.verdict == "better" for test in found) > 3 * MOST_ERRORS
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("episodes", [1, 5])
+def test_a_level_that_never_succeeds_never_passes(rate: float, episodes: int) -> None:
+    """Full precision succeeds in some episodes; zeros against zeros say nothing."""
+    found = _verdicts(_success(0.0), _success(rate), (episodes, episodes))
+    assert found["better"] == 0.0
+    assert found["worse"] >= 0.9
+
+
+@pytest.mark.parametrize("loss", [0.5, 1.0])
+def test_a_level_whose_returns_are_lower_is_found(loss: float) -> None:
+    found = _verdicts(lambda random, shape: random.standard_normal(shape) - loss, DISTRIBUTIONS["gaussian"], (2, 2))
+    assert found["worse"] >= 0.95 and found["better"] == 0.0
