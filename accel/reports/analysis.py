@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
+import tyro
 
+from accel.display.arguments import argument
 from accel.errors import ReportError
 from accel.monitor.bottleneck import TimeShares
 from accel.monitor.plain_text import percent
@@ -27,31 +30,36 @@ from accel.reports.runs import Group, Run, group_runs, relabelled
 from accel.reports.targets import Target, common_target, margin_of, threshold_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Choices:
-    """How a report is made.
+    """How a report is made. Of several comparisons with one baseline, ``confidence`` and ``alpha``, the level of the
+    non-inferiority test, hold for all of them together."""
 
-    Attributes:
-        threshold: return for "time to threshold"; None: the runs' own ``stop_at_return``, or else 90 % of the way from
-            the first known return to the final return of the reference group, which no sentence is about.
-        margin: acceptable loss of final return, as a share of the baseline's gain from its first known return to its
-            final return.
-        margin_return: the same in units of return, instead of a share; None: the share.
-        labels: names of the configurations, in order, the baseline's first; empty: what differs, or the runs' names.
-        group_by: the options by which runs are grouped; empty: all but seed, name and results_dir.
-        force: compare runs that should not be compared, and mark them.
-        confidence: of every interval. alpha: level of the non-inferiority test. Where several configurations are
-            compared with one baseline, both hold for all of them together.
-    """
-
-    threshold: float | None = None
-    margin: float = 0.05
-    group_by: tuple[str, ...] = ()
-    force: bool = False
-    confidence: float = 0.95
-    alpha: float = 0.05
-    margin_return: float | None = None
-    labels: tuple[str, ...] = ()
+    threshold: Annotated[
+        float | None,
+        argument("return for time to threshold; default: the runs' stop-at-return; in tables, else 90 % of the gain"),
+    ] = None
+    group_by: Annotated[
+        tuple[str, ...],
+        argument("options, such as compressor, by which to put runs together; default: all but the seed", name="group"),
+    ] = ()
+    labels: Annotated[
+        tuple[str, ...],
+        argument(
+            "names of the configurations, one for each, in their order, a baseline first; default: what differs "
+            "where that is short, else the runs' names",
+            name="label",
+        ),
+    ] = ()
+    confidence: Annotated[float, tyro.conf.arg(help="confidence level of the intervals, in (0, 1)")] = 0.95
+    margin: Annotated[
+        float, tyro.conf.arg(help="how much lower a return still counts as the same, as a share of the baseline's gain")
+    ] = 0.05
+    margin_return: Annotated[
+        float | None, tyro.conf.arg(help="the same in units of return, such as 25; replaces the share")
+    ] = None
+    force: Annotated[bool, tyro.conf.arg(help="compare what is not comparable, and mark it")] = False
+    alpha: tyro.conf.Suppress[float] = 0.05
 
     def __post_init__(self) -> None:
         for name, value in (("margin", self.margin), ("margin_return", self.margin_return)):

@@ -7,13 +7,13 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from accel.errors import ReportError
 from accel.monitor.plain_text import one_line, without_controls
 from accel.reports import plotting, tables, wording
-from accel.reports.analysis import Analysis, GroupResult
+from accel.reports.analysis import Analysis, Choices, GroupResult
 from accel.reports.charts import figures
 from accel.reports.comparison import QUANTITIES
 from accel.reports.curves import Curve
@@ -105,7 +105,7 @@ def to_json(analysis: Analysis) -> dict[str, object]:
         "threshold_source": analysis.threshold_source,
         "margin": analysis.margin,
         "margin_source": analysis.margin_source,
-        "choices": asdict(analysis.choices),
+        "choices": {field.name: getattr(analysis.choices, field.name) for field in fields(Choices)},
         "baseline": None if analysis.baseline is None else analysis.baseline.label,
         "caveats": analysis.caveats,
         "quantities": {

@@ -218,13 +218,13 @@ def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ..
     """Group the seeds of each configuration, in order of appearance.
 
     Args:
-        keys: the options by which to group; empty: all but seed, name and results_dir.
+        keys: the options by which to group, - or _ between words; empty: all but seed, name and results_dir.
     Raises:
         ReportError: no run, or a key that no run has.
     """
     if not runs:
         raise ReportError("no run was given")
-    known = {key for run in runs for key in run.config}
+    known, keys = {key for run in runs for key in run.config}, [key.replace("-", "_") for key in keys]
     if unknown := [key for key in keys if key not in known]:
         raise ReportError(f"no run has an option {unknown[0]!r} to group by; there are {', '.join(sorted(known))}")
     members: dict[tuple[tuple[str, str], ...], list[Run]] = {}

@@ -31,7 +31,7 @@ from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import ERROR
 from accel.sweep.scheme_space import SchemeSpace
 from accel.sweep.search import CandidateOptions, StudyPlan
-from accel.sweep.study import CAVEAT, MEASURED, SAME_AS, SKIPPED, UNBUILT, Measurement, has_ended
+from accel.sweep.study import CAVEAT, DOMINATED, MEASURED, SAME_AS, SKIPPED, TOO_FAR, UNBUILT, Measurement, has_ended
 
 _SCHEME, _RETURNS, _REFERENCES = "scheme", "returns", "references"
 # A candidate counts as dominated only if it is slower than another by more than measurements vary.
@@ -123,7 +123,7 @@ class AfterTraining(Experiment):
         try:
             artifact = self.bench.compress(scheme)
         except (SchemeError, UnsupportedLayerError) as error:
-            return Measurement({}, self.references, {_BUILT: 1.0}, f"cannot be built: {error}", UNBUILT)
+            return Measurement({}, self.references, {_BUILT: 1.0}, f"{UNBUILT}: {error}")
         measured = self.bench.screen(artifact)
         measured["latency"] = self._latency(measured["policy_us"], measured["fp32_us"])
         trial.set_user_attr(MEASURED, measured)
@@ -131,12 +131,12 @@ class AfterTraining(Experiment):
             return Measurement(measured, self.references)
         if measured["kl"] > self._options.max_kl:
             excess = measured["kl"] / self._options.max_kl - 1.0
-            reason = f"not played: KL {measured['kl']:.3g} is over {self._options.max_kl:g} nats"
-            return Measurement(measured, self.references, {_NEAR: excess}, reason, "too far from fp32")
+            reason = f"{TOO_FAR}: KL {measured['kl']:.3g} nats, over {self._options.max_kl:g}"
+            return Measurement(measured, self.references, {_NEAR: excess}, reason)
         better = next((other for other in trials if _dominates(other, measured)), None)
         if better is not None:
-            reason = f"not played: trial {better.number} is closer to fp32, faster and smaller"
-            return Measurement(measured, self.references, {_NEAR: -1.0}, reason, "dominated")
+            reason = f"{DOMINATED}: trial {better.number} is closer to fp32, faster and smaller"
+            return Measurement(measured, self.references, {_NEAR: -1.0}, reason)
         returns = self.bench.play(artifact)
         trial.set_user_attr(_RETURNS, returns)
         return Measurement({**measured, "return": sum(returns) / len(returns)}, self.references, {_NEAR: -1.0})

@@ -23,7 +23,7 @@ from accel.sweep.plots import pareto_figure
 from accel.sweep.recovery import ERROR
 from accel.sweep.search import StudyPlan
 from accel.sweep.storage import without_passwords
-from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, SAME_AS, SKIP, SKIPPED, counts, tally
+from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, SAME_AS, SKIPPED, counts, tally
 from accel.system.atomic import write_atomically
 from accel.system.machine import describe_machine
 
@@ -170,7 +170,7 @@ def _trial_json(trial: FrozenTrial, label: str) -> Json:
         "violations": trial.constraints,
         "parameters": trial.params,
     }
-    for name in (SKIP, SKIPPED, ERROR, SAME_AS, DRAWN_AT_RANDOM, "returns", "run"):
+    for name in (SKIPPED, ERROR, SAME_AS, DRAWN_AT_RANDOM, "returns", "run"):
         if name in attributes:
             value[name] = attributes[name]
     return value

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 import numpy as np
 import optuna
@@ -33,10 +32,9 @@ from accel.transport.launcher import detect_launch
 REPORTS = 20
 """Intermediate values of a whole training run."""
 
-Skip = Literal["too far from fp32", "dominated", "could not be built"]
-SKIPS: tuple[Skip, ...] = get_args(Skip)
-UNBUILT: Skip = "could not be built"
-SAME_AS, SKIP, DRAWN_AT_RANDOM = "same_as", "skip", "drawn_at_random"
+TOO_FAR, DOMINATED, UNBUILT = SKIPS = ("too far from fp32", "dominated", "could not be built")
+"""How the reasons begin for which a trial ends before all objectives are measured."""
+SAME_AS, DRAWN_AT_RANDOM = "same_as", "drawn_at_random"
 _RETURNS = "returns"
 _ORDER = ("played", "measured", *SKIPS[:2], "stopped by the pruner", "failed", UNBUILT)
 MEASURED, SKIPPED, SUBJECT, OWN_BOUNDS = "measured", "skipped", "sweep", "own_bounds"
@@ -59,15 +57,14 @@ class Measurement:
         measured: by metric; further values may be among them.
         references: fp32's, for relative constraints.
         violations: of the sweep's own bounds, above 0 where they are not met.
-        skipped: why the trial ended before all objectives were measured; None for a complete one.
-        skip: the same as a category, for counting.
+        skipped: why the trial ended before all objectives were measured, one of ``SKIPS`` and the figures behind it;
+            None for a complete one.
     """
 
     measured: Values
     references: Values
     violations: Values = field(default_factory=dict)
     skipped: str | None = None
-    skip: Skip | None = None
 
 
 class _StudyAttributes(BaseModel):
@@ -97,7 +94,6 @@ class _TrialAttributes(BaseModel):
     scheme: str = ""
     run: str = ""
     skipped: str = ""
-    skip: str = ""
     error: str = ""
 
 
@@ -192,7 +188,7 @@ def work(
         if trial is None:
             continue
         repeated = repeated + 1 if SAME_AS in trial.user_attrs else 0
-        fruitless = fruitless + 1 if repeated or trial.user_attrs.get(SKIP) == UNBUILT else 0
+        fruitless = fruitless + 1 if repeated or _skip(trial) == UNBUILT else 0
         if not repeated:
             report(study, trial)
         if repeated == _REPETITIONS_TO_DIVERSIFY and plan.search.sampler != "random":
@@ -253,8 +249,6 @@ def _measure(trial: Trial, plan: StudyPlan, evaluate: Callable[[Trial], Measurem
         trial.set_constraint(name, violation)
     if outcome.skipped is not None:
         trial.set_user_attr(SKIPPED, outcome.skipped)
-        if outcome.skip is not None:
-            trial.set_user_attr(SKIP, outcome.skip)
         raise optuna.TrialPruned(outcome.skipped)
     return tuple(measured[objective.name] for objective in plan.objectives)
 
@@ -292,7 +286,12 @@ def has_ended(trial: FrozenTrial) -> bool:
 
 def is_done(trial: FrozenTrial) -> bool:
     """Whether a trial counts towards the wanted number: it ended, and its candidate could be built."""
-    return has_ended(trial) and trial.user_attrs.get(SKIP) != UNBUILT
+    return has_ended(trial) and _skip(trial) != UNBUILT
+
+
+def _skip(trial: FrozenTrial) -> str:
+    """Which of ``SKIPS`` a trial's reason begins with; empty for none."""
+    return next((skip for skip in SKIPS if str(trial.user_attrs.get(SKIPPED, "")).startswith(skip)), "")
 
 
 def ending(trial: FrozenTrial) -> str:
@@ -300,7 +299,7 @@ def ending(trial: FrozenTrial) -> str:
     if ERROR in trial.user_attrs:
         return "failed"
     if trial.state == TrialState.PRUNED:
-        return str(trial.user_attrs.get(SKIP, "stopped by the pruner"))
+        return _skip(trial) or "stopped by the pruner"
     return "played" if _RETURNS in trial.user_attrs else "measured"
 
 

@@ -21,7 +21,7 @@ def test_candidates_that_cannot_be_built_do_not_count_and_do_not_go_on_for_ever(
     def evaluate(trial: optuna.Trial) -> Measurement:
         proposed.append(trial.suggest_float("x", 0, 1))
         if len(proposed) > 4:
-            return Measurement({}, {}, {"can be built": 1.0}, "cannot be built: no", UNBUILT)
+            return Measurement({}, {}, {"can be built": 1.0}, f"{UNBUILT}: no")
         return Measurement({"return": proposed[-1], "bytes": 1.0}, {})
 
     with opened(plan) as study:
