@@ -19,7 +19,8 @@ def headline(analysis: Analysis) -> str:
     """The report in one sentence: the best comparison, or the returns that were reached."""
     if analysis.comparisons:
         best = max(analysis.comparisons, key=_merit)
-        return f"{speed(best, analysis)}; {RETURN_CLAIMS[best.verdict.outcome]} ({analysis.environment})"
+        claim = RETURN_CLAIMS[best.verdict.outcome]
+        return f"{best.group.label}: {speed(best, analysis)}; {claim} ({analysis.environment})"
     highest = max(analysis.results, key=lambda r: -math.inf if r.final_return is None else r.final_return.estimate)
     outcome = f"{highest.group.label}, {_outcome(highest, analysis.target)}"
     if len(analysis.results) == 1:
@@ -49,10 +50,10 @@ def verdict(comparison: Comparison, analysis: Analysis) -> str:
 
 
 def speed(comparison: Comparison, analysis: Analysis) -> str:
-    """``int8: 1.62× [1.5, 1.7] the speed of fp32 to a return of 475``, and what it is made of or lacks."""
+    """``1.62× [1.5, 1.7] the speed of fp32 to a return of 475``, and what it is made of or lacks."""
     value, baseline = comparison.main, analysis.groups[0].label
     if value is None:
-        return f"{comparison.group.label}: no speed to compare with {baseline}"
+        return f"no speed to compare with {baseline}"
     to = f" to a return of {analysis.target:.4g}"
     what = {
         "time_to_threshold_s": f"the speed of {baseline}{to}",
@@ -68,7 +69,7 @@ def speed(comparison: Comparison, analysis: Analysis) -> str:
     elif value.quantity == "time_to_threshold_s" and (steps := comparison.speedups.get("steps_to_threshold")):
         rate = value.ratio.estimate / steps.ratio.estimate
         note = f" ({steps.ratio.estimate:.3g}× by the number of steps, {rate:.3g}× by steps per second)"
-    return f"{comparison.group.label}: {value.text} {what}{note}"
+    return f"{value.text} {what}{note}"
 
 
 def method(analysis: Analysis) -> tuple[str, ...]:
