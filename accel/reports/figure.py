@@ -131,7 +131,6 @@ class Panel:
 
     Attributes:
         marks: in the order of drawing.
-        note: a text in its upper right corner.
         inches: its height without titles; None: by its bars, or the same for all.
     """
 
@@ -139,7 +138,6 @@ class Panel:
     x: Axis = field(default_factory=Axis)
     y: Axis = field(default_factory=Axis)
     title: str = ""
-    note: str = ""
     inches: float | None = None
 
 

@@ -173,8 +173,6 @@ def _draw_panel(panel: Panel, axes: Axes, *, shown: bool) -> None:
     axes.set_title(wrapped(panel.title, LINE_LETTERS), loc="left")
     axes.set_xlabel(wrapped(panel.x.title, LINE_LETTERS) if shown else "")
     axes.set_ylabel(panel.y.title)
-    if panel.note:
-        axes.annotate(panel.note, (0.99, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize=8, color=MUTED)
 
 
 def _draw_line(line: Line, axes: Axes) -> None:

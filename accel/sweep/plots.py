@@ -58,9 +58,8 @@ def pareto_figure(
         for metric, axis in ((x, "x"), (y, "y")):
             if metric.name in bounds:
                 marks.append(Reference(bounds[metric.name], "constraint", "x" if axis == "x" else "y"))
-        x_axis, y_axis = (_axis(metric, [*rows, *front], references, bounds) for metric in (x, y))
-        note = "; ".join(filter(None, (_all_equal(metric, [*rows, *front], references) for metric in (x, y))))
-        panels.append(Panel(marks, x_axis, y_axis, note=note, inches=3.4))
+        x_axis, y_axis = (_axis(metric, [*rows, *front]) for metric in (x, y))
+        panels.append(Panel(marks, x_axis, y_axis, inches=3.4))
     caption = "Every measured trial. Bars: 95 % Student's t interval of the mean return, quartiles of a latency."
     return Figure("pareto", f"Pareto front of {title}", panels, caption, columns=3, heading=title)
 
@@ -106,20 +105,10 @@ def _ends(rows: Sequence[Candidate], metric: Metric, returns: Mapping[int, Inter
     return known if np.isfinite(known).any() else []
 
 
-def _axis(metric: Metric, rows: Sequence[Candidate], references: Values, bounds: Values) -> Axis:
+def _axis(metric: Metric, rows: Sequence[Candidate]) -> Axis:
     if metric.name == "trial":
         return Axis("trial", "steps")
     title = f"{metric.title}, {'more' if metric.direction == 'maximise' else 'less'} is better"
     values = [row.values[metric.name] for row in rows]
-    if _all_equal(metric, rows, references):
-        ends = [0.0, 1.2 * values[0] if values[0] else 1.0, 1.2 * bounds.get(metric.name, 0.0)]
-        return Axis(title, limits=(min(ends), max(ends)))
     wide = metric.direction == "minimise" and values and 0 < min(values) < max(values) / LOGARITHMIC_RATIO
     return Axis(title, "log" if wide else "linear")
-
-
-def _all_equal(metric: Metric, rows: Sequence[Candidate], references: Values) -> str:
-    """Says so where a metric's values do not differ; such an axis begins at zero."""
-    values = {row.values[metric.name] for row in rows if metric.name in row.values}
-    values |= {references[metric.name]} if metric.name in references and values else set()
-    return f"{metric.name}: all equal, {min(values):g}" if len(values) == 1 else ""

@@ -201,13 +201,6 @@ def test_a_front_has_names_and_error_bars() -> None:
     assert isinstance(best, Points) and best.x_ends == [(90.0, 120.0)]
 
 
-def test_an_axis_of_equal_values_begins_at_nothing_and_says_so() -> None:
-    rows = [Candidate(n, str(n), {"return": 500.0, "bytes": float(size)}) for n, size in enumerate((100, 150, 180))]
-    panel = pareto(rows, {"return": 500.0, "bytes": 200.0}, {"return": 475.0})
-    assert panel.y.limits == (0.0, 600.0) and panel.note == "return: all equal, 500"
-    assert not pareto([*rows, Candidate(3, "3", {"return": 480.0, "bytes": 90.0})], {}, {}).note
-
-
 def test_a_population_has_a_line_for_each_member_and_the_best_ones() -> None:
     figure = population_figure({"return": [[1.0, None], [2.0, 3.0]]}, [0, 1], {"return"}, "t")
     *members, best = figure.panels[0].marks
