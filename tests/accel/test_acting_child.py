@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from accel.supervision.channel import Channel, ChannelClosedError
 from accel.transport.base import PolicyUpdate, Stopped
 from accel.transport.child_actor import ActorMemory, ChildActor
 from accel.transport.launcher import LaunchInfo
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -120,8 +120,7 @@ def test_a_child_that_waits_says_so_and_one_that_goes_on_too(
     found = threading.Event()
 
     def look() -> None:
-        while memory.activity.words[1] != WAITING:
-            time.sleep(0.01)
+        until(lambda: memory.activity.words[1] == WAITING)
         found.set()
         ours.send("free", {"buffer": 0})
 
@@ -194,8 +193,7 @@ def test_a_system_that_starts_no_more_processes_costs_restarts(tmp_path: Path) -
     config = TrainConfig.create(env="CartPole-v1", actors=1, max_actor_restarts=2)
     host, transport = ActorSupervisor([str(program)]), Told(ActorConfig.of(config, schemes=("fp32",)))
     ran = tmp_path / "ran"
-    while not ran.exists():
-        time.sleep(0.01)
+    assert until(ran.exists)
     program.unlink()
     assert host.serve(transport) == 0  # type: ignore[arg-type]
     assert [report.get("down") for report in transport.reports[:2]] == [

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,9 +25,11 @@ from accel.runs.live_evaluation import TIMEOUT_S
 from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity, Watchdog
 from accel.supervision.processes import descendants, is_running
 from accel.system.signals import interruptible
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 TROUBLED = "tests.environments.troubled:"
+LIMIT_S = 300.0
 
 
 def configure(path: Path, wrapper: str, **options: object) -> TrainConfig:
@@ -205,14 +207,13 @@ def test_an_error_is_told_once_though_a_thread_of_its_environments_does_not_end(
 def test_what_environments_have_started_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
     """Two simulators of each of two environments, one of them in a session of its own."""
     with start(tmp_path, "Simulator") as command:
-        _wait(lambda: list(tmp_path.glob("run/checkpoints/step-*")))
+        assert until(lambda: list(tmp_path.glob("run/checkpoints/step-*")), LIMIT_S)
         family = descendants(command.pid)
         assert sum(b"86400" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family) == 4
         command.send_signal(number)
         output, _ = command.communicate(timeout=300)
-        _wait(lambda: not any(map(is_running, family)))
+        assert until(lambda: not any(map(is_running, family)), LIMIT_S)
     assert command.returncode == (-signal.SIGKILL if number == signal.SIGKILL else EXIT_STOPPED), output
-    assert not any(map(is_running, family))
     assert (tmp_path / "run" / "summary.json").exists() == (number == signal.SIGTERM)
 
 
@@ -243,22 +244,15 @@ def test_an_activity_without_progress_is_told_until_it_goes_on(phase: int) -> No
     activity, told = Activity(), list[tuple[str, int]]()
     activity.enter(phase)
     with Watchdog(activity, 0.5, 1.0, lambda why, times: told.append((why, times))):
-        _wait(lambda: len(told) == 2)
+        assert until(lambda: len(told) == 2, LIMIT_S)
         activity.words[0] += 1
-        _wait(lambda: len(told) == 3)
+        assert until(lambda: len(told) == 3, LIMIT_S)
         activity.enter(WAITING)
         time.sleep(0.6)
         count = len(told)
         time.sleep(1.2)
     assert [times for _, times in told[:3]] == [1, 2, 1] and len(told) == count
     assert all(("a step" if phase == STEPPING else "a reset") in why for why, _ in told)
-
-
-def _wait(condition: Callable[[], object]) -> None:
-    until_s = time.monotonic() + 300.0
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("applies", [True, False])

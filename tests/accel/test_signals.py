@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from accel.supervision.processes import descendants, is_running
 from accel.system.signals import FORWARDED, STOP_SIGNALS, StopRequest, ignore_stop_signals
 from accel.transport.launcher import mpirun_command
 from tests.contracts.ranks import need_mpirun
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 # Takes the place of mpirun and of its only rank.
@@ -54,8 +54,7 @@ def pressing(monkeypatch: pytest.MonkeyPatch, number: int, times: int = 1) -> No
     monkeypatch.setattr(sys, "stdout", shown)
 
     def press() -> None:
-        while "up\n" not in shown.getvalue():
-            time.sleep(0.01)
+        until(lambda: "up\n" in shown.getvalue(), 300.0)
         for _ in range(times):
             os.kill(os.getpid(), number)
 
@@ -194,8 +193,7 @@ def test_a_killed_starter_takes_its_command_with_it() -> None:
     starter.kill()
     starter.wait()
     starter.stdout.close()
-    while is_running(child):
-        time.sleep(0.01)
+    assert until(lambda: not is_running(child))
 
 
 @pytest.mark.mpi
@@ -243,5 +241,4 @@ def test_a_tied_process_ends_with_its_parent() -> None:
         pid = int(process.stdout.readline())
         assert is_running(pid)
         process.kill()
-    while is_running(pid):
-        time.sleep(0.01)
+    assert until(lambda: not is_running(pid))

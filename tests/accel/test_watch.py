@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from accel.errors import ReportError, RunDirectoryError
 from accel.reports.reporting import load_run_record
 from accel.reports.watch import FIRST_READ_BYTES, MetricsTail
 from tests.accel.recorded_run import write_run
+from tests.waiting import until
 
 
 def test_the_tail_gives_every_whole_line_once(tmp_path: Path) -> None:
@@ -61,9 +61,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
         target=lambda: status.append(accel.watch(path, interval_s=0.01, stream=out)), daemon=True
     )
     watching.start()
-    while "CartPole-v1" not in out.getvalue():
-        assert watching.is_alive()
-        time.sleep(0.01)
+    assert until(lambda: "CartPole-v1" in out.getvalue()) and watching.is_alive()
     ended = write_run(tmp_path, "ended", records=3)
     for name in ("metrics.jsonl", "summary.json"):
         (ended / name).replace(path / name)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.mpi.training_runs import ORPHAN_S, TrainingRun
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.mpi,
@@ -38,10 +38,7 @@ def ranks_of_environments() -> list[int]:
 
 def all_end() -> bool:
     """Whether none of them is left in time."""
-    deadline = time.monotonic() + ORPHAN_S
-    while ranks_of_environments() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not ranks_of_environments()
+    return until(lambda: not ranks_of_environments(), ORPHAN_S)
 
 
 def test_an_environment_with_ranks_of_its_own_is_trained_on(tmp_path: Path) -> None:

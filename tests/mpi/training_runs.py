@@ -20,6 +20,7 @@ from accel.runs.summary import Summary
 from accel.supervision.processes import descendants, is_running
 from accel.transport.launcher import mpirun_command
 from tests.contracts.ranks import ROOT, need_mpirun
+from tests.waiting import until
 
 ORPHAN_S = 10.0  # After which no process of a job that ended may be left.
 LIMIT_S = 300.0  # Far beyond what anything takes, on any machine: only a hang gets there.
@@ -185,10 +186,7 @@ class TrainingRun:
 
     def leaves_no_rank(self, pids: Sequence[int]) -> bool:
         """Whether every one of these processes ends within ten seconds."""
-        deadline = time.monotonic() + ORPHAN_S
-        while any(map(is_running, pids)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return not any(map(is_running, pids))
+        return until(lambda: not any(map(is_running, pids)), ORPHAN_S)
 
 
 def rank_of(pid: int) -> int | None:

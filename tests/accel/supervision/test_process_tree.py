@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from accel.supervision.process_tree import ProcessTree
 from accel.supervision.processes import is_running
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
 
@@ -37,10 +37,7 @@ def numbers(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def are_gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 10.0
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(is_running, pids))
+    return until(lambda: not any(map(is_running, pids)), 10.0)
 
 
 @pytest.mark.parametrize("is_dead", [False, True], ids=["alive", "dead"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -17,6 +16,7 @@ from accel.supervision.activity import WAITING, Activity, shared_activities
 from accel.supervision.processes import descendants, is_stopped
 from accel.supervision.supervised import STEADY_S, STOPPED_S, Supervised, describe_end
 from accel.system.memory import anonymous_memory
+from tests.waiting import until
 
 PROGRAM = """
 import os, sys, time
@@ -63,13 +63,6 @@ def heard(process: Supervised, kind: str, now_s: float = 0.0) -> dict[str, objec
                 return body
 
 
-def until(answer: Callable[[], str]) -> str:
-    deadline = time.monotonic() + 60.0
-    while not (found := answer()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
-
-
 @pytest.mark.parametrize(
     ("told", "why"), [("exit", "its process left through exit(3)"), ("raise", "it raised ValueError: bad")]
 )
@@ -107,7 +100,7 @@ def test_a_process_that_is_stopped_for_too_long_is_replaced() -> None:
         pid = int(str(heard(process, "hello")["pid"]))
         assert process.look(1.0) == ""
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: "stopped" if is_stopped(pid) else "")
+        until(lambda: is_stopped(pid))
         assert process.look(1.0 + STOPPED_S + 0.1) == f"its process was stopped for {STOPPED_S:g} s"
 
 
@@ -116,8 +109,7 @@ def test_a_step_that_takes_too_long_is_told_and_waiting_is_not() -> None:
         heard(process, "hello")
         assert process.look(100.0) == "", "it waits"
         process.send("step")
-        while process.activity.words[1] == WAITING:
-            time.sleep(0.01)
+        until(lambda: process.activity.words[1] != WAITING)
         assert process.look(100.5) == "" and process.receive(101.0) == [] and process.look(101.4) == ""
         assert "a step took longer than 1 s" in process.look(101.6)
 
