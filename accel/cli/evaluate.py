@@ -14,7 +14,6 @@ import tyro
 
 from accel.display.arguments import argument
 from accel.display.progress import open_progress
-from accel.errors import ConfigError
 from accel.imports.policy_source import CLI, PolicySource
 from accel.monitor.plain_text import without_controls
 from accel.runs.evaluation import evaluate
@@ -33,8 +32,7 @@ class EvaluateOptions(PolicySource):
     ] = None
     episodes: Annotated[int, tyro.conf.arg(help="episodes, each from its own seed")] = 20
     seed: Annotated[int, tyro.conf.arg(help="seed of environments and action noise")] = 0
-    sample: Annotated[bool, tyro.conf.arg(help="sample actions")] = False
-    greedy: Annotated[bool, tyro.conf.arg(help="take the most likely actions; this is the default")] = False
+    sample: Annotated[bool, tyro.conf.arg(help="sample actions instead of taking the most likely ones")] = False
     baseline: Annotated[bool, tyro.conf.arg(help="also play full precision on the same seeds, and compare")] = False
     video: Annotated[Path | None, tyro.conf.arg(help="show one episode in this .mp4 or .gif file")] = None
     envs: Annotated[int, tyro.conf.arg(help="environments that play at once")] = 16
@@ -44,8 +42,6 @@ class EvaluateOptions(PolicySource):
 def main(arguments: Sequence[str]) -> int:
     """Parse, play, print."""
     options = tyro.cli(EvaluateOptions, prog="accel evaluate", args=arguments, config=CLI)
-    if options.sample and options.greedy:
-        raise ConfigError("give --greedy or --sample, not both")
     options.check_sampling(options.sample)
     with closing(open_progress(sys.stderr)) as progress:
         result = evaluate(

@@ -295,4 +295,3 @@ def test_the_command_prints_figures_and_one_line_for_an_error(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("accel: ") and captured.err.count("\n") == 1
-    assert main(["evaluate", str(path), "--sample", "--greedy"]) == ConfigError.exit_code
