@@ -38,7 +38,9 @@ def write_outcome(
     """
     config, counters, times = learner.config, learner.counters, loop.time_totals()
     acted_s = times["actor_s"] if config.acting.actors > 0 else {}
-    spent = energy.end(sum(s for phase, s in acted_s.items() if phase != "wait"), config.learner.learners)
+    # The other learners have spent as much, each with its actors.
+    busy_s = sum(s for phase, s in acted_s.items() if phase != "wait")
+    cpu_s, joules = config.learner.learners * (energy.cpu_s + busy_s), energy.joules()
     artifact = publisher.artifact(counters.updates)
     if artifact is not None and loop.trained_env_steps:
         _write_policies(run, publisher, artifact)
@@ -79,9 +81,9 @@ def write_outcome(
         evaluation=evaluation,
         warnings=warnings,
         job=job.token,
-        cpu_s=spent.cpu_s,
-        energy_j=spent.joules,
-        energy_source=spent.source,
+        cpu_s=cpu_s,
+        energy_j=joules,
+        energy_source="" if joules is None else energy.SOURCE,
     )
     run.write_summary(summary.to_json())
     return summary

@@ -62,7 +62,7 @@ class Records:
 
     def add(self, env_steps: int, metrics: Metrics) -> None:
         """Write one record of training, and display it."""
-        self.energy.poll()
+        self.energy.joules()
         self.write(env_steps, metrics)
         config = self._config
         status = TrainingStatus.from_record(

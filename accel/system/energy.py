@@ -11,25 +11,33 @@ Source: Linux kernel, Documentation/power/powercap/powercap.rst. Deviations: non
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
 
 
-class PackageEnergy:
-    """Joules of this machine's processor packages since this was made. ``read`` it now and then."""
+class RunEnergy:
+    """What is spent from now on: joules of this machine's processor packages, CPU-seconds of this process.
+
+    Args:
+        powercap: where the kernel shows the counters.
+    """
+
+    SOURCE = "counters of this machine's processor packages"
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
-        """Args: powercap: where the kernel shows the counters."""
         packages = {_text(zone / "name"): zone for zone in sorted(powercap.glob("*"))}
         self._zones = [zone for name, zone in packages.items() if name.startswith("package")]
-        self._last = self._counters()
-        self._joules = 0.0
+        self._last, self._joules, self._began_s = self._counters(), 0.0, time.process_time()
 
-    def read(self) -> float | None:
-        """Joules until now; None where no package's counter can be read."""
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds of this process until now."""
+        return time.process_time() - self._began_s
+
+    def joules(self) -> float | None:
+        """Until now; None where no package's counter can be read. Ask every few minutes: counters start anew."""
         now = self._counters()
         for zone, value in now.items():
             if zone in self._last:
@@ -41,46 +49,6 @@ class PackageEnergy:
     def _counters(self) -> Mapping[Path, int]:
         found = {zone: _number(zone / "energy_uj") for zone in self._zones}
         return {zone: value for zone, value in found.items() if value >= 0}
-
-
-@dataclass(frozen=True)
-class Energy:
-    """CPU-seconds, and joules with their source; None where nothing measures them."""
-
-    cpu_s: float
-    joules: float | None
-    source: str
-
-
-class RunEnergy:
-    """What a learner's process and its actors spend from now on.
-
-    Args:
-        powercap: where the kernel shows the counters. cpu_s: CPU-seconds of this process.
-    """
-
-    def __init__(
-        self,
-        powercap: Path = POWERCAP,
-        cpu_s: Callable[[], float] = time.process_time,
-    ) -> None:
-        self._clock, self._began_s = cpu_s, cpu_s()
-        self._packages = PackageEnergy(powercap)
-
-    def poll(self) -> None:
-        """Call it every few minutes: counters start anew."""
-        self._packages.read()
-
-    def end(self, actors_s: float, learners: int = 1) -> Energy:
-        """Until now.
-
-        Args:
-            actors_s: seconds that this learner's actors, in other processes, did not wait.
-            learners: as many have spent the same, each with its actors.
-        """
-        cpu_s = learners * (self._clock() - self._began_s + actors_s)
-        joules = self._packages.read()
-        return Energy(cpu_s, joules, "" if joules is None else "counters of this machine's processor packages")
 
 
 def _number(path: Path) -> int:
