@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from accel.compressors.runtime import session_options
 from accel.errors import CheckpointError, ConfigError
-from accel.imports.factories import FactorySpec
-from accel.imports.foreign import Array, ForeignPolicy, PolicyFile, PolicyReader
 from accel.imports.onnx_operators import Call, apply
-from accel.imports.recorded import RecordedProgram, State, in_order
+from accel.imports.policy_file import Array, PolicyFile, PolicyReader, ReadPolicy
+from accel.imports.torch_modules import FactorySpec
+from accel.imports.traced_program import State, TracedProgram, in_order
 
 logger = logging.getLogger("accel")
 
@@ -40,7 +40,7 @@ class OnnxModels(PolicyReader):
         except Exception:  # noqa: BLE001 - protobuf's errors are of its implementation
             return False
 
-    def read(self, file: PolicyFile) -> ForeignPolicy:
+    def read(self, file: PolicyFile) -> ReadPolicy:
         """See ``PolicyReader.read``."""
         model = onnx.load_from_string(file.content)
         try:
@@ -49,7 +49,7 @@ class OnnxModels(PolicyReader):
         except Exception as error:  # onnx's and onnxruntime's errors share no base
             reason = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"ONNX model {file.path} cannot be loaded: {reason}") from error
-        return _OnnxPolicy(model, session, file.path).foreign()
+        return _OnnxPolicy(model, session, file.path).read()
 
 
 class _OnnxPolicy:
@@ -74,12 +74,10 @@ class _OnnxPolicy:
             if rows and rows[0] > 1:
                 raise ConfigError(f"{path} takes {rows[0]} observations at once: export it for one, or a free batch")
 
-    def foreign(self) -> ForeignPolicy:
-        """See ``ForeignPolicy``."""
+    def read(self) -> ReadPolicy:
+        """See ``ReadPolicy``."""
         widths = [str(layer) for layer in self._graph.layer_sizes]
-        return ForeignPolicy(
-            f"ONNX: {'-'.join(widths) or 'no dense layers'}", self._make, self._answer, takes_parts=True
-        )
+        return ReadPolicy(f"ONNX: {'-'.join(widths) or 'no dense layers'}", self._make, self._answer, takes_parts=True)
 
     def _make(self, spec: FactorySpec) -> nn.Module:
         self._observed = in_order(self._observed, spec, self._path)
@@ -92,7 +90,7 @@ class _OnnxPolicy:
                 )
         examples = [torch.zeros(1, *part.shape) for part in spec.inputs]
         examples += [torch.zeros(1, *state.row) for state in self._states]
-        return RecordedProgram(self._run, examples, len(self._states), self._graph.tensors)
+        return TracedProgram(self._run, examples, len(self._states), self._graph.tensors)
 
     def _run(self, *rows: Tensor) -> list[Tensor]:
         observed, held = rows[: len(self._observed)], rows[len(self._observed) :]

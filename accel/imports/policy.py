@@ -23,11 +23,11 @@ from accel.envs.spaces import ACTION_MASK, EnvSpec
 from accel.errors import ConfigError
 from accel.imports import greedy
 from accel.imports.adapter import AdaptedPolicy
-from accel.imports.factories import FactorySpec
-from accel.imports.foreign import ForeignPolicy, Source
 from accel.imports.normaliser import FixedNormaliser, read_normaliser
-from accel.imports.observations import NAME, NoEnvironment, RecordedObservations, spaces_of
+from accel.imports.policy_file import ReadPolicy, Source
 from accel.imports.readers import read_module, read_policy_file
+from accel.imports.recorded_observations import NAME, NoEnvironment, RecordedObservations, spaces_of
+from accel.imports.torch_modules import FactorySpec
 from accel.publishing.distillation import PolicyDivergence
 from accel.runs.evaluation import compress_run
 from accel.runs.loading import load_run
@@ -152,28 +152,28 @@ def import_policy(
         activation: where the file does not name it: tanh, relu, elu, leaky_relu, gelu or silu.
         rule: ``greedy``, ``stochastic``, or ``module:factory`` (``accel.acting.rules``).
         normaliser: a file with the statistics that observations are normalised with.
-        observations: recorded ones in place of the environment (``accel.imports.observations``). discrete: whether
-            outputs are logits or Q-values then, where the file does not say; else they are means.
+        observations: recorded ones in place of the environment (``accel.imports.recorded_observations``).
+        discrete: whether outputs are logits or Q-values then, where the file does not say; else they are means.
     Raises:
         ConfigError, CheckpointError: it cannot be read or made, or is no policy for this environment; names the layer.
         CompressorError: it cannot be exported, or its graph answers observations of the environment differently.
         EnvError, MissingExtraError: the environment cannot be made or played.
     """
     if isinstance(policy, Path):
-        foreign, path = read_policy_file(policy, activation=activation, module=module), policy
+        read, path = read_policy_file(policy, activation=activation, module=module), policy
     elif activation is not None:
         raise ConfigError("--activation is for --policy files: a --module has its own activations")
     else:
-        foreign = read_module(policy if isinstance(policy, nn.Module) else str(module))
-        path = Path(foreign.architecture.rpartition(":")[2])
-    if foreign.normalised and normaliser is None:
+        read = read_module(policy if isinstance(policy, nn.Module) else str(module))
+        path = Path(read.architecture.rpartition(":")[2])
+    if read.normalised and normaliser is None:
         logger.warning(
             "%s was trained with VecNormalize: where that normalised observations, give --normaliser its statistics",
             path,
         )
-    if rule == STOCHASTIC and not foreign.samples:
+    if rule == STOCHASTIC and not read.samples:
         raise ConfigError(
-            f"--rule stochastic is for policies of PPO and A2C: of {foreign.architecture} the greedy actions alone are "
+            f"--rule stochastic is for policies of PPO and A2C: of {read.architecture} the greedy actions alone are "
             "imported; choose greedy"
         )
     environment = config.environment
@@ -188,22 +188,22 @@ def import_policy(
         "--env": None if observations else environment.env,
         "--env-arg": environment.env_arg,
         "--wrapper": environment.wrapper,
-        "--squash-actions": environment.squash_actions and not foreign.squashes,
+        "--squash-actions": environment.squash_actions and not read.squashes,
         "--backend": None if environment.backend == "gymnasium" else environment.backend,
     }
     arguments = None if isinstance(policy, nn.Module) else _command_line(given)
-    config = config.replace(squash_actions=foreign.squashes or environment.squash_actions)
+    config = config.replace(squash_actions=read.squashes or environment.squash_actions)
     recorded = None if observations is None else RecordedObservations.read(observations)
     if recorded is None:
-        played = _environment(config, foreign)
+        played = _environment(config, read)
     else:
         config = config.replace(env=NAME)
-        played = spaces_of(recorded, foreign, discrete, squash=config.environment.squash_actions)
-    return _adopted(foreign, path, config, played, rule, normaliser, recorded, arguments)
+        played = spaces_of(recorded, read, discrete, squash=config.environment.squash_actions)
+    return _adopted(read, path, config, played, rule, normaliser, recorded, arguments)
 
 
 def _adopted(
-    foreign: ForeignPolicy,
+    read: ReadPolicy,
     path: Path,
     config: TrainConfig,
     environment: VectorEnvironment,
@@ -214,22 +214,22 @@ def _adopted(
 ) -> ImportedPolicy:
     """The policy in its environment or on recorded observations, proved equal to its source."""
     spec, space = environment.spec, environment.action_space
-    if foreign.images_alone and spec.observation_dtype == "uint8":
+    if read.images_alone and spec.observation_dtype == "uint8":
         _require_image(environment.observation_space, config, normaliser)
-    foreign.spaces.require(environment.observation_space, space, path, config.environment.env)
+    read.spaces.require(environment.observation_space, space, path, config.environment.env)
     adapted = AdaptedPolicy(
-        foreign.make(FactorySpec.of(spec, space)),
+        read.make(FactorySpec.of(spec, space)),
         spec,
-        log_std=foreign.log_std,
+        log_std=read.log_std,
         normaliser=None if normaliser is None else read_normaliser(normaliser, _shape_of_numbers(spec)),
-        scales_images=foreign.scales_images or _makes_bytes(config),
+        scales_images=read.scales_images or _makes_bytes(config),
     )
     found = ImportedPolicy(
-        path, config, spec, foreign.env_steps, 0, adapted, foreign.architecture, _rule(rule, adapted, spec), arguments
+        path, config, spec, read.env_steps, 0, adapted, read.architecture, _rule(rule, adapted, spec), arguments
     )
     if recorded is not None:
         found = replace(found, rows=recorded.inputs(adapted), space=space)
-    return _proved(found, foreign.source)
+    return _proved(found, read.source)
 
 
 def _shape_of_numbers(spec: EnvSpec) -> tuple[int, ...]:
@@ -268,11 +268,11 @@ def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:
     return policy
 
 
-def _environment(config: TrainConfig, foreign: ForeignPolicy) -> VectorEnvironment:
+def _environment(config: TrainConfig, read: ReadPolicy) -> VectorEnvironment:
     """What the policy plays, closed again. Raises ConfigError for a Dict observation that the policy does not take."""
     environment = make_env(config, 1)
     environment.close()
-    if (parts := environment.spec.parts) and not foreign.takes_parts:
+    if (parts := environment.spec.parts) and not read.takes_parts:
         raise ConfigError(
             f"{config.environment.env} observes {', '.join(part.name for part in parts)}, and this policy "
             "takes one array: add --wrapper gymnasium.wrappers:FlattenObservation for a Dict, or --wrapper "

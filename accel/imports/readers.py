@@ -7,12 +7,12 @@ from pathlib import Path
 from torch import nn
 
 from accel.errors import CheckpointError, ConfigError
-from accel.imports.factories import FactorySpec, with_forward
-from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
 from accel.imports.onnx_models import OnnxModels
+from accel.imports.policy_file import PolicyFile, PolicyReader, ReadPolicy
 from accel.imports.rsl_rl import RslRl
 from accel.imports.stable_baselines3 import StableBaselines3
 from accel.imports.torch_files import fill, is_safetensors, read_tensors
+from accel.imports.torch_modules import FactorySpec, with_forward
 from accel.imports.torch_programs import ExportedPrograms, TorchScripts
 from accel.networks.custom import make_module
 
@@ -28,7 +28,7 @@ class Weights(PolicyReader):
         is_saved = "data.pkl" in file.members and "constants.pkl" not in file.members
         return is_saved or is_safetensors(file.content) or file.content[:2] in (b"\x80\x02", b"\x80\x04")
 
-    def read(self, file: PolicyFile) -> ForeignPolicy:
+    def read(self, file: PolicyFile) -> ReadPolicy:
         """See ``PolicyReader.read``."""
         if file.module is None:
             raise ConfigError(
@@ -38,7 +38,7 @@ class Weights(PolicyReader):
         return read_module(file.module, file)
 
 
-def read_module(module: nn.Module | str, weights: PolicyFile | None = None) -> ForeignPolicy:
+def read_module(module: nn.Module | str, weights: PolicyFile | None = None) -> ReadPolicy:
     """A torch module, or what ``package:factory`` makes, with the weights of a file."""
 
     def make(spec: FactorySpec) -> nn.Module:
@@ -47,7 +47,7 @@ def read_module(module: nn.Module | str, weights: PolicyFile | None = None) -> F
             load_weights(made, weights)
         return with_forward(made, spec)
 
-    return ForeignPolicy(module if isinstance(module, str) else type(module).__name__, make)
+    return ReadPolicy(module if isinstance(module, str) else type(module).__name__, make)
 
 
 def load_weights(module: nn.Module, file: PolicyFile) -> None:
@@ -73,7 +73,7 @@ READERS: tuple[PolicyReader, ...] = (
 )
 
 
-def read_policy_file(path: Path, *, activation: str | None = None, module: str | None = None) -> ForeignPolicy:
+def read_policy_file(path: Path, *, activation: str | None = None, module: str | None = None) -> ReadPolicy:
     """Read a policy of any known kind, of which nothing is unpickled.
 
     Args:

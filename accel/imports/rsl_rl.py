@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.errors import CheckpointError, ConfigError
-from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
+from accel.imports.policy_file import PolicyFile, PolicyReader, ReadPolicy
 from accel.imports.recurrent import SteppedPolicy, read_cores
 from accel.imports.stable_baselines3 import ACTIVATIONS, dense_layers
 
@@ -56,7 +56,7 @@ class RslRl(PolicyReader):
         """See ``PolicyReader.owns``."""
         return any(key in file.checkpoint for key in _KEYS)
 
-    def read(self, file: PolicyFile) -> ForeignPolicy:
+    def read(self, file: PolicyFile) -> ReadPolicy:
         """See ``PolicyReader.read``."""
         saved, path = file.checkpoint, file.path
         weights = file.tensors(next(key for key in _KEYS if key in saved))
@@ -77,7 +77,7 @@ class RslRl(PolicyReader):
         module = SteppedPolicy(before, cores, layers) if cores else nn.Sequential(before, layers)
         steps = saved.get("iter")
         texts = [*(type(core).__name__.removesuffix("Core").lower() for core in cores), *sizes]
-        return ForeignPolicy(
+        return ReadPolicy(
             f"rsl_rl: {'-'.join(texts)} {activation.__name__}" + (f", iteration {steps}" if steps else ""),
             make=lambda _spec: module,
             log_std=_log_std(weights),

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from accel.envs.spaces import ACTION_MASK
 from accel.errors import CheckpointError, ConfigError
-from accel.imports.factories import FactorySpec
-from accel.imports.foreign import ForeignPolicy, PolicyFile, PolicyReader
+from accel.imports.policy_file import PolicyFile, PolicyReader, ReadPolicy
 from accel.imports.recurrent import SteppedPolicy, read_cores
 from accel.imports.saved_spaces import SavedSpaces
 from accel.imports.torch_files import fill, read_tensors
+from accel.imports.torch_modules import FactorySpec
 from accel.networks.observations import mask_outputs
 from accel.system.untrusted import parse_json
 
@@ -111,7 +111,7 @@ class StableBaselines3(PolicyReader):
         """See ``PolicyReader.owns``."""
         return {_DATA, _WEIGHTS} <= {*file.members}
 
-    def read(self, file: PolicyFile) -> ForeignPolicy:
+    def read(self, file: PolicyFile) -> ReadPolicy:
         """See ``PolicyReader.read``."""
         members = file.unpack(lambda name: name.rpartition("/")[2] in (_DATA, _WEIGHTS))
         content = {name.rpartition("/")[2]: member for name, member in members.items()}
@@ -125,7 +125,7 @@ class StableBaselines3(PolicyReader):
         return _read(weights, data, file.path, file.activation)
 
 
-def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, activation: str | None) -> ForeignPolicy:
+def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, activation: str | None) -> ReadPolicy:
     family = _family(weights, _policy_class(data), path)
     kind = ACTIVATIONS[activation or _activation(data, path) or ("tanh" if family.samples else "relu")]
     steps, options = data.get("num_timesteps"), data.get("policy_kwargs")
@@ -177,7 +177,7 @@ def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, ac
     # Of these the attribute is set by VecNormalize alone; others keep it always.
     tells = family.samples or family.name == "ARS"
     normalised = data.get("_last_original_obs") is not None if tells else None
-    return ForeignPolicy(
+    return ReadPolicy(
         architecture,
         make=make,
         log_std=log_std,

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from accel.errors import CheckpointError, ConfigError
-from accel.imports.factories import FactorySpec
-from accel.imports.foreign import Array, ForeignPolicy, PolicyFile, PolicyReader
-from accel.imports.recorded import RecordedProgram, State, in_order
+from accel.imports.policy_file import Array, PolicyFile, PolicyReader, ReadPolicy
 from accel.imports.torch_files import read_plain
+from accel.imports.torch_modules import FactorySpec
+from accel.imports.traced_program import State, TracedProgram, in_order
 
 
 class _TorchPolicy:
@@ -32,7 +32,7 @@ class _TorchPolicy:
         self._initial = {name: buffer.clone() for name, buffer in module.named_buffers()}
 
     def make(self, spec: FactorySpec) -> nn.Module:
-        """See ``ForeignPolicy.make``."""
+        """See ``ReadPolicy.make``."""
         self._observed = in_order(self._arguments, spec, self._path)
         examples = [torch.zeros(1, *part.shape) for part in spec.inputs]
         self._states = [State(name, name, tuple(value.shape)) for name, value in self._changed(examples)]
@@ -44,10 +44,10 @@ class _TorchPolicy:
                 )
         tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         examples += [torch.zeros(1, *state.row) for state in self._states]
-        return RecordedProgram(self._run, examples, len(self._states), tensors)
+        return TracedProgram(self._run, examples, len(self._states), tensors)
 
     def answer(self, row: Sequence[Array]) -> list[Array]:
-        """See ``ForeignPolicy.source``."""
+        """See ``ReadPolicy.source``."""
         with torch.no_grad():
             return [value.numpy() for value in self._run(*(torch.from_numpy(value) for value in row))]
 
@@ -103,7 +103,7 @@ class TorchScripts(PolicyReader):
         """See ``PolicyReader.owns``."""
         return "constants.pkl" in file.members and any(name.startswith("code/") for name in file.members)
 
-    def read(self, file: PolicyFile) -> ForeignPolicy:
+    def read(self, file: PolicyFile) -> ReadPolicy:
         """See ``PolicyReader.read``."""
         for name, text in file.unpack(lambda name: name.endswith(".py")).items():
             if found := _FILES.search(text):
@@ -118,7 +118,7 @@ class TorchScripts(PolicyReader):
             reason = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"TorchScript archive {file.path} cannot be loaded: {reason}") from error
         program = _TorchPolicy(module, arguments, file.path)
-        return ForeignPolicy(f"TorchScript: {module.original_name}", program.make, program.answer, takes_parts=True)
+        return ReadPolicy(f"TorchScript: {module.original_name}", program.make, program.answer, takes_parts=True)
 
 
 class ExportedPrograms(PolicyReader):
@@ -130,7 +130,7 @@ class ExportedPrograms(PolicyReader):
         """See ``PolicyReader.owns``."""
         return "archive_format" in file.members and any(name.startswith("models/") for name in file.members)
 
-    def read(self, file: PolicyFile) -> ForeignPolicy:
+    def read(self, file: PolicyFile) -> ReadPolicy:
         """See ``PolicyReader.read``."""
         self._require_tensors(file)
         try:
@@ -141,7 +141,7 @@ class ExportedPrograms(PolicyReader):
             reason = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"torch.export program {file.path} cannot be loaded: {reason}") from error
         policy = _TorchPolicy(module, program.graph_signature.user_inputs, file.path)
-        return ForeignPolicy("torch.export program", policy.make, policy.answer, takes_parts=True)
+        return ReadPolicy("torch.export program", policy.make, policy.answer, takes_parts=True)
 
     def _require_tensors(self, file: PolicyFile) -> None:
         """Raise ConfigError for a pickle that builds more than tensors: torch's loader would run what it names."""

@@ -34,11 +34,11 @@ from torch import nn
 from accel.config.files import load_toml
 from accel.envs.spaces import ActionSpec
 from accel.errors import AccelError, CheckpointError, ConfigError, ReportError, SweepError
-from accel.imports.factories import FactorySpec
-from accel.imports.foreign import ForeignPolicy, PolicyFile
 from accel.imports.normaliser import FixedNormaliser, read_normaliser
+from accel.imports.policy_file import PolicyFile, ReadPolicy
 from accel.imports.readers import load_weights, read_policy_file
 from accel.imports.torch_files import read_tensors
+from accel.imports.torch_modules import FactorySpec
 from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.monitor.errors import MonitorError
 from accel.monitor.recorder import Recorder, read_metrics
@@ -91,8 +91,8 @@ def saved_policy(data: object = DATA, weights: object = None) -> bytes:
 
 
 def check_policy(found: object) -> None:
-    assert isinstance(found, ForeignPolicy | CheckpointError | ConfigError)
-    if isinstance(found, ForeignPolicy):
+    assert isinstance(found, ReadPolicy | CheckpointError | ConfigError)
+    if isinstance(found, ReadPolicy):
         assert found.make(LAYOUT)(torch.zeros(3, 4)).isfinite().all() and isinstance(found.env_steps, int)
 
 
@@ -228,7 +228,7 @@ def test_bombs_are_refused_before_memory_is_taken(bomb: str, tmp_path: Path) -> 
         from pathlib import Path
         import torch
         from accel.errors import AccelError
-        from accel.imports.foreign import PolicyFile
+        from accel.imports.policy_file import PolicyFile
         from accel.imports.normaliser import read_normaliser
         from accel.imports.readers import load_weights, read_policy_file
         has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -19,6 +19,7 @@ from accel.learning.learner import Learner
 from accel.networks.policy import PolicyNetwork
 from accel.runs.loading import load_run
 from tests.accel.test_import_policy import balancing_weights, linear, ppo_weights, weights_of, write_zip
+from tests.accel.test_programs import rsl_rl
 
 SAC = {"actor.latent_pi.0": (32, 3), "actor.latent_pi.2": (32, 32), "actor.mu": (1, 32), "actor.log_std": (1, 32)}
 DQN = {"q_net.q_net.0": (32, 4), "q_net.q_net.2": (16, 32), "q_net.q_net.4": (2, 16)}
@@ -107,6 +108,16 @@ def test_statistics_of_observations_come_along_and_move_on(tmp_path: Path) -> No
     normaliser.update(torch.from_numpy(mean).float().expand(10, 3))
     np.testing.assert_allclose(normaliser.mean, mean, atol=1e-5)
     np.testing.assert_allclose(normaliser.rstd, var**-0.5, rtol=1e-3)
+
+
+def test_a_checkpoint_of_rsl_rl_starts_a_run_with_its_widths_and_its_own_normaliser(tmp_path: Path) -> None:
+    checkpoint, _, statistics = rsl_rl("5")
+    torch.save(checkpoint, tmp_path / "model_7.pt")  # noqa: TID251 - as rsl_rl does
+    learner = started({"env": "Pendulum-v1", "init_from": tmp_path / "model_7.pt"})
+    assert (learner.config.policy.network, learner.config.policy.activation) == ("mlp:32-16", "elu")
+    normaliser = learner.algorithm.network.normaliser
+    assert normaliser is not None
+    np.testing.assert_allclose(normaliser.rstd, 1 / (statistics["_std"].reshape(-1) + 0.01), rtol=1e-5)
 
 
 def test_a_run_gives_everything_to_a_run_of_its_algorithm_and_its_policy_to_others(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
 from accel.errors import AccelError, ConfigError
 from accel.imports.policy import ImportedPolicy, import_policy
-from accel.imports.recorded import RecordedProgram
+from accel.imports.traced_program import TracedProgram
 from accel.runs.playing import collect_inputs
 
 PENDULUM, CARTPOLE = TrainConfig.create(env="Pendulum-v1"), TrainConfig.create(env="CartPole-v1")
@@ -302,9 +302,9 @@ class Counting(nn.Module):
 
 def test_what_depends_on_the_number_of_rows_is_refused() -> None:
     with pytest.raises(ConfigError, match="rows"):
-        RecordedProgram(lambda x: [Counting()(x)], [torch.zeros(1, 3)])
+        TracedProgram(lambda x: [Counting()(x)], [torch.zeros(1, 3)])
     with pytest.raises(ConfigError, match="other operations on 5 rows than on 7"):
-        RecordedProgram(lambda x: [x * 2 if len(x) > 6 else torch.tanh(x)], [torch.zeros(1, 3)])
+        TracedProgram(lambda x: [x * 2 if len(x) > 6 else torch.tanh(x)], [torch.zeros(1, 3)])
 
 
 class Reading(nn.Module):

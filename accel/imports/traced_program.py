@@ -117,7 +117,7 @@ def in_order(names: Sequence[str], spec: EnvSpec, path: Path) -> list[str]:
     return wanted
 
 
-class RecordedProgram(nn.Module):
+class TracedProgram(nn.Module):
     """What a program computes.
 
     Args:

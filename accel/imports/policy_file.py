@@ -15,9 +15,9 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from accel.errors import CheckpointError
-from accel.imports.factories import FactorySpec
 from accel.imports.saved_spaces import SavedSpaces
 from accel.imports.torch_files import checked_tensors, read_plain
+from accel.imports.torch_modules import FactorySpec
 from accel.system.untrusted import ARCHIVE_ERRORS, read_file, unpack
 
 Array = npt.NDArray[np.generic]
@@ -30,7 +30,7 @@ _SPARE_BYTES = 2**26
 
 
 @dataclass(frozen=True)
-class ForeignPolicy:
+class ReadPolicy:
     """What a file says of its policy.
 
     Attributes:
@@ -137,7 +137,7 @@ class PolicyReader(ABC):
         """Whether a file is of this kind, by its content."""
 
     @abstractmethod
-    def read(self, file: PolicyFile) -> ForeignPolicy:
+    def read(self, file: PolicyFile) -> ReadPolicy:
         """The policy.
 
         Raises:

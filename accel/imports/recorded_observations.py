@@ -20,10 +20,10 @@ from accel.envs.base import Actions, Seed, StepResult, VectorEnvironment
 from accel.envs.observations import Observations, observation_layout
 from accel.envs.spaces import ActionSpec, EnvSpec, ObservationPart, Storage, lay_out_record
 from accel.errors import ConfigError
-from accel.imports.factories import FactorySpec
-from accel.imports.foreign import ForeignPolicy
 from accel.imports.normaliser import read_npz
+from accel.imports.policy_file import ReadPolicy
 from accel.imports.saved_spaces import SavedSpaces
+from accel.imports.torch_modules import FactorySpec
 from accel.networks.policy import PolicyModule
 from accel.system.untrusted import read_file
 
@@ -145,13 +145,13 @@ class NoEnvironment(VectorEnvironment):
         """Nothing is held."""
 
 
-def spaces_of(recorded: RecordedObservations, foreign: ForeignPolicy, discrete: bool, *, squash: bool) -> NoEnvironment:
+def spaces_of(recorded: RecordedObservations, read: ReadPolicy, discrete: bool, *, squash: bool) -> NoEnvironment:
     """The spaces of recorded observations and of the outputs that a policy has for them. Raises ConfigError."""
     unknown = ActionSpec("gaussian", (1,), (-np.inf,), (np.inf,))
     layout = FactorySpec.of(recorded.spec(unknown), spaces.Box(-np.inf, np.inf, (1,), np.float32))
     width = 1
-    if foreign.spaces.sizes is None:
-        module = foreign.make(layout).eval()
+    if read.spaces.sizes is None:
+        module = read.make(layout).eval()
         examples = [torch.from_numpy(recorded.parts[part.name][:2]).to(torch.float32) for part in layout.inputs]
         states = [torch.zeros(2, *shape) for shape in getattr(module, "state_shapes", ())]
         try:
@@ -161,5 +161,5 @@ def spaces_of(recorded: RecordedObservations, foreign: ForeignPolicy, discrete: 
         except (RuntimeError, AttributeError, IndexError) as error:
             shapes = [tuple(example.shape[1:]) for example in examples]
             raise ConfigError(f"the policy fails on recorded observations {shapes}: {error}") from error
-    space = _action_space(foreign.spaces, width, discrete=discrete, squash=squash)
+    space = _action_space(read.spaces, width, discrete=discrete, squash=squash)
     return NoEnvironment(recorded.spec(action_spec(space, squash=squash)), space, 1)
