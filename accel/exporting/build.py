@@ -22,12 +22,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from accel.acting.policy import Array
 from accel.compressors.errors import CompressorError
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
 from accel.display.progress import Progress
-from accel.display.text import duration
 from accel.errors import BundleError, ConfigError, ExportError
 from accel.exporting import run_policy
 from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, vector_bound, with_metadata, write_json
@@ -249,7 +247,9 @@ class _Builder:
         reference = reference_outputs(self._run, inputs, list(outputs))
         _require_finite(reference, "the trained policy's outputs", "train it again, or give another checkpoint")
         _require_finite(outputs, f"the policy's outputs under {self._artifact.scheme!r}", "choose another scheme")
-        arrays: dict[str, Array] = {f"input/{name}": np.ascontiguousarray(array) for name, array in inputs.items()}
+        arrays: dict[str, run_policy.Array] = {
+            f"input/{name}": np.ascontiguousarray(array) for name, array in inputs.items()
+        }
         arrays |= {f"output/{name}": np.ascontiguousarray(array) for name, array in outputs.items()}
         arrays |= {f"torch/{name}": array for name, array in reference.items()}
         np.savez_compressed(self._directory / VECTORS, allow_pickle=False, **arrays)
@@ -300,7 +300,7 @@ class _Builder:
         engine, name = self._target.name, self._name
         policy: Policy = self._session(contract)
         if not self._target.runs_onnx and expected_s > PLAYABLE_S:
-            name = f"{self._artifact.scheme} on onnxruntime (as {engine} it would take {duration(expected_s)})"
+            name = f"{self._artifact.scheme} on onnxruntime (as {engine} it would take {expected_s:.0f} s)"
             engine, policy = "onnxruntime", self._artifact
         compressed = self._play_one(f"{name} on the same seeds", policy, episodes)
         return Returns(compressed, full, random, self._seed, self._greedy, engine)
@@ -341,7 +341,7 @@ class _Builder:
             raise ExportError(f"this policy cannot be described in a bundle: {error}") from error
 
 
-def _require_finite(arrays: Mapping[str, Array], what: str, remedy: str) -> None:
+def _require_finite(arrays: Mapping[str, run_policy.Array], what: str, remedy: str) -> None:
     """Raise ExportError for NaN and infinity, which no test vector can hold: C has no constant for them."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
