@@ -14,7 +14,8 @@ and then that decides alone. So a level is
 
 All is compared in pairs of blocks, one with every actor on the level and one with every actor on full precision. A
 block's returns are the first m episodes of every environment that began in it, m being the least that any of them
-ended: neither short episodes nor the faster level count more. Its gain is the mean of the last third of them less that
+ended: neither short episodes nor the faster level count more, and of the block with more of them as many are compared,
+evenly spread over its time. Its gain is the mean of the last third of them less that
 of the first third over the time between the two. It is blind where a block has fewer than two episodes of an
 environment, and where a replay gives both levels' experience to both blocks.
 """
@@ -67,8 +68,9 @@ class Block:
         return self.env_steps / self.seconds
 
     def mean_return(self, episodes: int) -> tuple[float, float]:
-        """Of the first episodes of every environment, with its standard error."""
-        return _mean(self.returns[:episodes])
+        """Of so many episodes of every environment, evenly spread over the block, with its standard error."""
+        places = ((np.arange(episodes) + 0.5) * len(self.returns) / max(episodes, 1)).astype(np.int64)
+        return _mean(self.returns[places])
 
     def gain(self) -> tuple[float, float]:
         """Returns per second that training at this level gained, with its standard error; NaN below two episodes."""

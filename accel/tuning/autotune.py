@@ -71,7 +71,7 @@ preferred with so many of the best one's."""
 LEAST_CALL_SHARE = 1.0 / 3.0
 WAITING_S = 5.0
 """The learner's waiting is that of so long."""
-BLOCK_SHARE, SHORTEST_BLOCK_S, LONGEST_BLOCK_S, BLOCK_BATCHES = 0.1, 2.0, 20.0, 6
+BLOCK_SHARE, SHORTEST_BLOCK_S, LONGEST_BLOCK_S, BLOCK_BATCHES = 0.1, 2.0, 20.0, 4
 COST, CONTROL_SHARE = 0.04, 0.25
 WATCH_AFTER_S, WATCH_PAIRS, KEEP_PAIRS = 120.0, 24, 3
 BAN_S, LONGEST_BAN_S = 60.0, 3600.0
@@ -197,6 +197,7 @@ class TunedSteering:
         self._pair: dict[str, Block] = {}
         self._switched_s, self._block_s = 0.0, SHORTEST_BLOCK_S
         self._told: set[str] = set()
+        self._last_kind = ""
         self._ranges_checked = False
         self._use_levels()
 
@@ -483,7 +484,8 @@ class TunedSteering:
             figures |= {f"kl/{level}": p.kl, f"ess/{level}": p.ess}
         if found:
             figures["learner_wait_share"] = self._waiting()
-        logger.info("compression: %s", reason)
+        logger.log(logging.DEBUG if kind == self._last_kind == "hold" else logging.INFO, "compression: %s", reason)
+        self._last_kind = kind
         self._log.write(self._env_steps, None, kind, self.level, after, reason, figures)
 
 

@@ -288,7 +288,7 @@ def test_a_level_is_prepared_only_where_a_faster_policy_could_pay(make_rig: Call
 def test_a_level_is_compared_with_full_precision_in_blocks(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     rig = make_rig("auto(fp32;int8)", actors=2, envs=2)
     rig.speeds = {"fp32": 1.0, "int8": 2.0}
-    taken, rig.turn_s = _take(rig, tmp_path), 0.5
+    taken, rig.turn_s = _take(rig, tmp_path), 1.0
     assert taken.reason.startswith("int8: actors ") and taken.reason.endswith(": taken")
     begun = len(rig.schemes)
     rig.turn_until(lambda: _decided(tmp_path, "keep"), "three pairs are compared", turns=1_000)
@@ -310,7 +310,7 @@ def test_a_level_is_compared_with_full_precision_in_blocks(make_rig: Callable[..
         (
             {"fp32": 1.0, "int8": 3.0},
             {"fp32": 1.0, "int8": 0.75},
-            "int8: returns rise by 1.5 a second with it and by 2",
+            "int8: returns rise by 0.75 a second with it and by 1",
         ),
     ],
     ids=["slower", "teaches less"],
@@ -321,7 +321,7 @@ def test_a_level_that_loses_is_left(
     rig = make_rig("auto(fp32;int8)", actors=1, envs=2)
     rig.speeds, rig.teaches = speeds, teaches
     _take(rig, tmp_path)
-    rig.turn_s = 0.5
+    rig.turn_s = 1.0
     rig.turn_until(lambda: _decided(tmp_path, "leave"), "int8 is left", turns=2_000)
     (left,) = _decided(tmp_path, "leave")
     assert left.reason.startswith(reason) and left.reason.endswith(": left")

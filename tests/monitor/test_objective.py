@@ -69,6 +69,15 @@ def test_a_gain_is_its_definition() -> None:
     assert math.isnan(Block(10.0, 1, 1.0, returns[:1], ends_s[:1]).gain()[0])
 
 
+def test_returns_are_compared_over_the_same_time_however_many_episodes_there_are() -> None:
+    """A level that learns as fast and plays thrice as many episodes is no worse for those that it played early."""
+    fast, slow = (np.repeat(np.arange(float(n))[:, None], 2, axis=1) for n in (30, 10))
+    block = Block(10.0, 1, 1.0, fast / 3.0, fast / 3.0)
+    assert block.mean_return(10)[0] == pytest.approx(slow.mean() + 1 / 3)
+    assert block.mean_return(30)[0] == pytest.approx(fast.mean() / 3.0)
+    assert block.mean_return(1)[0] == 5.0 and math.isnan(block.mean_return(0)[0])
+
+
 @pytest.mark.parametrize(
     ("level", "full", "verdict", "is_final", "reason"),
     [
