@@ -36,10 +36,12 @@ from accel.launch.train import start
 from accel.runs.directory import wait_for_writer
 from accel.runs.job import Job
 from accel.supervision.activity import PREPARING, WORDS, Activity, Watchdog
+from accel.supervision.clock import AwakeClock
 from accel.supervision.process_tree import MARK, TreeKiller, new_mark
 from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, end_with_parent, handle, restore
 
 _POLL_S = 0.02
+_AWAKE_S = 1.0  # Where the command itself slept for longer, with Ctrl-Z, its child was not silent meanwhile.
 _LEAVE_S = 10.0
 _KILLER_S = 5.0
 _HUNG_TIMES = 3  # The child itself interrupts its environments the first time, and leaves the second.
@@ -134,11 +136,19 @@ class _Command:
     def _wait(self) -> int:
         """Until the child has ended; its status, or minus the signal that ended it."""
         said_at_s: float | None = None
+        stopped_at_s: float | None = None
+        clock, most_s = AwakeClock(_AWAKE_S), self._job.config.run.peer_timeout_s
         while True:
-            found, status = os.waitpid(-1, os.WNOHANG)  # Orphans come to the command, which lets them go.
+            # Orphans come to the command, which lets them go.
+            found, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            now_s = clock.look()
             if found == self._child:
-                self._child = 0
-                return os.waitstatus_to_exitcode(status)
+                if not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
+                    self._child = 0
+                    return os.waitstatus_to_exitcode(status)
+                stopped_at_s = now_s if os.WIFSTOPPED(status) else None
+            if stopped_at_s is not None and now_s > stopped_at_s + most_s:
+                self._end(f"the process that trains was stopped, by SIGSTOP say, for {most_s:g} s")
             if self._said[0]:
                 said_at_s = said_at_s or time.monotonic()
                 if time.monotonic() > said_at_s + _LEAVE_S:  # Threads of an environment that never end, say.

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from accel.errors import RunDirectoryError
+from accel.launch.outcome import EXIT_STOPPED
 from accel.runs.directory import RunDirectory
 from tests.environments.long_updates import ENDLESS_UPDATE, UPDATING
-from tests.mpi.training_runs import LIMIT_S, TrainingRun
+from tests.mpi.training_runs import ENDLESS, LIMIT_S, TrainingRun
 
 pytestmark = [
     pytest.mark.mpi,
@@ -90,3 +91,17 @@ def test_a_launcher_that_kills_soon_leaves_a_checkpoint(
         job.finish()  # with 0 where the learner was faster than whoever kills it
         assert kept_env_steps(job.path) > 0, job.output
         assert job.leaves_no_rank(everything)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["mpirun", "local"])
+def test_a_learner_that_stays_stopped_ends_its_job_as_a_failure(launcher: str, tmp_path: Path) -> None:
+    words = (*ENDLESS, "--actors", "2", "--checkpoint-interval-s", "0.2", "--peer-timeout-s", "25")
+    with TrainingRun(tmp_path, *words, launcher=launcher) as job:
+        ranks = job.wait_for_records(2)
+        job.wait_for(job.checkpoints, "a checkpoint")
+        os.kill(ranks[0], signal.SIGSTOP)
+        assert job.finish() not in (0, EXIT_STOPPED), job.output
+        assert "complete" not in job.output and f"accel train --resume {job.path}" in job.output, job.output
+        assert not (job.path / "summary.json").exists()
+        assert job.leaves_no_rank(list(ranks.values()))
