@@ -6,6 +6,7 @@ A container's or a batch job's cpuset binds nothing: all ranks of the host share
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -55,8 +56,20 @@ def share_cores(
 
 
 def local_size(environment: Mapping[str, str]) -> int | None:
-    """How many ranks the launcher started on this host, where it says so."""
-    return next((int(environment[name]) for name in _LOCAL_SIZE_VARIABLES if environment.get(name, "").isdigit()), None)
+    """How many ranks the launcher started on this host, where it says so.
+
+    Slurm's srun says how many tasks each node of the step has, as ``2(x3),1``. Of a job of several components it counts
+    by component, which is not asked for here.
+    """
+    for name in _LOCAL_SIZE_VARIABLES:
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    nodes: list[int] = []
+    if "SLURM_PROCID" in environment and "SLURM_HET_SIZE" not in environment:
+        for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "")):
+            nodes += [int(tasks)] * int(times or 1)
+    node = environment.get("SLURM_NODEID", "")
+    return nodes[int(node)] if node.isdigit() and int(node) < len(nodes) else None
 
 
 def pin_rank(info: LaunchInfo, learners: int = 1, place: tuple[int, int] | None = None) -> tuple[int, ...]:

@@ -46,6 +46,24 @@ def test_launchers_tell_how_many_ranks_share_a_host() -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "node", "more", "size"),
+    [
+        ("3", "0", {}, 3),
+        ("2(x3),1", "2", {}, 2),
+        ("2(x3),1", "3", {}, 1),
+        ("2(x3),1", "4", {}, None),
+        ("3", "", {}, None),
+        ("3", "0", {"SLURM_HET_SIZE": "2"}, None),
+        ("3", "0", {"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, 5),
+    ],
+)
+def test_slurm_tells_how_many_tasks_each_node_has(told: str, node: str, more: dict[str, str], size: int | None) -> None:
+    environment = {"SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": told, "SLURM_NODEID": node}
+    assert local_size(environment | more) == size
+    assert local_size({"SLURM_STEP_TASKS_PER_NODE": told, "SLURM_NODEID": node}) is None, "no task of srun's"
+
+
+@pytest.mark.parametrize(
     ("groups", "file", "cores"),
     [
         ("0::/job/step", "sys/fs/cgroup/job/cpuset.cpus.effective", {0, 1, 2, 5}),
