@@ -29,7 +29,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
 from accel.bench.rows import provenance  # noqa: E402
-from accel.bench.timing import torch_threads  # noqa: E402
 from accel.compressors.artifact import CompressedPolicy  # noqa: E402
 from accel.compressors.cpu import VNNI, cpu_features  # noqa: E402
 from accel.compressors.runtime import PolicySession, session_options  # noqa: E402
@@ -51,6 +50,7 @@ from accel.runs.quality import (  # noqa: E402
 )
 from accel.runs.trained_policy import Inputs  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
+from accel.system.timing import torch_threads  # noqa: E402
 from scripts.evidence.samples import arguments, read_samples, write_samples  # noqa: E402
 
 ENVIRONMENTS = {
