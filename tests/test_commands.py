@@ -40,7 +40,6 @@ LESS: Mapping[str, Mapping[str, str]] = {
     "export": {"--episodes": "2"},
     "compress": {"--episodes": "2"},
     "bench": {"--seconds": "0.5", "--repeats": "1"},
-    "bench bits": {"--episodes": "2"},
     "sweep": {"--trials": "2", "--episodes": "2"},
     "train": {"--total-env-steps": "1500"},
 }

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from accel.bench.actor import bench_actor
-    from accel.bench.bits import bench_bits
     from accel.bench.inference import bench_inference
     from accel.bench.learner import bench_learner
     from accel.bench.policies import Policies
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "Policies": "policies",
     "bench_actor": "actor",
-    "bench_bits": "bits",
     "bench_inference": "inference",
     "bench_learner": "learner",
     "bench_policy": "policy",
@@ -35,7 +33,6 @@ _HOMES = {
 __all__ = [
     "Policies",
     "bench_actor",
-    "bench_bits",
     "bench_inference",
     "bench_learner",
     "bench_policy",

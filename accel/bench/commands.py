@@ -321,35 +321,6 @@ class RefreshOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BitsOptions(PoliciesOptions, LayoutOptions):
-    """Mismatch, bytes and, on request, return of a policy quantised to 2 to 8 bits, simulated in floating point.
-
-    Each width is measured twice: with weights quantised, and with weights and activations quantised. There are schemes
-    for 8 bits (int8), for weights of 2 to 4 bits with activations of 8 (int8(w2) to int8(w4)), and for weights of 4
-    bits with a scale for each block (int4). Speed is not measured. Your own policy: --policy or --module, with --env.
-    """
-
-    bits: Annotated[str, tyro.conf.arg(help="widths from 2 to 16, separated by commas")] = "2,3,4,5,6,7,8"
-    per_channel: Annotated[bool, tyro.conf.arg(help="one scale per output channel instead of one per weight")] = False
-    episodes: Annotated[int, tyro.conf.arg(help="seeded episodes to play at each width; needs --run or --env")] = 0
-    seed: Annotated[int, tyro.conf.arg(help="seed of the episodes, the same ones at each width")] = 0
-
-    def measure(self, refuse: Notify) -> Measured:
-        """See ``BenchOptions.measure``."""
-        from accel.bench.bits import bench_bits
-
-        rows = bench_bits(
-            self.policies(spec=self.spec()),
-            bits=integers(self.bits),
-            per_channel=self.per_channel,
-            episodes=self.episodes,
-            seed=self.seed,
-        )
-        title = f"Bits, simulated in floating point; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
-        return Measured("bits", rows, title, ["what runs: weights of 2 to 8 bits as int8(w2) to int8, int4 by blocks"])
-
-
-@dataclass(frozen=True, kw_only=True)
 class LearnerOptions(LayoutOptions, BudgetOptions):
     """Microseconds of the learner's update per environment step, by phase, in single precision and in bf16; on CUDA
     with and without CUDA graphs.
@@ -440,7 +411,6 @@ Options = (
     Annotated[PolicyOptions, tyro.conf.subcommand("policy")]
     | Annotated[ActorOptions, tyro.conf.subcommand("actor")]
     | Annotated[RefreshOptions, tyro.conf.subcommand("refresh")]
-    | Annotated[BitsOptions, tyro.conf.subcommand("bits")]
     | Annotated[LearnerOptions, tyro.conf.subcommand("learner")]
 )
 

@@ -92,18 +92,6 @@ TABLES: Mapping[str, Sequence[Column]] = MappingProxyType(
             Column("break-even", "break_even_env_steps", "steps"),
             Column("on one core", "break_even_shared_env_steps", "steps", True),
         ),
-        "bits": (
-            Column("network", "network"),
-            Column("bits", "bits", "count"),
-            Column("rounded", "rounded"),
-            Column("KL", "kl", "small"),
-            Column("ESS", "ess", "share", True),
-            Column("greedy", "greedy_agreement", "share"),
-            Column("bytes", "bytes", "count"),
-            Column("return", "return", "number"),
-            Column("95 %", "return", "spread"),
-            Column("fp32", "return_fp32", "number"),
-        ),
         "learner": (
             Column("learner", "learner"),
             Column("network", "network"),

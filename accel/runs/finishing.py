@@ -28,7 +28,7 @@ INT8, FULL_PRECISION = "int8", "fp32"
 LEAST_SHARE, LEAST_SPEED_UP, MOST_BYTES = 0.75, 1.2, 1 / 3
 # where a choice is made: its rows flatter what they chose
 _MOST_EXCESS = 0.7
-_MOST_LAYERS = 12
+_FEWEST, _MOST_LAYERS = 8, 12
 _ROUNDS, _ROUND_S = 15, 0.002
 
 
@@ -79,7 +79,8 @@ def finish(
 
     Args:
         run: the policy. scheme: how to compress it. cpu: features of the CPU that will act.
-        inputs: real ones by name, [N, *shape]: half of them calibrate ``int8``, and the others choose its encoding.
+        inputs: as ``calibration_inputs`` gives them: every other row calibrates ``int8``, and the rest choose its
+            encoding, by the worse of its two halves.
     Raises:
         CompressorError: the scheme is unknown or cannot compress this network.
     """
@@ -92,7 +93,12 @@ class _Choice:
     def __init__(self, run: TrainedPolicy, inputs: Inputs, cpu: Iterable[str] | None, progress: Progress) -> None:
         self._run, self._progress = run, progress
         self._cpu = None if cpu is None else tuple(cpu)
-        self._calibration, self._rows = ({n: a[k::2] for n, a in inputs.items()} for k in range(2))
+        few = len(next(iter(inputs.values()))) < _FEWEST
+        parts = (slice(None), slice(None)) if few else (slice(0, None, 2), slice(1, None, 2))
+        self._calibration, rows = ({name: array[part] for name, array in inputs.items()} for part in parts)
+        middle = len(next(iter(rows.values()))) // 2
+        halves = {"all": slice(None)} if few else {"first": slice(middle), "second": slice(middle, None)}
+        self._halves = {name: {key: array[part] for key, array in rows.items()} for name, part in halves.items()}
         self._full = run.compress(FULL_PRECISION)
         names = run.policy.output_names
         layers = policy_layers(run.policy, run.example_inputs, names)
@@ -132,8 +138,7 @@ class _Choice:
         encoding = self._encoding(choice)
         self._progress.begin(f"trying {encoding}")
         artifact = self._run.compress(encoding, self._calibration)
-        (found,) = measure_rows(self._run, artifact, {"calibration's episodes": self._rows}, self._full)
-        return found.excess
+        return max(row.excess for row in measure_rows(self._run, artifact, self._halves, self._full))
 
     def _shares(self, choice: Mapping[str, str]) -> tuple[float, float]:
         floats = {*self._in_floats, *(layer for layer, form in choice.items() if form == "float")}

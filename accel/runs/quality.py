@@ -268,21 +268,21 @@ def _bar(row: RowQuality) -> str:
 
 
 def calibration_inputs(run: TrainedPolicy, scheme: str, seed: int, *, progress: Progress | None = None) -> Inputs:
-    """Real inputs for ``TrainedPolicy.compress``: half of them from episodes in which a fifth of the actions is random.
+    """Real inputs for ``TrainedPolicy.compress``: a half from its own episodes, then one from episodes in which a fifth
+    of the actions is random.
 
     Raises: what ``collect_inputs`` raises.
     """
     rows = 2 * max(run.calibration_rows(scheme), 0 if run.spec.has_images else _CALIBRATION_ROWS)
     if run.recorded is not None:
         return {name: array[_judged_rows(run) :][:rows] for name, array in _shuffled(run, seed).items()}
-    order = np.random.default_rng(seed).permutation(2 * -(-rows // 2))
     parts = [
         collect_inputs(
             run, -(-rows // 2), seed, stream=_CALIBRATED + place, random_share=share, steps=_STEPS, progress=progress
         )
         for place, share in enumerate((0.0, RANDOM_SHARE))
     ]
-    return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def judged_inputs(run: TrainedPolicy, seed: int, *, progress: Progress | None = None) -> Mapping[str, Inputs]:

@@ -55,7 +55,7 @@ from scripts.evidence.samples import arguments, read_samples, write_samples  # n
 
 ENVIRONMENTS = {
     "HalfCheetah-v3": "HalfCheetah-v5",
-    "Humanoid-v3": "Humanoid-v5",
+    "Humanoid-v3": "Humanoid-v4",
     "Swimmer-v3": "Swimmer-v5",
     "LunarLanderContinuous-v2": "LunarLanderContinuous-v3",
 }
@@ -99,7 +99,7 @@ def measure(path: Path) -> Iterator[Row]:
     try:
         run = import_policy(path, config, normaliser=normaliser if normaliser.exists() else None)
     except AccelError as error:
-        yield {"file": path.stem, "arm": "refused", "why": str(error).partition(":")[0]}
+        yield {"file": path.stem, "arm": "refused", "why": str(error).partition(":")[0].replace(str(path), path.name)}
         return
     inputs, judged, full = calibration_inputs(run, "int8", SEED), judged_inputs(run, SEED), run.compress("fp32")
     plan = run.compressor("int8").bind(
@@ -192,7 +192,7 @@ def _quantised(model: bytes, inputs: Inputs, method: CalibrationMethod) -> bytes
         source, target = Path(place) / "fp32.onnx", Path(place) / "int8.onnx"
         source.write_bytes(model)
         quantize_static(
-            source, target, _Reader({name: array[:2048] for name, array in inputs.items()}), calibrate_method=method,
+            source, target, _Reader({name: array[::2] for name, array in inputs.items()}), calibrate_method=method,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, per_channel=True,
             reduce_range=VNNI not in cpu_features(),
         )  # fmt: skip

@@ -22,14 +22,12 @@ COMMANDS = {
     "policy": f"{QUICK} --network mlp:16x1 --batch 1,2 --schemes int8 --runtimes torch,onnxruntime",
     "actor": f"{QUICK} --network mlp:16x1 --envs-per-actor 2 --schemes int8",
     "refresh": f"{QUICK} --network mlp:16x1 --schemes int8 --observation-shape 5 --actions 3,2",
-    "bits": "--env CartPole-v1 --network mlp:16x1 --bits 3,8 --episodes 2",
     "learner": f"{QUICK} --network mlp:16x1,mlp:8x1 --envs 4 --passes 2 --device cpu",
 }
 KEYS = {
     "policy": {"network", "batch", "runtime", "scheme", "us", "bytes"},
     "actor": {"env", "network", "runtime", "scheme", "envs", "us_per_env_step", "env_us", "policy_us", "overhead_us"},
     "refresh": {"network", "scheme", "bind_ms", "requantise_ms", "serialise_ms", "load_ms", "schedule_ms"},
-    "bits": {"network", "bits", "rounded", "simulated", "kl", "greedy_agreement", "bytes", "return", "return_low"},
     "learner": {"network", "precision", "T", "B", "passes", "us_per_env_step", "forward_us", "backward_us"},
 }
 
@@ -45,7 +43,7 @@ def test_each_benchmark_prints_a_table_and_writes_rows(
     assert all(row["command"].startswith(f"accel bench {kind} ") and "commit" in row for row in rows)
     printed = capsys.readouterr().out.splitlines()
     title, headings = printed[:2]
-    assert (title and "µs" in headings) or "ms" in headings or kind == "bits"
+    assert (title and "µs" in headings) or "ms" in headings
     closing = " ".join(printed[2 + len(rows) :])
     assert "onnxruntime" in closing and " cores" in closing, "machine and versions"
     assert len(printed) >= len(rows) + 4, "a closing line"
@@ -93,10 +91,6 @@ def test_each_benchmark_prints_a_table_and_writes_rows(
         (["actor", "--inference", "central", "--runtimes", "torch"], "leave out --runtimes"),
         (["actor", "--inference", "central", "--actors", "0"], "actors 0 is not positive"),
         (["refresh", "--schemes", ""], "no scheme"),
-        (["bits", "--bits", "1"], "from 2 to 16"),
-        (["bits", "--bits", ""], "no width"),
-        (["bits", "--episodes", "3"], "need an environment"),
-        (["bits", "--env", "CartPole-v1", "--episodes", "1"], "at least 2"),
         (["learner", "--precisions", "fp8"], "unknown precision 'fp8'"),
         (["learner", "--precisions", ""], "no precision"),
         (["learner", "--network", ""], "no network"),
