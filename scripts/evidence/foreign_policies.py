@@ -69,7 +69,8 @@ mean / for 99 % of the numbers, in % of the range; own · random. The bar is 99 
 of the gain over random play. Returns are means of 20 greedy episodes of equal seeds. µs are of one observation a call,
 with fp32's on the same runtime in brackets: compiled kernels for ours, onnxruntime for `quantize_static`, whose best
 calibration by the same rows is shown (a scale for each output). `published` is what an actor gets in training, rounded
-to the nearest.
+to the nearest. Of `int8` the shares of multiply-adds in integers are given, after the observations and of all, and the
+layers' forms. The machine had other work: times compare within a row.
 """.strip().splitlines()
 Row = dict[str, Any]
 
@@ -87,7 +88,7 @@ def main() -> None:
         with torch_threads():
             rows += [row | provenance() for row in measure(path)]
         write_samples(samples, {"rows": rows})
-        write_atomically(options.out / "README.md", ("\n".join(page(rows)) + "\n").encode())
+    write_atomically(options.out / "README.md", ("\n".join(page(rows)) + "\n").encode())
     print((options.out / "README.md").read_text())
 
 
@@ -222,37 +223,33 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield from _ABOUT
     yield ""
-    yield "| policy | arm | actions, own · random | holds | return | bytes | µs (fp32) |"
+    yield "| policy (return of fp32, at random) | arm | actions | holds | return | bytes (fp32) | µs (fp32) |"
     yield "|---|---|---|---|---:|---:|---:|"
     for file in dict.fromkeys(row["file"] for row in rows):
         own = {row["arm"]: row for row in rows if row["file"] == file}
         if "refused" in own:
             yield f"| {file} | – | {own['refused']['why']} | | | | |"
             continue
+        full = own.pop("fp32")
+        name = f"{file} ({np.mean(full['returns']):.4g}, {np.mean(full['random']):.4g})"
         for arm, row in own.items():
-            yield f"| {file if arm == 'fp32' else ''} | {' | '.join(_cells(row, own['fp32']))} |"
-    yield ""
-    for row in rows:
-        if row["arm"] == "int8":
-            layers = row["encoding"].replace("module.", "")
-            yield f"- {row['file']}: {row['share_inside']:.0%} of the multiply-adds after the observations in integers,"
-            yield f"  {row['share']:.0%} of all; `{layers}`"
+            yield f"| {name if arm == 'published' else ''} | {' | '.join(_cells(row, full))} |"
     yield ""
     machines = sorted({f"{row['cpu']}, onnxruntime {row['onnxruntime']}, commit {row['commit']}" for row in rows})
     yield f"{'; '.join(machines)}."
 
 
 def _cells(row: Row, full: Row) -> Iterator[str]:
-    yield f"`{row['arm']}`" + (f" ({row['calibration']})" if "calibration" in row else "")
-    if "rows" in row:
-        yield " · ".join(map(_figures, row["rows"]))
-        yield "yes" if row["holds"] else "no"
-    else:
-        yield f"random play {np.mean(row['random']):.4g}"
-        yield ""
+    about = f" ({row['calibration']})" if "calibration" in row else ""
+    if "encoding" in row:
+        layers = row["encoding"].partition(",")[2].strip(")").replace("module.", "")
+        about = f" ({row['share_inside']:.0%}, {row['share']:.0%}; {layers})"
+    yield f"`{row['arm']}`{about}"
+    yield " · ".join(map(_figures, row["rows"]))
+    yield "yes" if row["holds"] else "no"
     yield f"{np.mean(row['returns']):.4g}"
-    yield f"{row['bytes']:,}"
-    yield f"{row['us']:.3g}" + ("" if row is full else f" ({row.get('fp32_us', full['us']):.3g})")
+    yield f"{row['bytes']:,} ({full['bytes']:,})"
+    yield f"{row['us']:.3g} ({row.get('fp32_us', full['us']):.3g})"
 
 
 def _figures(row: Mapping[str, Any]) -> str:
