@@ -79,8 +79,8 @@ def finish(
 
     Args:
         run: the policy. scheme: how to compress it. cpu: features of the CPU that will act.
-        inputs: as ``calibration_inputs`` gives them: every other row calibrates ``int8``, and the rest choose its
-            encoding, by the worse of its two halves.
+        inputs: as ``calibration_inputs`` gives them: the first half calibrates ``int8``, and the other one, of other
+            episodes, chooses its encoding, by the worse of its own halves.
     Raises:
         CompressorError: the scheme is unknown or cannot compress this network.
     """
@@ -93,12 +93,11 @@ class _Choice:
     def __init__(self, run: TrainedPolicy, inputs: Inputs, cpu: Iterable[str] | None, progress: Progress) -> None:
         self._run, self._progress = run, progress
         self._cpu = None if cpu is None else tuple(cpu)
-        few = len(next(iter(inputs.values()))) < _FEWEST
-        parts = (slice(None), slice(None)) if few else (slice(0, None, 2), slice(1, None, 2))
-        self._calibration, rows = ({name: array[part] for name, array in inputs.items()} for part in parts)
-        middle = len(next(iter(rows.values()))) // 2
-        halves = {"all": slice(None)} if few else {"first": slice(middle), "second": slice(middle, None)}
-        self._halves = {name: {key: array[part] for key, array in rows.items()} for name, part in halves.items()}
+        count = len(next(iter(inputs.values())))
+        quarter = 0 if count < _FEWEST else count // 4
+        parts = [slice(2 * quarter or None), slice(2 * quarter, 3 * quarter or None), slice(3 * quarter, None)]
+        self._calibration, *halves = ({name: array[part] for name, array in inputs.items()} for part in parts)
+        self._halves = dict(zip(("first", "second"), halves, strict=True))
         self._full = run.compress(FULL_PRECISION)
         names = run.policy.output_names
         layers = policy_layers(run.policy, run.example_inputs, names)

@@ -36,8 +36,8 @@ LEAST_AGREEMENT, MOST_MEAN_ERROR, MOST_TAIL_ERROR, MOST_LOSS = 0.99, 0.01, 0.05,
 RANDOM_SHARE = 0.2
 OWN, OFF, RECORDED = "own episodes", "episodes with a fifth of random actions", "recorded observations"
 _ROWS, _IMAGE_ROWS, _CALIBRATION_ROWS, _STEPS = 2048, 256, 2048, 512
-# of the environments that calibrate, and of those whose rows are judged
-_CALIBRATED, _JUDGED = 0, 2
+# of the environments that calibrate, of those whose rows are judged, and of those that choose an encoding
+_CALIBRATED, _JUDGED, _CHOSEN = 0, 2, 4
 
 
 @dataclass(frozen=True)
@@ -268,8 +268,8 @@ def _bar(row: RowQuality) -> str:
 
 
 def calibration_inputs(run: TrainedPolicy, scheme: str, seed: int, *, progress: Progress | None = None) -> Inputs:
-    """Real inputs for ``TrainedPolicy.compress``: a half from its own episodes, then one from episodes in which a fifth
-    of the actions is random.
+    """Real inputs for ``finish`` and ``TrainedPolicy.compress``, in quarters: of its own episodes, of episodes in which
+    a fifth of the actions is random, and both again of other episodes.
 
     Raises: what ``collect_inputs`` raises.
     """
@@ -278,8 +278,9 @@ def calibration_inputs(run: TrainedPolicy, scheme: str, seed: int, *, progress: 
         return {name: array[_judged_rows(run) :][:rows] for name, array in _shuffled(run, seed).items()}
     parts = [
         collect_inputs(
-            run, -(-rows // 2), seed, stream=_CALIBRATED + place, random_share=share, steps=_STEPS, progress=progress
+            run, -(-rows // 4), seed, stream=stream + place, random_share=share, steps=_STEPS, progress=progress
         )
+        for stream in (_CALIBRATED, _CHOSEN)
         for place, share in enumerate((0.0, RANDOM_SHARE))
     ]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

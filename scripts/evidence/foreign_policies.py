@@ -193,7 +193,7 @@ def _quantised(model: bytes, inputs: Inputs, method: CalibrationMethod) -> bytes
         source, target = Path(place) / "fp32.onnx", Path(place) / "int8.onnx"
         source.write_bytes(model)
         quantize_static(
-            source, target, _Reader({name: array[::2] for name, array in inputs.items()}), calibrate_method=method,
+            source, target, _Reader({name: a[: len(a) // 2] for name, a in inputs.items()}), calibrate_method=method,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, per_channel=True,
             reduce_range=VNNI not in cpu_features(),
         )  # fmt: skip
