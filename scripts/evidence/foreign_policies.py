@@ -235,8 +235,9 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
         for arm, row in own.items():
             yield f"| {name if arm == 'published' else ''} | {' | '.join(_cells(row, full))} |"
     yield ""
-    machines = sorted({f"{row['cpu']}, onnxruntime {row['onnxruntime']}, commit {row['commit']}" for row in rows})
-    yield f"{'; '.join(machines)}."
+    machines = sorted({f"{row['cpu']}, onnxruntime {row['onnxruntime']}" for row in rows})
+    commits = dict.fromkeys(str(row["commit"])[:10] for row in rows)
+    yield f"{'; '.join(machines)}; commits {', '.join(commits)}."
 
 
 def _cells(row: Row, full: Row) -> Iterator[str]:
