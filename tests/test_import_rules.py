@@ -24,7 +24,7 @@ PICKLING = frozenset(
 
 MOST_IMPORTS = 20
 # Their modules are still to be divided.
-IMPORT_MORE = {"accel.acting.actor", "accel.bench.refresh"}
+IMPORT_MORE = {"accel.acting.actor"}
 
 
 def product_files() -> list[Path]:

@@ -42,7 +42,7 @@ _ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions", "norma
 
 
 @dataclass(frozen=True)
-class Measured:
+class BenchResult:
     """Rows and how to show them.
 
     Attributes:
@@ -63,7 +63,7 @@ class BenchOptions(ABC):
     json: Annotated[Path | None, tyro.conf.arg(help="write the rows to this file, a JSON list of flat objects")] = None
 
     @abstractmethod
-    def measure(self, refuse: Notify) -> Measured:
+    def measure(self, refuse: Notify) -> BenchResult:
         """Measure what the options say; ``refuse`` gets a message about each scheme that does not work here."""
 
     def _given(self, *names: str) -> str:
@@ -203,7 +203,7 @@ class PolicyOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
         ),
     ] = "torch,torch.compile,onnxruntime,native"
 
-    def measure(self, refuse: Notify) -> Measured:
+    def measure(self, refuse: Notify) -> BenchResult:
         """See ``BenchOptions.measure``."""
         from accel.bench.policy import bench_policy
 
@@ -217,7 +217,7 @@ class PolicyOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
             notify=refuse,
         )
         title = f"Policy: µs per call; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
-        return Measured("policy", rows, title, advise("policy", rows))
+        return BenchResult("policy", rows, title, advise("policy", rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ class ActorOptions(PoliciesOptions, BudgetOptions):
     ] = None
     unroll_length: Annotated[int | None, argument("T, vector steps per unroll; default: 20, or the run's")] = None
 
-    def measure(self, refuse: Notify) -> Measured:
+    def measure(self, refuse: Notify) -> BenchResult:
         """See ``BenchOptions.measure``."""
         from accel.bench.actor import RUNTIMES, bench_actor
         from accel.bench.inference import bench_inference
@@ -283,7 +283,7 @@ class ActorOptions(PoliciesOptions, BudgetOptions):
             what = "Actor: µs per environment step of "
         first = rows[0]
         title = f"{what}{first['env']}, unrolls of {first['unroll_length']}, {first['weights']} weights"
-        return Measured("inference" if central else "actor", rows, title, [] if central else advise("actor", rows))
+        return BenchResult("inference" if central else "actor", rows, title, [] if central else advise("actor", rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +297,7 @@ class RefreshOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
     schemes: Schemes = _SCHEMES
     envs: Annotated[int, tyro.conf.arg(help="environments per actor")] = 8
 
-    def measure(self, refuse: Notify) -> Measured:
+    def measure(self, refuse: Notify) -> BenchResult:
         """See ``BenchOptions.measure``."""
         from accel.bench.refresh import bench_refresh
 
@@ -317,7 +317,7 @@ class RefreshOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
             "in a background thread and in the learner's; break-even: environment steps per refresh",
             *advise("refresh", rows),
         ]
-        return Measured("refresh", rows, title, lines)
+        return BenchResult("refresh", rows, title, lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +367,7 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
         except ConfigError as error:
             raise ConfigError(f"--passes and --minibatches above 1 train with ppo: {error}") from None
 
-    def measure(self, refuse: Notify) -> Measured:
+    def measure(self, refuse: Notify) -> BenchResult:
         """See ``BenchOptions.measure``."""
         from accel.bench.learner import bench_learner
         from accel.bench.policies import default_spec, environment_spec
@@ -404,7 +404,7 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
             f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
         )
         line = "compression gains nothing where the actors together are faster than the learner"
-        return Measured("learner", rows, title, [line])
+        return BenchResult("learner", rows, title, [line])
 
 
 Options = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accel.algorithms.catalogue import agreement_for
 from accel.bench.checks import check_budget, check_counts, check_schemes
-from accel.bench.inference_job import Acted, ActingJob
+from accel.bench.inference_job import ActingJob, ActingResult
 from accel.bench.policies import MeasuredPolicy, Policies, of_free_actors
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, spread
 from accel.compressors.artifact import CompressedPolicy
@@ -88,7 +88,7 @@ class _Cell:
 
     row: Row
     job: ActingJob
-    samples: list[Acted] = field(default_factory=list)
+    samples: list[ActingResult] = field(default_factory=list)
 
     def measured(self) -> Row:
         """The row, with the medians of its samples."""

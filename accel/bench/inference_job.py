@@ -38,7 +38,7 @@ _WARM_UP_UNROLLS = 4
 
 
 @dataclass(frozen=True)
-class Acted:
+class ActingResult:
     """What a job's actors did in its measured seconds.
 
     Attributes:
@@ -70,7 +70,7 @@ class ActingJob:
     policies: Sequence[str]
     seconds: float
 
-    def run(self) -> Acted:
+    def run(self) -> ActingResult:
         """Start mpirun and wait for its end. Raises LaunchError: no mpirun, or the job failed."""
         config = ActorConfig.from_json(self.config)
         command = mpirun_command(1 + config.central + config.actors)
@@ -90,10 +90,10 @@ class ActingJob:
             found = [line for line in output if line.startswith("{")]
             if not found:  # The launcher's status is of the ranks' end, which is not what was measured.
                 raise LaunchError(f"the benchmark's actors failed:\n{errors.read().strip()}")
-            return Acted(**json.loads(found[-1]))
+            return ActingResult(**json.loads(found[-1]))
 
 
-def _learn(job: ActingJob) -> Acted:
+def _learn(job: ActingJob) -> ActingResult:
     endpoint = join_world(detect_launch())
     config, agreement = ActorConfig.from_json(job.config), ActorAgreement.from_json(job.agreement)
     topology = Topology.of(endpoint.size, 1, config.central)
@@ -109,15 +109,15 @@ def _learn(job: ActingJob) -> Acted:
         )  # fmt: skip
         transport.welcome(job.agreement)
         transport.configure(layout.nbytes)
-        taker = _Taker(transport, layout, [{job.scheme: Path(file).read_bytes()} for file in job.policies])
-        taker.warm_up()
-        return taker.take(job.seconds)
+        receiver = _UnrollReceiver(transport, layout, [{job.scheme: Path(file).read_bytes()} for file in job.policies])
+        receiver.warm_up()
+        return receiver.take(job.seconds)
     finally:
         transport.close()
         del given
 
 
-class _Taker:
+class _UnrollReceiver:
     """Takes unrolls, and publishes after as many as there are actors."""
 
     def __init__(self, transport: RemoteLearner, layout: UnrollLayout, policies: Sequence[Mapping[str, bytes]]) -> None:
@@ -134,7 +134,7 @@ class _Taker:
             if time.perf_counter() - began > _START_S:
                 raise TransportError(f"{self._unrolls} unrolls arrived within {_START_S:g} s")
 
-    def take(self, seconds: float) -> Acted:
+    def take(self, seconds: float) -> ActingResult:
         """Measure, for longer where few unrolls arrive: one of each actor is the least that says anything."""
         self._lags.clear()
         cpu_s, began, env_steps = _acting_cpu_s(), time.perf_counter(), 0
@@ -145,7 +145,7 @@ class _Taker:
         after_s = _acting_cpu_s()
         used_s = None if cpu_s is None or after_s is None else after_s - cpu_s
         lag, step_lag = np.mean(self._lags, axis=0).tolist() if self._lags else (0.0, 0.0)
-        return Acted(env_steps, elapsed_s, used_s, lag, step_lag)
+        return ActingResult(env_steps, elapsed_s, used_s, lag, step_lag)
 
     def _take_one(self) -> int:
         """Environment steps of the next unroll; 0 where none came."""

@@ -30,8 +30,8 @@ from accel.version import __version__
 if TYPE_CHECKING:
     from accel.reports.document import WrittenReport
 
-KEPT_RUNS = "runs.json.gz"
-_MOST_KEPT_BYTES = 1 << 28
+SAMPLES_FILE = "runs.json.gz"
+_MOST_SAMPLE_BYTES = 1 << 28
 
 logger = logging.getLogger("accel")
 
@@ -108,16 +108,16 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         path = path.resolve()
-        path = path.parent if path.name == KEPT_RUNS and path.is_file() else path
+        path = path.parent if path.name == SAMPLES_FILE and path.is_file() else path
         if path.is_dir() and not _is_run(path):
-            below = sorted(child for child in path.iterdir() if _is_run(child)) or list(kept_runs(path))
-        elif path.is_dir() or path in kept_runs(path.parent):
+            below = sorted(child for child in path.iterdir() if _is_run(child)) or list(sampled_runs(path))
+        elif path.is_dir() or path in sampled_runs(path.parent):
             below = [path]
         else:
             raise ReportError(f"{path} is no directory: give the path of a run, such as results/NAME")
         if not below:
             raise ReportError(
-                f"{path} is neither a run (it holds no config.toml) nor a directory of runs, and keeps no {KEPT_RUNS}"
+                f"{path} is neither a run (it holds no config.toml) nor a directory of runs, and has no {SAMPLES_FILE}"
             )
         found |= dict.fromkeys(below)
     return list(found)
@@ -127,12 +127,12 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     """Read a run for a report; damaged files are noted and skipped if any records are readable.
 
     Args:
-        path: the run directory, or a path of ``kept_runs``.
+        path: the run directory, or a path of ``sampled_runs``.
         max_points: of a longer run, neighbouring records are averaged until at most twice as many are left.
     Raises: RunDirectoryError: not a run, or a damaged config. ReportError: no metrics, no record among them, or damaged
         samples.
     """
-    if not path.exists() and (sample := kept_runs(path.parent).get(path)) is not None:
+    if not path.exists() and (sample := sampled_runs(path.parent).get(path)) is not None:
         return run_from_json(sample, str(path))
     directory = RunDirectory.open(path, read_only=True)
     config = directory.read_config()
@@ -153,19 +153,19 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     return Run(path.name, str(path), config, machine, summary or None, series, decisions, tuple(notes), starts)
 
 
-def kept_runs(directory: Path) -> dict[Path, Mapping[str, object]]:
+def sampled_runs(directory: Path) -> dict[Path, Mapping[str, object]]:
     """``directory``/NAME to its samples for every run in the directory's ``runs.json.gz``; empty without such a file.
 
     What a run's table called it is its option ``variant``. Raises: ReportError: the file is damaged.
     """
-    file = directory / KEPT_RUNS
+    file = directory / SAMPLES_FILE
     if not file.is_file():
         return {}
     try:
         with gzip.open(file) as content:
-            text = content.read(_MOST_KEPT_BYTES + 1)
-        if len(text) > _MOST_KEPT_BYTES:
-            raise ValueError(f"more than {_MOST_KEPT_BYTES:,} bytes")
+            text = content.read(_MOST_SAMPLE_BYTES + 1)
+        if len(text) > _MOST_SAMPLE_BYTES:
+            raise ValueError(f"more than {_MOST_SAMPLE_BYTES:,} bytes")
         runs = json.loads(text)["runs"]
         if not isinstance(runs, dict) or not all(isinstance(v, dict) and Path(n).name == n for n, v in runs.items()):
             raise TypeError("runs is not a table of runs by name")

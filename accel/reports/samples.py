@@ -13,7 +13,7 @@ from accel.monitor.decisions import Decision
 from accel.reports.runs import Run
 from accel.reports.series import Series
 
-_KEPT = re.compile(
+_SHOWN = re.compile(
     r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_mean"
     r"|length_mean|entropy|explained_variance|(policy|value|actor|critic)_loss|evaluation_(return|env_steps)"
     r"|(staleness|compression|total)_(ess|kl|chi2|chi2_infinite|retention|greedy_agreement|clipped|mean_weight)(/.+)?"
@@ -23,7 +23,7 @@ _KEPT = re.compile(
 
 def run_to_json(run: Run) -> dict[str, object]:
     """The run without the metrics that no figure or table shows; ``run_from_json`` restores the rest, to six digits."""
-    columns = {name: [_plain(v) for v in run.series.columns[name]] for name in run.series.columns if _KEPT.match(name)}
+    columns = {name: [_plain(v) for v in run.series.columns[name]] for name in run.series.columns if _SHOWN.match(name)}
     return {
         "name": run.name,
         "config": dict(run.config),

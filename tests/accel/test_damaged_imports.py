@@ -42,7 +42,7 @@ from accel.imports.torch_modules import FactorySpec
 from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.monitor.errors import MonitorError
 from accel.monitor.recorder import Recorder, read_metrics
-from accel.reports.reporting import kept_runs, load_run_record
+from accel.reports.reporting import load_run_record, sampled_runs
 from accel.runs.directory import RunDirectory
 from accel.sweep.directory import check_directory
 from accel.sweep.recovery import this_worker
@@ -393,10 +393,10 @@ def test_samples_of_runs(tmp_path_factory: pytest.TempPathFactory, document: Any
     path = tmp_path_factory.mktemp("samples")
     content = gzip.compress(json.dumps(document).encode(errors="surrogatepass"))
     (path / "runs.json.gz").write_bytes(content)
-    found = outcome(lambda: [load_run_record(run) for run in kept_runs(path)])
+    found = outcome(lambda: [load_run_record(run) for run in sampled_runs(path)])
     assert isinstance(found, ReportError) or all(isinstance(run.config, dict) for run in found)  # type: ignore[attr-defined]
     (path / "runs.json.gz").write_bytes(content[:-9])
-    assert isinstance(outcome(lambda: kept_runs(path)), ReportError)
+    assert isinstance(outcome(lambda: sampled_runs(path)), ReportError)
 
 
 @pytest.mark.parametrize("version", [2, "1", True, None, *HOSTILE[:3]])
