@@ -15,7 +15,7 @@ from accel.acting.collector import Collector, UnrollCollector
 from accel.acting.policy import ActingPolicy, SessionPolicy
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.ready import AHEAD, ReadyCollector, ReadyPolicy
-from accel.acting.rules import RuleSpec, Sampler, Seat, make_rule
+from accel.acting.rules import ActorPlace, RuleSpec, Sampler, make_rule
 from accel.acting.timing import LevelTimer, split_update
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import CompressorError
@@ -96,8 +96,8 @@ class Actor:
             raise TransportError(
                 "actors and learner lay out unrolls differently: install the same version on every node"
             )
-        seat = Seat(self._rows, config.unroll_length, config.number(self._transport.actor), config.actors)
-        sampler = rule.bind(seat, self._generator)
+        place = ActorPlace(self._rows, config.unroll_length, config.number(self._transport.actor), config.actors)
+        sampler = rule.bind(place, self._generator)
         self._transport.configure(self.layout.nbytes, config.unrolls_in_flight)
         self._timer = LevelTimer(self.layout, rule, sampler, config.runtime)
         self._policy = self._make_policy(sampler)

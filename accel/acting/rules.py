@@ -47,7 +47,7 @@ class RuleSpec:
 
 
 @dataclass(frozen=True)
-class Seat:
+class ActorPlace:
     """Where a rule acts: actor number ``actor`` of ``actors``, which steps ``envs`` environments, T rows an unroll."""
 
     envs: int
@@ -67,7 +67,7 @@ class ActionRule(Protocol):
     output_size: int
     explores: bool
 
-    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+    def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
         """A sampler for one actor; ``generator`` is its only source of randomness. Raises ConfigError."""
         ...
 
@@ -123,9 +123,9 @@ class StochasticRule:
         self._action = action
         self.output_size = action.param_size
 
-    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+    def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
         """See ``ActionRule.bind``."""
-        return make_sampler(self._action, seat.envs, seat.unroll_length, generator)
+        return make_sampler(self._action, place.envs, place.unroll_length, generator)
 
     def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
         """The outputs themselves."""
@@ -139,9 +139,9 @@ class SquashedGaussianRule(StochasticRule):
         _require_box(action)
         super().__init__(action)
 
-    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+    def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
         """See ``ActionRule.bind``."""
-        return _SquashedGaussianSampler(self._action, seat.envs, seat.unroll_length, generator)
+        return _SquashedGaussianSampler(self._action, place.envs, place.unroll_length, generator)
 
     def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
         """Means and bounded log deviations, [..., 2k]."""
@@ -169,9 +169,9 @@ class GaussianNoiseRule:
         self.noise = noise
         self.output_size = action.sizes[0]
 
-    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+    def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
         """See ``ActionRule.bind``."""
-        return _GaussianNoiseSampler(self, self._action, seat, generator)
+        return _GaussianNoiseSampler(self, self._action, place, generator)
 
     def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
         """Means in [-1, 1] and log σ, [..., 2k]."""
@@ -225,19 +225,19 @@ class EpsilonGreedyRule:
         self._initial, self._final, self._steps = initial_epsilon, final_epsilon, exploration_env_steps
         self._exponent = exponent
 
-    def epsilon(self, env_steps: int, seat: Seat) -> float | FloatArray:
+    def epsilon(self, env_steps: int, place: ActorPlace) -> float | FloatArray:
         """ε after so many environment steps of the whole run; [B] where each environment has its own."""
         if self._exponent is not None:
-            environments = seat.actors * seat.envs
-            place = (seat.actor * seat.envs + np.arange(seat.envs)) / max(environments - 1, 1)
-            found: FloatArray = (self._initial ** (1.0 + self._exponent * place)).astype(np.float32)
+            environments = place.actors * place.envs
+            ladder = (place.actor * place.envs + np.arange(place.envs)) / max(environments - 1, 1)
+            found: FloatArray = (self._initial ** (1.0 + self._exponent * ladder)).astype(np.float32)
             return found
         left = max(1.0 - env_steps / self._steps, 0.0)
         return self._final + (self._initial - self._final) * left
 
-    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+    def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
         """See ``ActionRule.bind``."""
-        return _EpsilonGreedySampler(self, seat, generator)
+        return _EpsilonGreedySampler(self, place, generator)
 
     def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
         """log μ(·|s) [..., n], with probabilities of zero as 1e-8."""
@@ -279,18 +279,18 @@ def make_rule(spec: RuleSpec, action: ActionSpec) -> ActionRule:
 
 
 class _EpsilonGreedySampler:
-    def __init__(self, rule: EpsilonGreedyRule, seat: Seat, rng: np.random.Generator) -> None:
-        self.exploration: float | FloatArray | None = rule.epsilon(0, seat)
+    def __init__(self, rule: EpsilonGreedyRule, place: ActorPlace, rng: np.random.Generator) -> None:
+        self.exploration: float | FloatArray | None = rule.epsilon(0, place)
         self._rule = rule
-        self._seat = seat
+        self._place = place
         self._rng = rng
-        self._size = (seat.unroll_length, seat.envs)
+        self._size = (place.unroll_length, place.envs)
         self._explores = np.zeros(self._size, np.bool_)
         self._random = np.zeros(self._size, np.int64)
         self._uniform = np.zeros(self._size)
 
     def begin(self, env_steps: int = 0) -> None:
-        self.exploration = self._rule.epsilon(env_steps, self._seat)
+        self.exploration = self._rule.epsilon(env_steps, self._place)
         self._explores = self._rng.random(self._size, np.float32) < self.exploration
         if self._rule.masked:
             self._uniform = self._rng.random(self._size)
@@ -497,8 +497,10 @@ class _SquashedGaussianSampler(_GaussianSampler):
 class _GaussianNoiseSampler(_GaussianSampler):
     """Actions as sampled are the noisy ones in units of half the range; what lies outside is clipped for the env."""
 
-    def __init__(self, rule: GaussianNoiseRule, action: ActionSpec, seat: Seat, rng: np.random.Generator) -> None:
-        super().__init__(action, seat.envs, seat.unroll_length, rng)
+    def __init__(
+        self, rule: GaussianNoiseRule, action: ActionSpec, place: ActorPlace, rng: np.random.Generator
+    ) -> None:
+        super().__init__(action, place.envs, place.unroll_length, rng)
         self._rule = rule
 
     def begin(self, env_steps: int = 0) -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from accel.acting.rules import RuleSpec
+from accel.algorithms.cuda_graphs import PlainSteps, StepRunner
 from accel.algorithms.distributions import ActionDistribution, make_distribution
-from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.algorithms.flat import FlatParameters
-from accel.algorithms.graphs import PlainSteps, StepRunner
+from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
 from accel.algorithms.health import StepHealth
 from accel.algorithms.optimizers import Adam, Optimiser, RMSprop
 from accel.algorithms.state_tree import Tree

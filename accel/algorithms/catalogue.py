@@ -16,8 +16,8 @@ import torch
 
 from accel.acting.rules import RuleSpec
 from accel.algorithms.base import Algorithm, GradientAlgorithm
-from accel.algorithms.exchange import GradientExchange
-from accel.algorithms.graphs import StepRunner
+from accel.algorithms.cuda_graphs import StepRunner
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.actor import ActorAgreement, PriorityOptions
 from accel.config.algorithms import CustomAlgorithmConfig

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from accel.algorithms.exchange import GradientExchange, LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
 from accel.config.algorithms import ActorCriticConfig
 from accel.correctors import nstep, retrace, vtrace
 from accel.networks.policy import Critic

@@ -31,7 +31,7 @@ from accel.algorithms.actor_critic import (
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
 from accel.algorithms.distributions import ActionDistribution
-from accel.algorithms.exchange import GradientExchange
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.algorithms import SurrogateConfig
 from accel.envs.spaces import EnvSpec

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from accel.algorithms.catalogue import agree, make_algorithm
-from accel.algorithms.exchange import LocalGradients
-from accel.algorithms.graphs import WARM_RUNS, make_runner, why_unrecorded
+from accel.algorithms.cuda_graphs import WARM_RUNS, make_runner, why_unrecorded
+from accel.algorithms.gradient_exchange import LocalGradients
 from accel.bench.checks import check_budget
 from accel.bench.rows import Notify, Row, number, provenance, spread
 from accel.config import TrainConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from accel.acting.rules import ActionArray, FloatArray, Sampler, Seat, make_sampler
+from accel.acting.rules import ActionArray, ActorPlace, FloatArray, Sampler, make_sampler
 from accel.envs.spaces import ActionSpec
 
 RULE = "accel.imports.greedy:GreedyRule"
@@ -19,9 +19,9 @@ class GreedyRule:
         self._action = action
         self.output_size = action.param_size
 
-    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+    def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
         """See ``ActionRule.bind``."""
-        return _GreedySampler(make_sampler(self._action, seat.envs, seat.unroll_length, generator))
+        return _GreedySampler(make_sampler(self._action, place.envs, place.unroll_length, generator))
 
     def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
         """The outputs themselves."""

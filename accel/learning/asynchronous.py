@@ -20,7 +20,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from accel.algorithms.base import Algorithm, GradientAlgorithm
-from accel.algorithms.exchange import LocalGradients
+from accel.algorithms.gradient_exchange import LocalGradients
 from accel.algorithms.optimizers import Optimiser
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from accel.algorithms.exchange import GradientExchange
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.experience.rewards import RewardTransform
 from accel.learning.counters import Counters
 

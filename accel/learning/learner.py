@@ -9,8 +9,8 @@ from typing import cast
 import torch
 
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
-from accel.algorithms.exchange import GradientExchange, LocalGradients
-from accel.algorithms.graphs import make_runner
+from accel.algorithms.cuda_graphs import make_runner
+from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec

@@ -29,7 +29,7 @@ from accel.tuning.choice import FULL_PRECISION, parse_choice
 if TYPE_CHECKING:
     import torch
 
-    from accel.algorithms.exchange import GradientExchange
+    from accel.algorithms.gradient_exchange import GradientExchange
     from accel.learning.learner import Learner
     from accel.learning.session import Session
 

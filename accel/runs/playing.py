@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from accel.acting.policy import InPlaceSession
-from accel.acting.rules import ActionRule, Seat
+from accel.acting.rules import ActionRule, ActorPlace
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.runtime import PolicySession
 from accel.display.progress import Progress
@@ -169,8 +169,8 @@ class _Round:
         environment, running = self._environment, self._running
         count = int(np.count_nonzero(running))
         action = environment.spec.action
-        seat = Seat(environment.num_envs, _NOISE_ROWS)
-        sampler = self._rule.bind(seat, np.random.default_rng(self._seed))
+        place = ActorPlace(environment.num_envs, _NOISE_ROWS)
+        sampler = self._rule.bind(place, np.random.default_rng(self._seed))
         actions = np.zeros((environment.num_envs, *action.shape), action.dtype)
         activity = environment.activity
         activity.enter(PREPARING)
@@ -333,7 +333,7 @@ def _sampled_inputs(
 ) -> Iterator[dict[str, Array]]:
     """The policy's inputs step by step, across episodes; the recurrent state is zeroed where an episode begins."""
     spec, envs = environment.spec, environment.num_envs
-    sampler = rule.bind(Seat(envs, _NOISE_ROWS), np.random.default_rng(seed))
+    sampler = rule.bind(ActorPlace(envs, _NOISE_ROWS), np.random.default_rng(seed))
     actions = np.zeros((envs, *spec.action.shape), spec.action.dtype)
     observations = environment.reset()
     first, over = np.ones(envs, np.bool_), np.zeros(envs, np.bool_)

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from accel.acting.rules import Seat
+from accel.acting.rules import ActorPlace
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.verify import run_artifact
 from accel.display.progress import Progress
@@ -103,7 +103,7 @@ def compare_actions(run: TrainedPolicy, full: Floats, ours: Floats, inputs: str)
 def _greedy(run: TrainedPolicy, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """What the environment gets, [N, *action]."""
     action = run.spec.action
-    sampler = run.rule.bind(Seat(len(outputs), 1), np.random.default_rng(0))
+    sampler = run.rule.bind(ActorPlace(len(outputs), 1), np.random.default_rng(0))
     chosen = np.zeros((len(outputs), *action.shape), action.dtype)
     sampler.greedy(outputs, chosen)
     return np.asarray(sampler.to_env(chosen), np.float64)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from accel.acting.rules import ActionRule, RuleSpec, Seat, make_rule
+from accel.acting.rules import ActionRule, ActorPlace, RuleSpec, make_rule
 from accel.algorithms.distributions import ActionDistribution
 from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.pipeline import make_compressor
@@ -270,7 +270,7 @@ class _ScriptedActor:
         params = self._player.params(observations, np.ones(batch, np.bool_) if first else None)
         action = trained.spec.action
         chosen = np.zeros((batch, *action.shape), action.dtype)
-        sampler = trained.rule.bind(Seat(batch, 1), self._rng)
+        sampler = trained.rule.bind(ActorPlace(batch, 1), self._rng)
         if greedy:
             sampler.greedy(params, chosen)
         else:

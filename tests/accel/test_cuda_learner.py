@@ -13,8 +13,8 @@ import torch
 import accel
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
-from accel.algorithms.exchange import LocalGradients
-from accel.algorithms.graphs import CudaRecorder, RecordedSteps, make_runner
+from accel.algorithms.cuda_graphs import CudaRecorder, RecordedSteps, make_runner
+from accel.algorithms.gradient_exchange import LocalGradients
 from accel.config import TrainConfig
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform

@@ -16,7 +16,7 @@ from torch.optim import Adam
 
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm
-from accel.algorithms.graphs import WARM_RUNS, RecordedSteps
+from accel.algorithms.cuda_graphs import WARM_RUNS, RecordedSteps
 from accel.bench.learner import random_experience
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.acting.rules import RuleSpec, Seat, make_rule
+from accel.acting.rules import ActorPlace, RuleSpec, make_rule
 from accel.acting.timing import ROUNDS, LevelTimer, assignment, join_levels, split_update
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import ArtifactError
@@ -50,7 +50,7 @@ def _unroll(layout: UnrollLayout) -> Unroll:
 
 def _timer(layout: UnrollLayout) -> LevelTimer:
     rule = make_rule(RuleSpec(), SPEC.action)
-    return LevelTimer(layout, rule, rule.bind(Seat(B, T), np.random.default_rng(0)))
+    return LevelTimer(layout, rule, rule.bind(ActorPlace(B, T), np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize("network", ["mlp:32x2", "mlp:16x1+lstm:8"])

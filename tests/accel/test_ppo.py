@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from accel.algorithms.actor_critic import Targets
-from accel.algorithms.exchange import LocalGradients
+from accel.algorithms.gradient_exchange import LocalGradients
 from accel.algorithms.ppo import Minibatch, Shares, split_environments, split_steps
 from accel.experience.batch import Batch
 

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm
-from accel.algorithms.exchange import LocalGradients
-from accel.algorithms.graphs import MAX_RECORDED, WARM_RUNS, PlainSteps, RecordedSteps, make_runner
+from accel.algorithms.cuda_graphs import MAX_RECORDED, WARM_RUNS, PlainSteps, RecordedSteps, make_runner
+from accel.algorithms.gradient_exchange import LocalGradients
 from accel.bench.learner import random_experience
 from accel.config import TrainConfig
 from accel.correctors.recursion import doubling_scan

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import nn
 
 import accel
-from accel.acting.rules import Seat, make_rule
+from accel.acting.rules import ActorPlace, make_rule
 from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import make_algorithm
 from accel.algorithms.distributions import make_distribution
@@ -154,7 +154,7 @@ def test_a_masked_action_is_never_sampled_nor_greedy_and_without_the_mask_it_wou
     outputs = np.random.default_rng(0).normal(size=(envs, algorithm.output_size)).astype(np.float32)
     for is_masked in (True, False):
         params = mask_outputs(torch.from_numpy(outputs), ALLOWED.expand(envs, 5)).numpy() if is_masked else outputs
-        sampler = rule.bind(Seat(envs, rows), np.random.default_rng(1))
+        sampler = rule.bind(ActorPlace(envs, rows), np.random.default_rng(1))
         sampler.begin()
         actions = np.zeros((envs, *action.shape), np.int64)
         taken = np.zeros(5, np.int64)

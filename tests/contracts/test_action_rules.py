@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from accel.acting.rules import ActionRule, EpsilonGreedyRule, RuleSpec, Sampler, Seat, make_rule
+from accel.acting.rules import ActionRule, ActorPlace, EpsilonGreedyRule, RuleSpec, Sampler, make_rule
 from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import make_algorithm
 from accel.config import TrainConfig
@@ -65,7 +65,7 @@ def play(
     rule: ActionRule, action: ActionSpec, row: Any, env_steps: int = 5000, rows: int = ROWS
 ) -> tuple[Any, Sampler]:
     """``rows`` · ENVS actions on the same outputs."""
-    sampler = rule.bind(Seat(ENVS, rows), np.random.default_rng(11))
+    sampler = rule.bind(ActorPlace(ENVS, rows), np.random.default_rng(11))
     sampler.begin(env_steps)
     outputs, actions = np.repeat(row[None], ENVS, 0), np.zeros((rows, ENVS, *action.shape), action.dtype)
     for t in range(rows):
@@ -115,7 +115,7 @@ def test_action_parameters_describe_the_same_policy(name: str) -> None:
     exploration = np.full(ENVS, 0.37, np.float32) if rule.explores else None
     params = rule.action_params(outputs, exploration)
     actions, _ = play(rule, CASES[name].action, outputs_of(rule), rows=1)
-    recorded = stochastic.bind(Seat(ENVS, 1), np.random.default_rng(0)).log_prob(params, actions)
+    recorded = stochastic.bind(ActorPlace(ENVS, 1), np.random.default_rng(0)).log_prob(params, actions)
     given = None if exploration is None else torch.from_numpy(exploration)
     expected = algorithm.distribution(torch.from_numpy(outputs), given).log_prob(torch.from_numpy(actions))
     np.testing.assert_allclose(recorded, expected.numpy(), atol=1e-5, rtol=1e-5)
@@ -146,7 +146,7 @@ def test_frequencies_are_the_recorded_probabilities(name: str) -> None:
 def test_greedy_actions_are_the_most_likely(name: str) -> None:
     algorithm, rule = CASES[name].algorithm(), CASES[name].rule()
     outputs = outputs_of(rule, ENVS)
-    sampler, out = rule.bind(Seat(ENVS, 1), np.random.default_rng(0)), empty(name)
+    sampler, out = rule.bind(ActorPlace(ENVS, 1), np.random.default_rng(0)), empty(name)
     sampler.greedy(outputs, out)
     exploration = torch.zeros(ENVS) if algorithm.explores else None
     mode = algorithm.distribution(torch.from_numpy(outputs), exploration).mode()
@@ -223,7 +223,7 @@ def test_epsilon_greedy_records_its_own_probabilities(duelling: bool) -> None:
     rule = EpsilonGreedyRule(
         CATEGORICAL, duelling=duelling, initial_epsilon=0.9, final_epsilon=0.1, exploration_env_steps=100
     )
-    sampler = rule.bind(Seat(3, 1), np.random.default_rng(0))
+    sampler = rule.bind(ActorPlace(3, 1), np.random.default_rng(0))
     outputs = np.array([[5, 1, 0, 0], [0, 0, 3, 2], [1, 2, 0, 9]], np.float32)
     if duelling:
         outputs = np.concatenate([outputs, [[99], [0], [-99]]], 1).astype(np.float32)
@@ -242,7 +242,7 @@ def test_the_environments_of_all_actors_share_one_ladder_of_epsilon(actors: int,
     rule = EpsilonGreedyRule(CATEGORICAL, initial_epsilon=0.5, final_epsilon=0.1, exponent=3.0)
     found: list[float] = []
     for actor in range(actors):
-        sampler = rule.bind(Seat(envs, 4000, actor, actors), np.random.default_rng(actor))
+        sampler = rule.bind(ActorPlace(envs, 4000, actor, actors), np.random.default_rng(actor))
         sampler.begin(10**6)
         epsilon = np.broadcast_to(np.asarray(sampler.exploration), envs)
         found += epsilon.tolist()
@@ -284,7 +284,7 @@ def test_an_action_of_no_probability_is_never_drawn(action: ActionSpec) -> None:
         logits[:, unlikely] = -200.0
         params = np.tile(logits, (1, len(action.sizes)))
         sampler = make_rule(CASES["stochastic, categorical"].algorithm().rule, action).bind(
-            Seat(ENVS, 1),
+            ActorPlace(ENVS, 1),
             ExtremeGenerator(unlikely),  # type: ignore[arg-type]
         )
         sampler.begin()

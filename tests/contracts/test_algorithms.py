@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from accel.acting.priorities import TemporalDifferences
-from accel.acting.rules import Seat, make_rule
+from accel.acting.rules import ActorPlace, make_rule
 from accel.algorithms.actor_critic import Targets
 from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
@@ -116,7 +116,7 @@ class Chain:
         rewards = RewardTransform(options.rewards, options.algorithm.discount)
         agreement, self.layout = agree(options, algorithm)
         self.store: Store = make_store(options, self.layout, CPU, Batcher(spec, CPU), rewards)
-        self.sampler = make_rule(algorithm.rule, spec.action).bind(Seat(ENVS, ROWS), np.random.default_rng(seed))
+        self.sampler = make_rule(algorithm.rule, spec.action).bind(ActorPlace(ENVS, ROWS), np.random.default_rng(seed))
         self.priorities = None
         if agreement.priorities is not None:
             self.priorities = TemporalDifferences(self.layout, agreement.priorities)

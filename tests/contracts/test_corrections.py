@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accel.algorithms.corrections import CORRECTIONS, Corrected, Correction, OffPolicyBatch, centre_and_weight
-from accel.algorithms.exchange import LocalGradients
+from accel.algorithms.gradient_exchange import LocalGradients
 from accel.config import TrainConfig
 from accel.config.algorithms import ImpalaConfig
 

@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 
 from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import make_algorithm, make_store
-from accel.algorithms.exchange import GradientExchange
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.algorithms import ALGORITHMS
 from accel.errors import DivergenceError, TransportError

@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from accel.algorithms.exchange import GradientExchange, LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.networks.text import parse_network
