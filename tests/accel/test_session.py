@@ -97,6 +97,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "d4pg": {"algorithm": "d4pg", "env": "Pendulum-v1", "learning_starts": 300, "samples_per_insert": 32.0},
     "td3": {"algorithm": "td3", "env": "Pendulum-v1", "learning_starts": 300, "samples_per_insert": 32.0},
     "dqn": {"algorithm": "dqn", "learning_starts": 300, "batch_size": 32, "normalise_rewards": True},
+    "gorila": {"algorithm": "gorila", "learning_starts": 300},
 }  # fmt: skip
 
 
