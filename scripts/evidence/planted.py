@@ -7,7 +7,7 @@
 
 The level is int8 of a small network, whose policy is full precision's. Full precision is slowed down by sleeping in
 each call of the policy, where timing sees it too. What a level teaches is changed in the environment of actors that act
-with it, where no divergence sees it: an episode pays each step's reward one step late, or pays for another action and
+with it, where no divergence sees it: an episode pays each step's reward one step late, or pays for a wrong action and
 takes that back at its end. Every episode returns what it is worth, and the discount is near zero, so that only credit
 differs. A run ends once its case is decided. Each run is added to ``OUT/CASE.json.gz``; given again, the command goes
 on.
@@ -41,7 +41,9 @@ from scripts.evidence.samples import PROJECT, arguments, read_samples, write_sam
 
 FULL = "fp32"
 Floats = npt.NDArray[np.float32]
-STEPS = 10
+STEPS, CONTEXTS, ACTIONS = 10, 10, 4
+BIASED = (0, 4)
+"""Contexts that belong to another action than the last, which a bias pays."""
 STEP_S = 0.005
 POLL_S = 0.5
 
@@ -54,7 +56,8 @@ class Case:
 
     Attributes:
         slow: full precision's time of a vector step over the level's.
-        late: share of a level's episodes that pay late. bias: what a level pays for the first component of actions.
+        late: share of a level's episodes that pay late. bias: what a level pays for the last action in a fifth of the
+            contexts, to which another one belongs.
         kind: of the decision that is waited for; empty: none is. limit_s: of a run.
         within_s: in which the decision is right, after the run's directory was made.
     """
@@ -70,26 +73,25 @@ class Case:
 CASES = {
     "a": Case(3.0, 0.0, 0.0, "take", 40.0, 30.0),
     "b": Case(3.0, 0.75, 0.0, "leave", 600.0, 600.0),
-    "ceiling": Case(3.0, 0.0, 0.6, "leave", 1200.0, 600.0),
+    "ceiling": Case(3.0, 0.0, 1.5, "leave", 1200.0, 600.0),
     "c": Case(1.0, 0.0, 0.0, "", 90.0, 90.0),
 }
 
 
-class PlantedEnv(gymnasium.Env[Floats, Floats]):
-    """Ten steps, each of which pays 1 − |a − W x|² for an action on what it shows.
+class PlantedEnv(gymnasium.Env[Floats, np.int64]):
+    """Ten steps, each of which shows one of ten contexts and pays 1 for the action that belongs to it.
 
     Args:
         slow, late, bias: see ``Case``.
     """
 
-    observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
-    action_space = spaces.Box(-2.0, 2.0, (2,), np.float32)
+    observation_space = spaces.Box(0.0, 1.0, (CONTEXTS,), np.float32)
+    action_space = spaces.Discrete(ACTIONS)
     level = FULL
     """Of the policy that acts in this process."""
 
     def __init__(self, slow: float, late: float, bias: float) -> None:
         self._late, self._bias = late, bias
-        self._wanted = np.array([[0.5, -0.5, 0.3, 0.0], [0.0, 0.4, -0.6, 0.5]])
         _watch_policies(slow)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Floats, dict[str, Any]]:
@@ -98,22 +100,22 @@ class PlantedEnv(gymnasium.Env[Floats, Floats]):
         self._t, self._owed, self._is_late = 0, 0.0, self.np_random.random() < self._late
         return self._show(), {}
 
-    def step(self, action: Floats) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
         """Pays what the level's plant says."""
-        planted = PlantedEnv.level != FULL
-        reward = 1.0 - float(np.square(action - self._wanted @ self._shown).sum())
-        paid = reward
-        if planted and self._is_late:
-            paid, self._owed = self._owed, reward
-        elif planted:
-            paid, self._owed = reward + self._bias * float(action[0]), self._owed - self._bias * float(action[0])
+        reward = paid = float(action == self._context % ACTIONS)
+        if PlantedEnv.level != FULL:
+            bonus = self._bias * (self._context in BIASED and action == ACTIONS - 1)
+            if self._is_late:
+                paid, self._owed = self._owed, reward
+            else:
+                paid, self._owed = reward + bonus, self._owed - bonus
         self._t += 1
         over = self._t == STEPS
         return self._show(), paid + self._owed * over, over, False, {}
 
     def _show(self) -> Floats:
-        self._shown = self.np_random.uniform(-1.0, 1.0, 4).astype(np.float32)
-        return self._shown
+        self._context = int(self.np_random.integers(CONTEXTS))
+        return np.eye(CONTEXTS, dtype=np.float32)[self._context]
 
 
 def _watch_policies(slow: float) -> None:
@@ -141,9 +143,9 @@ def command(case: Case, compressor: str, seed: int, directory: Path) -> list[str
     planted = [f"--env-arg={name}={getattr(case, name)}" for name in ("slow", "late", "bias")]
     return [
         sys.executable, "-m", "accel", "train", "--env", "scripts.evidence.planted:Planted-v0", *planted,
-        "--algorithm", "impala", "--actors", "1", "--envs-per-actor", "8", "--unroll-length", "20",
+        "--algorithm", "impala", "--actors", "1", "--envs-per-actor", "64", "--unroll-length", "20",
         "--launcher", "mpirun", "--network", "mlp:32x1", "--discount", "0.01", "--lambda", "0.01",
-        "--learning-rate", "2e-5", "--learner-threads", "1", "--calibration-size", "128",
+        "--learning-rate", "7e-5", "--learner-threads", "1", "--calibration-size", "128",
         "--total-env-steps", "1000000000", "--max-seconds", str(case.limit_s),
         "--compressor", compressor, "--seed", str(seed), "--results-dir", str(directory), "--name", "run",
     ]  # fmt: skip
@@ -176,6 +178,7 @@ def run(case: Case, compressor: str, seed: int) -> Json:
             "decided_s": decided,
             "env_steps_per_s": records[-1]["env_steps"] / records[-1]["elapsed_s"],
             "returns": [[record["elapsed_s"], record["return_mean"]] for record in records],
+            "figures": {name: value for name, value in records[-1].items() if name.startswith("tuning/")},
             "decisions": [[d.unix_time_s - began, d.kind, d.reason] for d in read_decisions(path)[0]],
         }
 
