@@ -14,27 +14,23 @@ features come in the handshake.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import NodeProto
 
 from accel.compressors.arrays import Array
 from accel.compressors.artifact import Optimisation
 from accel.compressors.cpu import ARM, VNNI, cpu_features
 from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
-from accel.compressors.graph.optimise import optimised_nodes
-from accel.compressors.graph.payload import Payload, Slot
-from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
-from accel.compressors.graph.simplify import fuse_activations
+from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.int4 import layer_writer, write_layer
 from accel.compressors.int8.calibrated import fitted_weight, folded, folds, rounded_codes
 from accel.compressors.int8.input_layers import observed_values, small_input_layers
-from accel.compressors.int8.integer_graph import IntegerGraph, IntegerLayer
+from accel.compressors.int8.integer_graph import IntegerGraph, IntegerLayer, lay_out
 from accel.compressors.layer_choices import check_layers, choice_for
 from accel.compressors.method_arguments import LayerFormat, Variant, parse_int8
 from accel.compressors.methods import Encoder, Format
@@ -171,7 +167,7 @@ class Int8Encoder(Encoder):
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}
         self._calibrations = self._drifted = 0
-        self.payload = _lay_out(integer, graph)
+        self.payload = lay_out(integer, graph)
         # onnxruntime converts float convolutions to its blocked layout on loading
         float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
         self.optimisation: Optimisation = "all" if float_convolutions else "none"
@@ -357,18 +353,3 @@ def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:
     """The ``int8`` method; see ``parse_int8``."""
     parsed = parse_int8(arguments)
     return Int8(parsed.per_channel, parsed.variant, context.cpu, *parsed[2:])
-
-
-def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:
-    slots = {**integer.slots, **{name: Slot.like(graph.parameters[name]) for name in integer.floats}}
-    constants = {name: graph.constants[name] for name in integer.constants}
-    outputs = [spec.name for spec in graph.outputs]
-    nodes: Sequence[NodeProto] = integer.nodes
-    if not any(node.op_type == "Conv" for node in nodes):
-        nodes = fuse_activations(nodes, outputs)
-    payload = Payload(nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
-    if any(node.op_type == "MaxPool" for node in nodes) and not any(node.op_type == "Conv" for node in nodes):
-        # onnxruntime's channels-last pooling of codes is thirty times faster
-        nodes = optimised_nodes(payload, slots) or nodes
-        return Payload(nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
-    return payload
