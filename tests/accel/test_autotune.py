@@ -468,7 +468,8 @@ def test_one_process_learns_with_whatever_level_the_tuner_takes(tmp_path: Path) 
             _check_taken(decision, level)
     # What the last update's look decides is published no more.
     published = _level_after(decisions, summary.env_steps - 1)
-    assert summary.scheme == load_run(tmp_path / "run").scheme == records[-1]["scheme"] == published
+    assert summary.scheme == load_run(tmp_path / "run").scheme == records[-1]["scheme"]
+    assert summary.scheme in {published, "fp32"}  # it may end in a block of full precision
     # What is told of a publication is of the policy that acts, beside which levels may travel to be timed.
     assert len({record["policy_bytes"] for record in records if record["level"] == "fp32"}) == 1
 
