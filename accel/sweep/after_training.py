@@ -156,7 +156,7 @@ class AfterTraining(Experiment):
         """See ``Experiment.export_command``."""
         if self._run.arguments is None:
             return None
-        scheme = ("--scheme", label, "--format", "onnx", "--out", str(directory))
+        scheme = ("--scheme", label, "--format", "onnx", "--accept-loss", "--out", str(directory))
         return shlex.join(("accel", "export", *self._run.arguments, *scheme))
 
     def how_measured(self) -> str:

@@ -63,7 +63,7 @@ def wide(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_a_bundle_of_packed_weights_computes_as_the_model_does(
     run: Path, wide: Bundle, option: str, bits: int, tmp_path: Path
 ) -> None:
-    bundle = export(run, tmp_path / "bundle", scheme=f"int8({option},x8)", format="c", episodes=0)
+    bundle = export(run, tmp_path / "bundle", scheme=f"int8({option},x8)", format="c", episodes=0, accept_loss=True)
     target = bundle.contract["target"]
     assert list(target["packed_weight_bits"].values()) == [bits] * 3
     assert wide.contract["target"]["packed_weight_bits"] == {}
@@ -80,7 +80,9 @@ def test_a_bundle_of_packed_weights_computes_as_the_model_does(
 def test_observations_of_few_bits_compute_as_the_model_does(run: Path, tmp_path: Path) -> None:
     """Also far outside the calibrated range, where codes of 4 bits saturate and those of 8 do not."""
     bundles = {
-        (format, x): export(run, tmp_path / format / x, scheme=f"int8(w3,{x})", format=format, episodes=0)
+        (format, x): export(
+            run, tmp_path / format / x, scheme=f"int8(w3,{x})", format=format, episodes=0, accept_loss=True
+        )
         for format, x in (("c", "x4"), ("onnx", "x4"), ("onnx", "x8"))
     }
     make_format("c").check(bundles["c", "x4"].path)
@@ -95,6 +97,8 @@ def test_observations_of_few_bits_compute_as_the_model_does(run: Path, tmp_path:
 
 
 def test_packed_weights_are_all_that_the_source_has_of_them(run: Path, tmp_path: Path) -> None:
-    bundle = export(run, tmp_path / "bundle", scheme="int8(per_channel,w4,x8)", format="c", episodes=0)
+    bundle = export(
+        run, tmp_path / "bundle", scheme="int8(per_channel,w4,x8)", format="c", episodes=0, accept_loss=True
+    )
     assert len(re.findall(r"^const EMX_UNUSED uint32_t weight", source(bundle), re.MULTILINE)) == 3
     assert not re.search(r"\bint8_t weight\w+(matrix|weight_codes)", source(bundle))

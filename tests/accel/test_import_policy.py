@@ -496,8 +496,6 @@ def test_the_commands_take_an_imported_policy(tmp_path: Path, capsys: pytest.Cap
             (scheme, "trained", "environment") for scheme in ("fp32", "int8")
         }
         assert {row["network"] for row in found} == {"PPO or A2C: 64-64 Tanh"}
-    assert main(["bench", "bits", *source, "--bits", "8", "--episodes", "2", "--json", str(rows)]) == 0
-    assert {row["bits"] for row in json.loads(rows.read_text())} == {8}
 
 
 def test_an_imported_policy_is_swept_and_its_front_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -548,7 +546,6 @@ def test_options_that_make_a_policy_again(tmp_path: Path) -> None:
         (["bench", "policy", "--weights", "a.safetensors"], "--policy and --module"),
         (["bench", "actor", "--policy", "a.zip", "--run", "r"], "leave out --run"),
         (["bench", "refresh", "--module", "m:f", "--network", "mlp:8x1"], "leave out --network"),
-        (["bench", "bits", "--module", "m:f"], "give --env"),
         (["bench", "learner", "--module=m:f"], "an imported policy has no learner: leave out --module"),
     ],
 )
