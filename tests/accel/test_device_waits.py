@@ -28,7 +28,7 @@ from accel.experience.stores.sequences import Sequences
 from accel.experience.stores.trajectories import Trajectories
 from accel.tuning.mismatch_copies import PolicyCopies
 from tests.accel.pretend_device import DEVICE, Accelerator, DeviceTensor, WaitedError
-from tests.contracts.test_algorithms import CPU, ENVS, SPEC, Chain, config, each, ignore, parameters, spec_of
+from tests.contracts.test_algorithms import ALGORITHMS, CPU, ENVS, SPEC, Chain, config, ignore, parameters, spec_of
 
 Result = TypeVar("Result")
 
@@ -63,8 +63,9 @@ def moved(sample: Sample) -> Sample:
     return replace(sample, **parts)
 
 
-@each
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [*((name, "adam") for name in ALGORITHMS), ("impala", "rmsprop"), ("dqn", "rmsprop")]
+)
 def test_an_update_learns_what_it_does_on_the_host_and_waits_for_nothing(
     name: str, optimizer: str, accelerator: Accelerator
 ) -> None:

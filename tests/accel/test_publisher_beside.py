@@ -129,7 +129,7 @@ def test_a_run_publishes_beside_its_updates(algorithm: str, tmp_path: Path) -> N
     config = TrainConfig.create(
         env="CartPole-v1", algorithm=algorithm, network="mlp:16x1", learner_threads=1, actors=0, envs_per_actor=8,
         unroll_length=16, compressor="int8", calibration_size=256, total_env_steps=4000, results_dir=tmp_path,
-        evaluate_every=None,
+        evaluate_every=None, **({"passes": 2, "minibatches": 2} if algorithm == "dppo" else {}),
     )  # fmt: skip
     with RunDirectory.create(tmp_path, "run") as run:
         session = open_session(config, run)

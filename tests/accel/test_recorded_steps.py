@@ -142,8 +142,9 @@ def train(algorithm: GradientAlgorithm, chain: Chain) -> list[dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [*((name, "adam") for name in NAMES), ("impala", "rmsprop"), ("dqn", "rmsprop")]
+)
 def test_recorded_steps_learn_to_the_bit_what_plain_ones_do(name: str, optimizer: str) -> None:
     recorder = TapeRecorder()
     (plain, its_chain), (recorded, chain) = (
