@@ -50,7 +50,7 @@ def test_a_network_of_ones_own_is_trained_compressed_and_acts_in_a_script(tmp_pa
 
 def test_a_policy_of_stable_baselines3_becomes_a_bundle(tmp_path: Path) -> None:
     write_zip(tmp_path / "ppo.zip", balancing_weights())
-    words = ["ppo.zip", "--env", "CartPole-v1", "--out", "bundle", "--episodes", "2"]
+    words = ["ppo.zip", "--env", "CartPole-v1", "--out", "bundle", "--episodes", "2", "--accept-loss"]
     shown = run(str(EXAMPLES / "sb3_to_bundle.py"), *words, directory=tmp_path)
     assert "int8" in shown
     run("bundle/run_policy.py", "--verify", directory=tmp_path)

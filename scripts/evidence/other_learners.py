@@ -87,10 +87,9 @@ class Task:
                 "compared is an mlp whose critic has its own torso, on vectors, with one discrete action or continuous "
                 f"ones; not {text} with {spec.action.kind} actions"
             )
-        width, depth = (int(size) for size in text.sizes)
         return cls(
             spec,
-            (width,) * depth,
+            tuple(map(int, text.sizes)),
             {"tanh": nn.Tanh, "relu": nn.ReLU}[config.policy.activation],
             config.acting.unroll_length,
             config.acting.envs_per_actor * config.store.held_unrolls,

@@ -25,10 +25,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--normaliser", type=Path, help="VecNormalize's statistics: docs/policies-you-already-have.md")
     parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--accept-loss", action="store_true", help="export what int8 does not keep, too")
     options = parser.parse_args()
     policy = import_policy(options.file, accel.TrainConfig(env=options.env), normaliser=options.normaliser)
     print(f"{options.file}: {policy.architecture}")
-    bundle = accel.export(policy, options.out, scheme="int8", episodes=options.episodes, max_return_loss=0.1)
+    bundle = accel.export(
+        policy, options.out, scheme="int8", episodes=options.episodes, accept_loss=options.accept_loss
+    )
     print(bundle.text())
     print(accel.verify(options.out).text())
 

@@ -89,6 +89,8 @@ def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
         f"recording {video}",
         "playing int8",
         "playing fp32 on the same seeds",
+        "playing at random",
+        "comparing actions",
     ]
 
 

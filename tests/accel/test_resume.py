@@ -80,6 +80,7 @@ RUNS: dict[str, dict[str, object]] = {
     },
     "ga3c": {"algorithm": "ga3c"},
     "dqn": {"algorithm": "dqn", **REPLAY, "target_interval_updates": 3, "normalise_rewards": True},
+    "gorila": {"algorithm": "gorila", **REPLAY},
     "apex": {"algorithm": "apex", **REPLAY},
     "r2d2": {"algorithm": "r2d2", **REPLAY, "network": "mlp:16x1+lstm:8", "batch_size": 4},
     "d4pg": {"algorithm": "d4pg", **REPLAY, "env": "Pendulum-v1", "target_interval_updates": 3},
