@@ -40,7 +40,8 @@ def test_two_gorila_learners_learn_cartpole_from_replays_of_their_own(tmp_path: 
         summary = job.summary()
         assert summary.return_mean is not None and summary.return_mean >= 100.0, job.output
         assert job.mostly_acted_with("int8") and summary.dead_actors == 0
-        assert summary.updates_owed == 0, "the ratio holds over both learners"
+        # What learner 1 tells with its last message is counted, and no longer learned from: an unroll of its actor.
+        assert summary.updates_owed <= 64 < summary.updates, "the ratio holds over both learners"
         assert any(row["gradient_lag_mean"] is not None for row in job.records()), "learner 1 sent no gradient"
 
 
