@@ -26,9 +26,9 @@ from accel.display.text import show
 from accel.errors import AccelError, ConfigError
 from accel.launch.forked import train_in_child
 from accel.launch.learners import abort_job, learn
-from accel.launch.outcome import WRITER_S, status_of
+from accel.launch.outcome import WRITER_S, status_of, written_at
 from accel.launch.train import is_local, start
-from accel.runs.directory import wait_for_writer
+from accel.runs.directory import STARTS, wait_for_writer
 from accel.runs.job import Job, check_config, process_started_at
 from accel.supervision.processes import killing_descendants
 from accel.system.machine import usable_cores
@@ -104,7 +104,10 @@ def main(arguments: Sequence[str]) -> int:
     if info.is_launched and not is_alone:
         summary = learn(job, info)
     else:
-        with killing_descendants(lambda: wait_for_writer(job.path, WRITER_S) if job.path.exists() else None):
+        starts = job.path / STARTS
+        before = written_at(starts)
+        # Where nothing began, whoever writes to the directory is another job.
+        with killing_descendants(lambda: wait_for_writer(job.path, WRITER_S) if written_at(starts) != before else None):
             if is_here and sys.platform.startswith("linux"):
                 return train_in_child(job)
             summary = start(job, leave=os._exit)

@@ -65,8 +65,9 @@ def start_mpirun(job: Job) -> Summary:
     if elsewhere and learner is not None and ended.learner_ended and learner.status in (0, EXIT_STOPPED):
         how = "was stopped" if learner.status else "is complete"
         raise JobError(f"the run {how}; its directory {job.path} is on {learner.host}", learner.status)
-    wait_for_writer(job.path, WRITER_S)
     began = elsewhere or written_at(starts) != before
+    if began:  # Otherwise whoever writes to the directory is another job.
+        wait_for_writer(job.path, WRITER_S)
     # What cannot be gone on with, as it is complete or its checkpoint damaged, cannot be by the same command again.
     is_refused = job.resume is not None and ended.learner_ended and written_at(facts) == facts_before
     if ended.stopped and not began:
