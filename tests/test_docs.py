@@ -211,6 +211,13 @@ def test_links_lead_somewhere() -> None:
             assert target.startswith("http") or (page.parent / target).exists(), f"{page}: {target}"
 
 
+def test_no_line_of_prose_is_long() -> None:
+    for page in [*PAGES, *PROJECT.glob("*.md")]:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        long = [line for line in prose.splitlines() if len(line) > 140 and not line.startswith("|")]
+        assert not long, f"{page}: {long[0]}"
+
+
 def default_text(value: object) -> str:
     """A default as a page shows it."""
     if isinstance(value, bool):

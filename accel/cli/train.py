@@ -27,6 +27,7 @@ from accel.errors import AccelError, ConfigError
 from accel.launch.forked import train_in_child
 from accel.launch.learners import abort_job, learn
 from accel.launch.outcome import WRITER_S, status_of, written_at
+from accel.launch.starting import options_to_start
 from accel.launch.train import is_local, start
 from accel.runs.directory import STARTS, wait_for_writer
 from accel.runs.job import Job, check_config, process_started_at
@@ -144,10 +145,8 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     before = defaults.options()
     given = _parse_flags(argv, defaults)
     if given["init_from"] is not None and given["resume"] is None:
-        from accel.launch.initial_policy import options_of, read_initial_policy
-
         asked = {name: _merged(name, value, before.get(name)) for name, value in given.items() if name not in _SOURCES}
-        found = options_of(read_initial_policy(TrainConfig.create(**asked)))
+        found = options_to_start(TrainConfig.create(**asked))
         values = found | values | {name: found[name] for name in NetworkConfig.model_fields if name in found}
         defaults = TrainConfig.create(**values | chosen_kinds)
         before = defaults.options()

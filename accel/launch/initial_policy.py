@@ -4,11 +4,15 @@ Layers are matched in the order in which the two networks run them, and the resu
 random observations: what computes something else between its layers is refused. From a run of the same algorithm
 everything else that fits is taken too: critics, targets, the statistics of rewards. A policy of others has a critic of
 its own in the run, as the rewards that its critic learned from were scaled in another way.
+
+    python -P -m accel.launch.initial_policy CONFIG    # writes the options that the policy brings; see starting.py
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -17,6 +21,7 @@ from torch import Tensor, nn
 
 from accel.config import TrainConfig
 from accel.config.parts import Activation
+from accel.display.errors import report_errors
 from accel.envs.spaces import ACTION_MASK, EnvSpec
 from accel.errors import CheckpointError, ConfigError
 from accel.imports.normaliser import FixedNormaliser
@@ -29,6 +34,7 @@ from accel.networks.policy import PolicyModule, PolicyNetwork
 from accel.networks.text import NetworkText
 from accel.runs.directory import RunDirectory
 from accel.runs.loading import TrainedRun, load_run
+from accel.system.module_path import add_working_directory
 
 if TYPE_CHECKING:
     from accel.learning.learner import Learner
@@ -44,7 +50,6 @@ logger = logging.getLogger("accel")
 
 def read_initial_policy(config: TrainConfig) -> Source:
     """The policy of ``init_from``, in the run's environment. Raises what ``load_run`` and ``import_policy`` raise."""
-    torch.set_num_threads(1)  # the command forks after this, and a fork has none of its parent's threads
     options = config.policy
     if options.init_from is None:
         raise ConfigError("init_from is not given")
@@ -66,7 +71,7 @@ def options_of(source: Source) -> dict[str, object]:
     if isinstance(source, TrainedRun):
         config = source.config
         kept = config.policy.model_dump(exclude={"init_from", "init_module", "init_normaliser"})
-        return {**config.environment.model_dump(), **kept, "algorithm": config.algorithm.algorithm}
+        return {**config.environment.model_dump(mode="json"), **kept, "algorithm": config.algorithm.algorithm}
     text = _text_of(source)
     normalises = _normaliser_of(source) is not None
     for activation in cast("tuple[Activation, ...]", get_args(Activation)):
@@ -269,3 +274,19 @@ def _difference(network: PolicyNetwork, source: Source) -> float:
     if difference != difference:
         raise CheckpointError(f"{source.path} gives numbers that are not finite")
     return difference
+
+
+def main() -> int:
+    """Write ``options_of`` the policy of a configuration."""
+    add_working_directory()
+
+    def work() -> int:
+        config = TrainConfig.from_json(json.loads(sys.argv[1]))
+        sys.stdout.write(f"\n{json.dumps(options_of(read_initial_policy(config)))}\n")
+        return 0
+
+    return report_errors(work, "accel train")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

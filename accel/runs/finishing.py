@@ -61,8 +61,9 @@ class Finished:
             f"\nin integers: {self.share_inside:.0%} of the multiply-adds after the observations, {self.share:.0%} of "
             f"all, as {self.encoding}"
         )
-        pays = full_us >= LEAST_SPEED_UP * own_us or size <= MOST_BYTES * whole
-        if pays and self.share_inside >= LEAST_SHARE:
+        if self.share_inside < LEAST_SHARE:
+            return f"{text}\nint8 does not pay here: less than {LEAST_SHARE:.0%} of the multiply-adds are in integers"
+        if full_us >= LEAST_SPEED_UP * own_us or size <= MOST_BYTES * whole:
             return text
         return f"{text}\nint8 does not pay here: it is neither {LEAST_SPEED_UP} times as fast nor a third of the bytes"
 

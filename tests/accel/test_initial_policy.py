@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,24 @@ def test_the_command_takes_the_network_from_the_policy(tmp_path: Path, capsys: p
     policy = config.policy
     assert (policy.network, policy.activation, policy.normalise_observations) == ("mlp:32-16", "relu", False)
     assert config.optimiser.learning_rate == 1e-4 and policy.init_from == path
+
+
+def test_a_run_of_the_command_ends_in_good_order(tmp_path: Path) -> None:
+    """What trains is a fork of the command, which must not have used torch before."""
+    path = write_zip(tmp_path / "ppo.zip", balancing_weights())
+    words = [
+        "--env",
+        "CartPole-v1",
+        "--init-from",
+        str(path),
+        "--total-env-steps",
+        "2000",
+        "--results-dir",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-m", "accel", "train", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "its process was ended" not in done.stdout + done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("duelling", [True, False])
