@@ -25,7 +25,11 @@ VARIABLE = "ACCEL_WALKS"
 ENV_STEP, OPTIMIZER_STEP, LOAD = "env.step", "optimizer.step", "load"
 START_UP = 0.3
 """Share of a run's cycles that are left out."""
-OPTIONS = ("--launcher", "mpirun", "--env", "CartPole-v1", "--total-env-steps", "80000", "--actors", "1", "--seed", "1")
+# Records come by the clock, at a profiled run's pace in every cycle unless they are rare.
+OPTIONS = (
+    "--launcher", "mpirun", "--env", "CartPole-v1", "--total-env-steps", "80000", "--actors", "1", "--seed", "1",
+    "--log-interval-s", "60",
+)  # fmt: skip
 
 # What each process of the job runs before anything else. It stands alone: it is written to a folder on PYTHONPATH.
 HOOK = """
