@@ -133,6 +133,7 @@ prepare_environment() {
   # Images of containers often set it: then nothing that is imported here is kept compiled, and each process does it anew.
   unset PYTHONDONTWRITEBYTECODE
   export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+  PATH=${PATH//"$venv/bin:"/} # Where it is activated: an environment is not made by its own interpreter.
   if ! is_ready "$extras"; then
     python=$(find_python)
     lock "$python"

@@ -106,6 +106,15 @@ def test_an_environment_that_was_moved_is_made_anew(project: Path) -> None:
     assert not is_usable(moved)
 
 
+def test_an_activated_environment_is_not_made_anew_by_its_own_interpreter(project: Path) -> None:
+    _interrupt(project)
+    for name in ("python3", "python3.11", "python3.12", "python3.13"):
+        (project / ".venv" / "bin" / name).symlink_to(sys.executable)
+    told = 'PATH="$venv/bin:$PATH"; install() { echo "$2"; exit; }; prepare_environment openmpi'
+    found = shell(project, told).stdout
+    assert found and not found.startswith(f"{project}/.venv"), found
+
+
 def test_an_environment_whose_removal_was_interrupted_is_made_anew(project: Path) -> None:
     """The worst that a kill can leave: of the whole directory, only what ``rm`` would have come to last."""
     _interrupt(project)

@@ -22,6 +22,7 @@ from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.kernels.graph import Graph, Node, Value, read_graph
 from accel.compressors.kernels.library import lanes_here, load_kernels, why_none
+from accel.compressors.quantisation.affine import GREATEST_HIGH, LOW_CODES, LOW_ZERO
 
 # in the order of ACTIVATIONS in chain.c
 _ACTIVATIONS = (
@@ -43,8 +44,6 @@ _OTHER_OPERATORS = {*_ACTIVATIONS, "Flatten", "Sub", "Cast", "Div", "Erf"}
 # in the order of chain.c
 _KINDS = ("floats", "codes", "wide", "norm", "sum", "product", "copy", "decode", "split")
 _ALIGNMENT = 64
-# low bytes of activations of two bytes: their middle, and how many there are of one high byte
-_LOW_ZERO, _LOW_CODES, _GREATEST_HIGH = 64, 128, 127
 # products of two bytes are summed in pairs, in 16 bits, without VNNI
 _GREATEST_WITHOUT_VNNI = 64
 _FLOAT_TYPE = 1  # of ONNX
@@ -743,8 +742,8 @@ class ChainKernel:
     def _two_bytes(self, step: Step, made: _CStep) -> tuple[float, int]:
         """The step of low bytes and the zero point of high ones, whose bytes and bounds are as ``split`` makes them."""
         (coarse, zero), (fine, middle) = self._step(step.codes), self._step(step.low)
-        greatest = (_GREATEST_HIGH - zero) * coarse + (_LOW_ZERO - 1) * fine
-        fits = coarse == _LOW_CODES * fine and middle == _LOW_ZERO and made.alpha >= -zero * coarse
+        greatest = (GREATEST_HIGH - zero) * coarse + (LOW_ZERO - 1) * fine
+        fits = coarse == LOW_CODES * fine and middle == LOW_ZERO and made.alpha >= -zero * coarse
         if not fits or not made.beta <= greatest * (1 + 1e-6):
             raise _UnsuitedError
         return fine, zero

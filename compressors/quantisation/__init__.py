@@ -1,1 +1,1 @@
-"""Affine quantisation: formulae, weight codes, activation ranges, and a simulated study of bit widths."""
+"""Affine quantisation: formulae, weight codes, activation ranges."""
