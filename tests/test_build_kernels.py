@@ -12,10 +12,11 @@ from types import ModuleType
 import pytest
 
 from accel.compressors.kernels import library
+from tests.compressors.emulated import COMPILER, needs_emulator
 
 PROJECT = Path(__file__).resolve().parents[1]
 
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels are for x86-64")
+pytestmark = pytest.mark.skipif(platform.machine() not in library.MACHINES, reason="kernels are for x86-64 and aarch64")
 
 
 @pytest.fixture
@@ -63,9 +64,22 @@ def test_a_compiled_library_knows_its_sources(build: ModuleType, root: Path) -> 
     assert files(root / build.KERNELS) == ["_chain.so", "chain.c", "dense.h", "library.py"]
 
 
-def test_without_warnings(build: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "cc -Wextra -Werror")
+@pytest.mark.parametrize("compiler", ["cc", pytest.param(COMPILER, marks=needs_emulator)])
+def test_without_warnings(compiler: str, build: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"{compiler} -Wextra -Werror")
     assert build.compile_kernels(root) == ""
+
+
+@needs_emulator
+def test_a_library_for_arm_is_made_by_a_cross_compiler(
+    build: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", COMPILER)
+    assert build.compile_kernels(root) == ""
+    made = (root / build.LIBRARY).read_bytes()
+    aarch64 = 183  # e_machine of an ELF header
+    assert int.from_bytes(made[18:20], "little") == aarch64
+    assert b"run_neon\0" in made and b"run_dot_products\0" in made and b"run_avx2\0" not in made
 
 
 def test_a_failure_is_told_and_leaves_no_part(build: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

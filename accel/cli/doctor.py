@@ -147,7 +147,7 @@ def _libraries() -> Iterator[Finding]:
 
 def _processor(machine: Machine) -> Iterator[Finding]:
     from accel.compressors.cpu import ARM, AVX2, VNNI, cpu_features
-    from accel.compressors.kernels.library import lanes_here, why_none
+    from accel.compressors.kernels.library import kernels_here, why_none
 
     yield Finding("processor", "ok", f"{machine.cpu} ({machine.architecture})")
     flags, features = " ".join(machine.int8_flags) or "none known", cpu_features()
@@ -162,15 +162,12 @@ def _processor(machine: Machine) -> Iterator[Finding]:
         yield Finding("int8", "note", flags, advice)
     else:
         yield Finding("int8", "note", flags, "no fast int8 instructions: --compressor fp32 is likely faster")
-    reason = why_none()
-    if reason:
-        yield Finding("kernels", "note", "none: every policy runs on onnxruntime", reason)
+    best = next(iter(kernels_here()), None)
+    if best is None:
+        yield Finding("kernels", "note", "none: every policy runs on onnxruntime", why_none())
     else:
-        best = "AVX-512 and VNNI" if lanes_here() == 16 else "AVX2"
-        floats = lanes_here() < 16 and VNNI in features  # whose int8 has codes of 8 bits, which AVX2 cannot sum
-        what = "in fp32 and fp16 " if floats else ""
-        value = f"{best}: policies of dense layers, norms, residual sums and gates run natively {what}".rstrip()
-        yield Finding("kernels", "ok", f"{value}, others on onnxruntime")
+        what = "policies of dense layers, norms, residual sums and gates run natively, others on onnxruntime"
+        yield Finding("kernels", "ok", f"{best.name}: {what}")
     cores = f"{machine.usable_cores:g} usable of {machine.cores}"
     if machine.usable_cores < 2:
         advice = "learner and actors share one core; ask the scheduler or the container for more"

@@ -1,5 +1,5 @@
 /* A policy of dense layers in one call for a few rows: float or u8 x s8 products, norms, sums and products of values,
-   activations, rounding to codes, one step after the other.
+   activations, rounding to codes, one step after the other; once for each set of vector instructions.
 
    compressors/kernels/chain.py owns all memory and checks all sizes. A row has one array of floats and one of codes, in
    which every value has its columns: a whole number of vectors, of which what is behind the value counts for nothing.
@@ -7,7 +7,6 @@
    for up to eight rows. From equal codes it computes what onnxruntime does: 32-bit sums of products, a float factor,
    rounding half to even, its rational tanh. */
 
-#include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -48,77 +47,168 @@ typedef struct {
 #define LEAST(zero) ((float)-(zero))
 #define GREATEST(zero) ((float)(255 - (zero)))
 
+/* Bits of the kernels that a CPU runs, best first, in the order of library.py. */
+enum { AVX512 = 1, AVX_VNNI = 2, AVX2 = 4, DOT_PRODUCTS = 8, NEON = 16 };
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
+#include <immintrin.h>
+
+#define LOAD(p) OF(loadu_ps)(p)
+#define STORE(p, v) OF(storeu_ps)(p, v)
+#define SET(x) OF(set1_ps)(x)
+#define ADD(a, b) OF(add_ps)(a, b)
+#define SUBTRACT(a, b) OF(sub_ps)(a, b)
+#define MULTIPLY(a, b) OF(mul_ps)(a, b)
+#define DIVIDE(a, b) OF(div_ps)(a, b)
+#define MULTIPLY_ADD(a, b, c) OF(fmadd_ps)(a, b, c)
+#define SQUARE_ROOT(v) OF(sqrt_ps)(v)
+#define MIN(a, b) OF(min_ps)(a, b)
+#define MAX(a, b) OF(max_ps)(a, b)
+#define SET_INTEGERS(x) OF(set1_epi32)(x)
+#define SET_CODES(four) OF(set1_epi32)(four)
+#define TO_FLOATS(v) OF(cvtepi32_ps)(v)
+#define TO_INTEGERS(v) OF(cvtps_epi32)(v)
+#define ADD_INTEGERS(a, b) OF(add_epi32)(a, b)
+#define POWER_OF_TWO(n) (FLOATS)OF(slli_epi32)(ADD_INTEGERS(n, SET_INTEGERS(127)), 23)
+
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")))
 #define NAME(name) name##_avx512
+#define OF(operation) _mm512_##operation
 #define LANES 16
 #define MAX_ROWS 8
 #define FLOATS __m512
 #define INTEGERS __m512i
-#define LOAD(p) _mm512_loadu_ps(p)
-#define STORE(p, v) _mm512_storeu_ps(p, v)
-#define SET(x) _mm512_set1_ps(x)
-#define ADD(a, b) _mm512_add_ps(a, b)
-#define SUBTRACT(a, b) _mm512_sub_ps(a, b)
-#define MULTIPLY(a, b) _mm512_mul_ps(a, b)
-#define DIVIDE(a, b) _mm512_div_ps(a, b)
-#define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define SQUARE_ROOT(v) _mm512_sqrt_ps(v)
-#define MIN(a, b) _mm512_min_ps(a, b)
-#define MAX(a, b) _mm512_max_ps(a, b)
 #define LOAD_INTEGERS(p) _mm512_loadu_si512(p)
-#define SET_INTEGERS(x) _mm512_set1_epi32(x)
 #define PRODUCTS(sum, x, w) _mm512_dpbusd_epi32(sum, x, w)
-#define TO_FLOATS(v) _mm512_cvtepi32_ps(v)
-#define SUBTRACT_INTEGERS(a, b) _mm512_sub_epi32(a, b)
 #define LOAD_CODES(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
-#define TO_INTEGERS(v) _mm512_cvtps_epi32(v)
-#define POWER_OF_TWO(n) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, SET_INTEGERS(127)), 23))
-#define STORE_CODES(p, v, zero) \
-  _mm_storeu_si128((__m128i *)(p), _mm512_cvtepi32_epi8(_mm512_add_epi32(TO_INTEGERS(v), SET_INTEGERS(zero))))
+#define STORE_CODES(p, v) _mm_storeu_si128((__m128i *)(p), _mm512_cvtepi32_epi8(v))
 #include "dense.h"
+#undef OF
+#undef LANES
+#undef MAX_ROWS
+#undef FLOATS
+#undef INTEGERS
+#undef LOAD_INTEGERS
+#undef LOAD_CODES
+#undef STORE_CODES
 
-#define TARGET __attribute__((target("avx2,fma")))
-#define NAME(name) name##_avx2
+#define OF(operation) _mm256_##operation
 #define LANES 8
 #define MAX_ROWS 4
 #define FLOATS __m256
 #define INTEGERS __m256i
-#define LOAD(p) _mm256_loadu_ps(p)
-#define STORE(p, v) _mm256_storeu_ps(p, v)
-#define SET(x) _mm256_set1_ps(x)
-#define ADD(a, b) _mm256_add_ps(a, b)
-#define SUBTRACT(a, b) _mm256_sub_ps(a, b)
-#define MULTIPLY(a, b) _mm256_mul_ps(a, b)
-#define DIVIDE(a, b) _mm256_div_ps(a, b)
-#define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define SQUARE_ROOT(v) _mm256_sqrt_ps(v)
-#define MIN(a, b) _mm256_min_ps(a, b)
-#define MAX(a, b) _mm256_max_ps(a, b)
 #define LOAD_INTEGERS(p) _mm256_loadu_si256((const __m256i *)(p))
-#define SET_INTEGERS(x) _mm256_set1_epi32(x)
-/* pairs of products in 16 bits: exact for weights of at most 64 in size, which chain.py sees to */
-#define PRODUCTS(sum, x, w) \
-  _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)))
-#define TO_FLOATS(v) _mm256_cvtepi32_ps(v)
-#define SUBTRACT_INTEGERS(a, b) _mm256_sub_epi32(a, b)
 #define LOAD_CODES(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
-#define TO_INTEGERS(v) _mm256_cvtps_epi32(v)
-#define POWER_OF_TWO(n) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, SET_INTEGERS(127)), 23))
-#define STORE_CODES(p, v, zero) NAME(store_codes)(p, _mm256_add_epi32(TO_INTEGERS(v), SET_INTEGERS(zero)))
-static inline TARGET void store_codes_avx2(uint8_t *p, __m256i v) {
+#define STORE_CODES(p, v) store_eight(p, v)
+static inline __attribute__((target("avx2"))) void store_eight(uint8_t *p, __m256i v) {
   __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
 }
+
+#define TARGET __attribute__((target("avx2,fma")))
+#define NAME(name) name##_avx2
+/* pairs of products in 16 bits: exact for weights of at most 64 in size, which chain.py sees to */
+#define PRODUCTS(sum, x, w) \
+  _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)))
 #include "dense.h"
 
-/* Vector outputs of the best kernels that this CPU runs: 16 with VNNI, 8 with AVX2, 0 for none. */
-int lanes(void) {
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma"))
-    return 16;
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8 : 0;
+/* compilers know these instructions since GCC 11 and Clang 12 */
+#if __GNUC__ >= 11 || __clang_major__ >= 12
+#define COMPILED (AVX512 | AVX_VNNI | AVX2)
+#define TARGET __attribute__((target("avx2,fma,avxvnni")))
+#define NAME(name) name##_avx_vnni
+#define PRODUCTS(sum, x, w) _mm256_dpbusd_avx_epi32(sum, x, w)
+#include "dense.h"
+#else
+#define COMPILED (AVX512 | AVX2)
+#endif
+
+/* The kernels that a CPU runs of which CPUID says this: ECX of leaf 1, EBX and ECX of leaf 7, EAX of its second part;
+   and XGETBV which registers the system keeps. */
+int runs(uint32_t first, uint32_t seventh_b, uint32_t seventh_c, uint32_t more, uint32_t kept) {
+  const uint32_t fma = 1u << 12, avx = 1u << 28, avx2 = 1u << 5, ymm = 6, zmm = 0xe6;
+  const uint32_t f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11, vex_vnni = 1u << 4;
+  if (~first & (fma | avx) || ~seventh_b & avx2 || ~kept & ymm) return 0;
+  int wide = !(~seventh_b & (f | dq | bw | vl) || ~seventh_c & vnni || ~kept & zmm);
+  return (AVX2 | (wide ? AVX512 : 0) | (more & vex_vnni ? AVX_VNNI : 0)) & COMPILED;
 }
+
+/* Bits of the kernels that this CPU runs. */
+int runs_here(void) {
+  uint32_t a, b, first, seventh_b, seventh_c, d, more = 0, kept;
+  if (!__get_cpuid(1, &a, &b, &first, &d) || !(first >> 27 & 1)) return 0;
+  if (!__get_cpuid_count(7, 0, &a, &seventh_b, &seventh_c, &d)) return 0;
+  if (a >= 1) __get_cpuid_count(7, 1, &more, &b, &a, &d);
+  __asm__("xgetbv" : "=a"(kept), "=d"(d) : "c"(0));
+  return runs(first, seventh_b, seventh_c, more, kept);
+}
+
+#elif defined(__aarch64__)
+
+#include <arm_neon.h>
+#include <sys/auxv.h>
+
+#define LANES 4
+#define MAX_ROWS 8
+#define FLOATS float32x4_t
+#define INTEGERS int32x4_t
+#define LOAD(p) vld1q_f32(p)
+#define STORE(p, v) vst1q_f32(p, v)
+#define SET(x) vdupq_n_f32(x)
+#define ADD(a, b) vaddq_f32(a, b)
+#define SUBTRACT(a, b) vsubq_f32(a, b)
+#define MULTIPLY(a, b) vmulq_f32(a, b)
+#define DIVIDE(a, b) vdivq_f32(a, b)
+#define MULTIPLY_ADD(a, b, c) vfmaq_f32(c, a, b)
+#define SQUARE_ROOT(v) vsqrtq_f32(v)
+/* the second operand where one is a NaN, as on x86 */
+#define MIN(a, b) least_of(a, b)
+#define MAX(a, b) greatest_of(a, b)
+#define LOAD_INTEGERS(p) vld1q_s32((const int32_t *)(p))
+#define SET_INTEGERS(x) vdupq_n_s32(x)
+/* less 128, as products are of signed numbers: chain.py sees to the bias */
+#define SET_CODES(four) vdupq_n_s32((int32_t)((four) ^ 0x80808080u))
+#define TO_FLOATS(v) vcvtq_f32_s32(v)
+#define TO_INTEGERS(v) vcvtnq_s32_f32(v)
+#define ADD_INTEGERS(a, b) vaddq_s32(a, b)
+#define POWER_OF_TWO(n) vreinterpretq_f32_s32(vshlq_n_s32(ADD_INTEGERS(n, SET_INTEGERS(127)), 23))
+#define LOAD_CODES(p) load_four(p)
+#define STORE_CODES(p, v) store_four(p, v)
+static inline float32x4_t least_of(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+static inline float32x4_t greatest_of(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+static inline int32x4_t load_four(const uint8_t *p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+}
+static inline void store_four(uint8_t *p, int32x4_t v) {
+  uint16x4_t words = vqmovun_s32(v);
+  uint32_t four = vget_lane_u32(vreinterpret_u32_u8(vqmovn_u16(vcombine_u16(words, words))), 0);
+  memcpy(p, &four, 4);
+}
+
+#define TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
+#define NAME(name) name##_dot_products
+#define PRODUCTS(sum, x, w) vdotq_s32(sum, vreinterpretq_s8_s32(x), vreinterpretq_s8_s32(w))
+#include "dense.h"
+
+#define TARGET
+#define NAME(name) name##_neon
+#define PRODUCTS(sum, x, w) sum_fours(sum, vreinterpretq_s8_s32(x), vreinterpretq_s8_s32(w))
+static inline int32x4_t sum_fours(int32x4_t sum, int8x16_t x, int8x16_t w) {
+  int16x8_t low = vmull_s8(vget_low_s8(x), vget_low_s8(w)), high = vmull_high_s8(x, w);
+  return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+}
+#include "dense.h"
+
+int runs_here(void) {
+  const unsigned long dot_products = 1ul << 20; /* ASIMDDP of AT_HWCAP */
+  return NEON | (getauxval(AT_HWCAP) & dot_products ? DOT_PRODUCTS : 0);
+}
+
+#endif
 
 /* The checksum of what this was compiled from; see checksum in library.py. */
 uint32_t source(void) { return SOURCE; }

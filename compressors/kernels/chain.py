@@ -21,7 +21,7 @@ import numpy as np
 from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.kernels.graph import Graph, Node, Value, read_graph
-from accel.compressors.kernels.library import lanes_here, load_kernels, why_none
+from accel.compressors.kernels.library import Kernels, kernels_here, why_none
 from accel.compressors.quantisation.affine import GREATEST_HIGH, LOW_CODES, LOW_ZERO
 
 # in the order of ACTIVATIONS in chain.c
@@ -44,8 +44,7 @@ _OTHER_OPERATORS = {*_ACTIVATIONS, "Flatten", "Sub", "Cast", "Div", "Erf"}
 # in the order of chain.c
 _KINDS = ("floats", "codes", "wide", "norm", "sum", "product", "copy", "decode", "split")
 _ALIGNMENT = 64
-# products of two bytes are summed in pairs, in 16 bits, without VNNI
-_GREATEST_WITHOUT_VNNI = 64
+_SIGNED_TO_UNSIGNED = 128
 _FLOAT_TYPE = 1  # of ONNX
 _LAST_AXIS = (1, -1, 2**64 - 1)  # of two; negative numbers are read as they are written
 _DOMAINS = dict.fromkeys(("FusedGemm", "QGemm", "QLinearAdd"), "com.microsoft")
@@ -505,25 +504,29 @@ def _chain_of(model: bytes) -> tuple[Graph, Chain | str]:
     return found
 
 
-def make_chain(artifact: CompressedPolicy, lanes: int | None = None) -> ChainKernel | None:
+def make_chain(artifact: CompressedPolicy, kernels: Kernels | None = None) -> ChainKernel | None:
     """The artifact as a kernel; None where it is no chain, or no kernel for it runs on this CPU.
 
     Args:
         artifact: its header need not be true: names, types and sizes are compared with the model's.
-        lanes: floats in a vector, 16 or 8; None: the most that this CPU has.
+        kernels: those to use; None: the best that this CPU runs.
     """
-    made = _make(artifact, lanes_here() if lanes is None else lanes)
+    made = _make(artifact, kernels or _best())
     return None if isinstance(made, str) else made
 
 
 def why_no_chain(artifact: CompressedPolicy) -> str:
     """Why the compiled kernels do not run an artifact on this CPU; "" where they do."""
-    made = _make(artifact, lanes_here())
+    made = _make(artifact, _best())
     return made if isinstance(made, str) else ""
 
 
-def _make(artifact: CompressedPolicy, lanes: int) -> ChainKernel | str:
-    if not lanes:
+def _best() -> Kernels | None:
+    return next(iter(kernels_here()), None)
+
+
+def _make(artifact: CompressedPolicy, kernels: Kernels | None) -> ChainKernel | str:
+    if kernels is None:
         return why_none()
     try:
         graph, chain = _chain_of(artifact.model)
@@ -538,7 +541,7 @@ def _make(artifact: CompressedPolicy, lanes: int) -> ChainKernel | str:
             )
         ):
             return "its header is not of rows of floats as in its model"
-        return ChainKernel(artifact, graph, chain, lanes)
+        return ChainKernel(artifact, graph, chain, kernels)
     except _UnsuitedError as error:
         return str(error) or "its tensors have types or sizes that the compiled kernels do not run"
     except ValueError as error:  # onnxruntime says more
@@ -548,12 +551,11 @@ def _make(artifact: CompressedPolicy, lanes: int) -> ChainKernel | str:
 class ChainKernel:
     """A chain's packed weights; ``bind`` makes what runs it. Built by ``make_chain``."""
 
-    def __init__(self, artifact: CompressedPolicy, graph: Graph, chain: Chain, lanes: int) -> None:
-        self._model, self._graph, self._chain, self._lanes = artifact.model, graph, chain, lanes
-        kernels = load_kernels()
-        if kernels is None:
+    def __init__(self, artifact: CompressedPolicy, graph: Graph, chain: Chain, kernels: Kernels) -> None:
+        self._model, self._graph, self._chain = artifact.model, graph, chain
+        if kernels.library is None:
             raise _UnsuitedError
-        self._kernels = kernels
+        self._kernels, self._library, self._lanes = kernels, kernels.library, kernels.lanes
         self._kept: list[Array] = []
         source, target = artifact.inputs[0], artifact.outputs[0]
         if not all(isclose(self._scalar(name, np.float32), x, rel_tol=1e-6) for name, x in chain.constants.items()):
@@ -562,7 +564,7 @@ class ChainKernel:
         if len(target.shape) != 2:
             raise _UnsuitedError
         self._widths = [self._features]
-        self._columns = _Columns(2 * lanes)
+        self._columns = _Columns(2 * self._lanes)
         self._places = [self._columns.take(self._features)]
         made: list[_CStep] = []
         for step, ends in zip(chain.steps, chain.ends, strict=True):
@@ -574,7 +576,7 @@ class ChainKernel:
             raise _UnsuitedError
         self._outputs = target.shape[1]
         # room for a whole vector, or four codes, behind the last value
-        self._stride = self._columns.total + 2 * lanes
+        self._stride = self._columns.total + 2 * self._lanes
         self._observed = _CChain()
         self._observe(self._observed, source.shape[1:])
 
@@ -594,7 +596,7 @@ class ChainKernel:
         floats, codes = self._zeros(rows * self._stride, np.float32), self._zeros(2 * rows * self._stride, np.uint8)
         chain = _CChain.from_buffer_copy(self._observed)
         chain.floats, chain.codes = floats.ctypes.data, codes.ctypes.data
-        function = self._kernels.run_avx512 if self._lanes == 16 else self._kernels.run_avx2
+        function = getattr(self._library, f"run_{self._kernels.suffix}")
         arguments = (
             ctypes.byref(chain), ctypes.c_int(rows), ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data)
         )  # fmt: skip
@@ -689,10 +691,10 @@ class ChainKernel:
             read = [names for names in (step.codes, step.low) if names is not None]
             made.scale = self._keep(np.concatenate([self._scales(step, names, weight, outputs) for names in read]))
             for names, part in zip(read, np.split(bias, len(read)), strict=True):
-                zero = int(self._scalar(names.zero, np.uint8))
-                self._kernels.pack_codes(*arguments, zero, packed.ctypes.data, part.ctypes.data)
+                zero = self._zero(names.zero) - self._kernels.shift
+                self._library.pack_codes(*arguments, zero, packed.ctypes.data, part.ctypes.data)
         else:
-            self._kernels.pack_floats(*arguments, packed.ctypes.data)
+            self._library.pack_floats(*arguments, packed.ctypes.data)
         made.weights, made.bias = self._keep(packed), self._keep(bias)
         return int(n)
 
@@ -728,9 +730,8 @@ class ChainKernel:
         scale = self._array(step.scale, np.float32)
         if scale.shape not in ((), (1,), (n,)) or self._array(step.zero, np.int8).any():
             raise _UnsuitedError
-        exact = step.low is not None or self._lanes == 16
-        if not exact and np.abs(weight.view(np.int8).astype(np.int16)).max() > _GREATEST_WITHOUT_VNNI:
-            raise _UnsuitedError("weights of 8 bits need AVX-512 with VNNI in the compiled kernels")
+        if step.low is None and np.abs(weight.view(np.int8).astype(np.int16)).max() > self._kernels.greatest:
+            raise _UnsuitedError(f"weights of 8 bits are not summed exactly by the kernels for {self._kernels.name}")
         with np.errstate(all="ignore"):  # what is not finite becomes so in the answers too
             factors = np.multiply(scale, self._scalar(reads.scale, np.float32))
             if step.rescales and step.writes is not None:
@@ -751,7 +752,13 @@ class ChainKernel:
     def _step(self, codes: CodeNames | None) -> tuple[float, int]:
         if codes is None:
             return 1.0, 0
-        return float(self._scalar(codes.scale, np.float32)), int(self._scalar(codes.zero, np.uint8))
+        return float(self._scalar(codes.scale, np.float32)), self._zero(codes.zero)
+
+    def _zero(self, name: str) -> int:
+        """A zero point of unsigned codes: the kernels keep signed ones in unsigned bytes."""
+        if self._graph.places[name].dtype == np.int8:
+            return int(self._scalar(name, np.int8)) + _SIGNED_TO_UNSIGNED
+        return int(self._scalar(name, np.uint8))
 
     def _array(self, name: str, dtype: type[np.generic] | np.dtype[np.generic]) -> Array:
         array = self._graph.array(self._model, name)

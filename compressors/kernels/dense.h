@@ -1,4 +1,4 @@
-/* The kernels for one set of vector instructions; chain.c defines these and includes this once for each. */
+/* The kernels for one set of vector instructions; chain.c defines those and includes this once for each. */
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
@@ -105,7 +105,7 @@ ACTIVATION(softplus) {
 /* Codes of v; a NaN becomes the least. */
 INLINE void NAME(round)(FLOATS v, float step, int zero, uint8_t *codes) {
   v = MIN(MAX(DIVIDE(v, SET(step)), SET(LEAST(zero))), SET(GREATEST(zero)));
-  STORE_CODES(codes, v, zero);
+  STORE_CODES(codes, ADD_INTEGERS(TO_INTEGERS(v), SET_INTEGERS(zero)));
 }
 
 /* The activation of a whole value, in place, and its codes. */
@@ -134,7 +134,7 @@ INLINE void NAME(integers)(const int R, const Step *step, int j, const uint8_t *
     for (int r = 0; r < R; r++) {
       int32_t four;
       memcpy(&four, x + r * stride + i * 4, 4);
-      INTEGERS these = SET_INTEGERS(four);
+      INTEGERS these = SET_CODES(four);
       a[r] = PRODUCTS(a[r], these, first);
       b[r] = PRODUCTS(b[r], these, second);
     }
@@ -164,7 +164,7 @@ INLINE void NAME(wide)(const int R, const Step *step, int j, const uint8_t *x, c
       int32_t four, four_low;
       memcpy(&four, x + r * stride + i * 4, 4);
       memcpy(&four_low, x_low + r * stride + i * 4, 4);
-      INTEGERS high = SET_INTEGERS(four), low = SET_INTEGERS(four_low);
+      INTEGERS high = SET_CODES(four), low = SET_CODES(four_low);
       a[r] = PRODUCTS(a[r], high, first);
       b[r] = PRODUCTS(b[r], high, second);
       a_low[r] = PRODUCTS(a_low[r], low, first);
@@ -273,8 +273,9 @@ static TARGET void NAME(split)(const Step *step, const float *x, uint8_t *high, 
   for (int i = 0; i < step->outputs; i += LANES) {
     FLOATS v = MIN(MAX(LOAD(x + i), SET(step->alpha)), SET(step->beta));
     FLOATS whole = TO_FLOATS(TO_INTEGERS(DIVIDE(v, coarse)));
-    STORE_CODES(high + i, whole, step->zero);
-    STORE_CODES(low + i, DIVIDE(SUBTRACT(v, MULTIPLY(whole, coarse)), fine), 64);
+    FLOATS rest = DIVIDE(SUBTRACT(v, MULTIPLY(whole, coarse)), fine);
+    STORE_CODES(high + i, ADD_INTEGERS(TO_INTEGERS(whole), SET_INTEGERS(step->zero)));
+    STORE_CODES(low + i, ADD_INTEGERS(TO_INTEGERS(rest), SET_INTEGERS(64)));
   }
 }
 
@@ -291,7 +292,7 @@ static TARGET void NAME(row)(const Step *step, const float *x, const float *with
     case COPY: memcpy(y, x, step->inputs * sizeof(float)); break;
     case DECODE:
       for (int i = 0; i < step->outputs; i += LANES) {
-        INTEGERS code = SUBTRACT_INTEGERS(LOAD_CODES(codes + i), SET_INTEGERS(step->zero));
+        INTEGERS code = ADD_INTEGERS(LOAD_CODES(codes + i), SET_INTEGERS(-step->zero));
         STORE(y + i, MULTIPLY(TO_FLOATS(code), SET(step->step)));
       }
   }
@@ -331,27 +332,4 @@ TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
 #undef ENTRY
 #undef TARGET
 #undef NAME
-#undef LANES
-#undef MAX_ROWS
-#undef FLOATS
-#undef INTEGERS
-#undef LOAD
-#undef STORE
-#undef SET
-#undef ADD
-#undef SUBTRACT
-#undef MULTIPLY
-#undef DIVIDE
-#undef MULTIPLY_ADD
-#undef SQUARE_ROOT
-#undef MIN
-#undef MAX
-#undef LOAD_INTEGERS
-#undef SET_INTEGERS
 #undef PRODUCTS
-#undef TO_FLOATS
-#undef LOAD_CODES
-#undef SUBTRACT_INTEGERS
-#undef TO_INTEGERS
-#undef POWER_OF_TWO
-#undef STORE_CODES

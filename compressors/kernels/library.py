@@ -7,24 +7,60 @@ import functools
 import platform
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 PATH = Path(__file__).with_name("_chain.so")
 SOURCES = ("chain.c", "dense.h")
-MACHINES = ("x86_64",)
+MACHINES = ("x86_64", "aarch64")
 
 
-def load_kernels() -> ctypes.CDLL | None:
-    """The library; None where there is none that loads here."""
+class Kernels(NamedTuple):
+    """What is compiled for one set of vector instructions.
+
+    Attributes:
+        suffix: of the function that runs a chain.
+        name: of the instructions.
+        lanes: floats in a vector.
+        greatest: size of weights in codes whose products are summed exactly.
+        shift: taken off the codes of activations before they are multiplied.
+        library: has the functions; None where it is not loaded.
+    """
+
+    suffix: str
+    name: str
+    lanes: int
+    greatest: int = 128
+    shift: int = 0
+    library: ctypes.CDLL | None = None
+
+
+# in the order of their bits in chain.c
+KERNELS = (
+    Kernels("avx512", "AVX-512 with VNNI", 16),
+    Kernels("avx_vnni", "AVX-VNNI", 8),
+    Kernels("avx2", "AVX2", 8, greatest=64),  # pairs of products are summed in 16 bits
+    Kernels("dot_products", "NEON with dot products", 4, shift=128),
+    Kernels("neon", "NEON", 4, shift=128),
+)
+
+
+def kernels_here() -> tuple[Kernels, ...]:
+    """Those that this CPU runs, best first; none where there is no library that loads here."""
     return load_or_why()[0]
 
 
+def why_none() -> str:
+    """Why no policy runs on these kernels here; "" where they can."""
+    return load_or_why()[1]
+
+
 @functools.cache
-def load_or_why() -> tuple[ctypes.CDLL | None, str]:
-    """The library, or why there is none."""
+def load_or_why() -> tuple[tuple[Kernels, ...], str]:
+    """The kernels that this CPU runs, or why there are none."""
     if platform.machine() not in MACHINES:
-        return None, f"there are none for {platform.machine()}"
+        return (), f"there are none for {platform.machine()}"
     if not PATH.exists():
-        return None, (
+        return (), (
             "they were not compiled when the package was installed, as there was no C compiler or it failed: "
             "pip install --verbose tells"
         )
@@ -32,31 +68,20 @@ def load_or_why() -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(PATH))
         library.source.restype = ctypes.c_uint32
         if library.source() != checksum(PATH.parent):
-            return None, "the library was compiled from other sources: install the package again"
+            return (), "the library was compiled from other sources: install the package again"
+        number, pointer, step = ctypes.c_int32, ctypes.c_void_p, ctypes.c_long
+        library.pack_floats.argtypes = (pointer, number, number, step, step, number, pointer)
+        library.pack_codes.argtypes = (pointer, number, number, step, step, number, number, pointer, pointer)
+        library.pack_floats.restype = library.pack_codes.restype = None
+        bits = library.runs_here()
+        found = tuple(kernels._replace(library=library) for bit, kernels in enumerate(KERNELS) if bits >> bit & 1)
+        for kernels in found:
+            getattr(library, f"run_{kernels.suffix}").restype = None
     except (OSError, AttributeError) as error:
-        return None, f"the library does not load ({error}): install the package again"
-    number, pointer, step = ctypes.c_int32, ctypes.c_void_p, ctypes.c_long
-    library.pack_floats.argtypes = (pointer, number, number, step, step, number, pointer)
-    library.pack_codes.argtypes = (pointer, number, number, step, step, number, number, pointer, pointer)
-    library.pack_floats.restype = library.pack_codes.restype = None
-    library.run_avx512.restype = library.run_avx2.restype = None
-    return library, ""
+        return (), f"the library does not load ({error}): install the package again"
+    return found, "" if found else "this CPU has no AVX2"
 
 
 def checksum(directory: Path) -> int:
     """Of the sources, which the library made from them knows too."""
     return zlib.crc32(b"".join((directory / name).read_bytes() for name in SOURCES))
-
-
-def lanes_here() -> int:
-    """Floats in a vector of the best kernels that this CPU runs: 16 with AVX-512 and VNNI, 8 with AVX2, 0 for none."""
-    library = load_kernels()
-    return 0 if library is None else int(library.lanes())
-
-
-def why_none() -> str:
-    """Why no policy runs on these kernels here; "" where they can."""
-    library, reason = load_or_why()
-    if library is not None and not lanes_here():
-        return "this CPU has neither AVX2 nor AVX-512 with VNNI"
-    return reason

@@ -10,7 +10,7 @@ import pytest
 from accel.bench import Policies, bench_actor
 from accel.bench.actor import RandomStepper, Split, median_parts
 from accel.bench.rows import number
-from accel.compressors.kernels.library import lanes_here
+from accel.compressors.kernels.library import kernels_here
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from tests.accel.bench_rows import check_rows
@@ -18,7 +18,7 @@ from tests.accel.trained_runs import make_run
 
 QUICK = {"seconds": 0.05, "repeats": 5}
 INT8 = "int8(reduce_range)"  # which the kernels of every CPU have
-SESSIONS = ["onnxruntime", "native"] if lanes_here() else ["onnxruntime"]
+SESSIONS = ["onnxruntime", "native"] if kernels_here() else ["onnxruntime"]
 
 
 def test_every_variant_has_a_row_whose_parts_add_up() -> None:
@@ -61,7 +61,7 @@ def test_continuous_actions_recurrence_and_resets_in_the_same_step(env: str, net
     rows = bench_actor(policies, envs_per_actor=[2], schemes=["fp32"], **QUICK)
     check_rows(rows, "us_per_env_step")
     runtimes = ["torch", "onnxruntime", "native"]
-    assert [row["runtime"] for row in rows] == runtimes[: 2 if "lstm" in network or not lanes_here() else 3]
+    assert [row["runtime"] for row in rows] == runtimes[: 2 if "lstm" in network or not kernels_here() else 3]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from accel.bench import Policies, bench_policy
 from accel.bench.policies import MeasuredPolicy, placed
 from accel.bench.policy import CHANNELS_LAST, CONTIGUOUS, eager_modules, session_call, torch_call
 from accel.bench.rows import number
-from accel.compressors.kernels.library import lanes_here
+from accel.compressors.kernels.library import kernels_here
 from accel.config import TrainConfig
 from accel.config.parts import Activation
 from accel.envs.spaces import ActionSpec, EnvSpec
@@ -148,7 +148,7 @@ def test_torch_compile_that_does_not_work_is_told(monkeypatch: pytest.MonkeyPatc
     assert len(told) == 1 and told[0].startswith("torch.compile does not work here: ")
 
 
-@pytest.mark.skipif(not lanes_here(), reason="a CPU with compiled kernels")
+@pytest.mark.skipif(not kernels_here(), reason="a CPU with compiled kernels")
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_every_activation_runs_in_kernels(activation: Activation) -> None:
     policy = measured("mlp:16x2", activation=activation)
@@ -156,7 +156,7 @@ def test_every_activation_runs_in_kernels(activation: Activation) -> None:
     assert len(placed(artifacts, ["native"], pytest.fail)) == 2
 
 
-@pytest.mark.skipif(not lanes_here(), reason="a CPU with compiled kernels")
+@pytest.mark.skipif(not kernels_here(), reason="a CPU with compiled kernels")
 def test_the_operators_that_kernels_lack_are_named() -> None:
     told: list[str] = []
     policy = measured("nature-cnn:0.25", spec=IMAGES)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import itertools
+import platform
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,16 +23,18 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
+from accel.compressors.cpu import ARM, VNNI, cpu_features
 from accel.compressors.kernels import library
 from accel.compressors.kernels.chain import make_chain
 from accel.compressors.kernels.graph import read_graph
-from accel.compressors.kernels.library import lanes_here, load_kernels, why_none
+from accel.compressors.kernels.library import kernels_here, why_none
 from accel.compressors.runtime import PolicySession
+from tests.compressors.emulated import CPUS, Emulator, every_kernels, kernels_of, needs_emulator
 from tests.compressors.policies import CASES, MLP, Case, randomise
 
 Floats = NDArray[np.float32]
 
-LANES = [lanes for lanes in (16, 8) if lanes <= lanes_here()]
+EVERY = every_kernels()
 CHAINS = ("tanh-mlp", "relu-mlp", "deep-relu-mlp")
 # exact on every CPU
 INT8 = "int8(reduce_range)"
@@ -83,7 +87,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.fixture(autouse=True)
 def _kernels() -> None:
-    if not lanes_here():
+    if not kernels_here():
         pytest.skip(f"no kernels: {why_none()}")
 
 
@@ -102,8 +106,8 @@ def on_onnxruntime(artifact: CompressedPolicy, x: Floats) -> Floats:
     return np.array(session.outputs[artifact.outputs[0].name], np.float32)
 
 
-def on_kernels(artifact: CompressedPolicy, x: Floats, lanes: int) -> Floats:
-    kernel = make_chain(artifact, lanes)
+def on_kernels(artifact: CompressedPolicy, x: Floats, suffix: str) -> Floats:
+    kernel = make_chain(artifact, kernels_of(suffix))
     assert kernel is not None
     y = np.full((len(x), artifact.outputs[0].shape[1] or 0), 7.0, np.float32)
     kernel.bind(x, y)()
@@ -120,7 +124,7 @@ def assert_agree(artifact: CompressedPolicy, x: Floats, found: Floats) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("suffix", EVERY)
 @pytest.mark.parametrize(
     ("case", "scheme"),
     [
@@ -130,39 +134,39 @@ def assert_agree(artifact: CompressedPolicy, x: Floats, found: Floats) -> None:
         *itertools.product(NETWORKS, ["fp32", INT8]),
     ],
 )
-def test_a_chain_computes_what_onnxruntime_does(case: str, scheme: str, lanes: int) -> None:
+def test_a_chain_computes_what_onnxruntime_does(case: str, scheme: str, suffix: str) -> None:
     artifact = artifact_of(case, scheme)
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 20):
         x = np.random.default_rng(rows).standard_normal((rows, 11), np.float32)
-        assert_agree(artifact, x, on_kernels(artifact, x, lanes))
+        assert_agree(artifact, x, on_kernels(artifact, x, suffix))
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("suffix", EVERY)
 @pytest.mark.parametrize("case", ["relu-mlp", "deep-relu-mlp"])
 @pytest.mark.parametrize("options", ["", ",per_channel"])
-def test_codes_from_the_observations_on_agree_to_the_bit(case: str, options: str, lanes: int) -> None:
+def test_codes_from_the_observations_on_agree_to_the_bit(case: str, options: str, suffix: str) -> None:
     artifact = artifact_of(case, f"{CODES[:-1]}{options})")
     x = np.random.default_rng(0).standard_normal((500, 11), np.float32)
-    np.testing.assert_array_equal(on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x))
+    np.testing.assert_array_equal(on_kernels(artifact, x, suffix), on_onnxruntime(artifact, x))
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("suffix", EVERY)
 @pytest.mark.parametrize("scheme", ["fp32", INT8, CODES])
 @pytest.mark.parametrize("case", CHAINS)
 def test_numbers_that_are_not_finite_or_huge_become_what_onnxruntime_makes_of_them(
-    case: str, scheme: str, lanes: int
+    case: str, scheme: str, suffix: str
 ) -> None:
     artifact = artifact_of(case, scheme)
     x = np.zeros((6, 11), np.float32)
     x[0, 3], x[1, 2], x[2, 1], x[3], x[4], x[5] = np.nan, np.inf, -np.inf, 1e30, -1e30, np.nan
-    found, wanted = on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x)
+    found, wanted = on_kernels(artifact, x, suffix), on_onnxruntime(artifact, x)
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
     np.testing.assert_allclose(found, wanted, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("suffix", EVERY)
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_are_accurate_to_a_millionth(name: str, lanes: int) -> None:
+def test_activations_are_accurate_to_a_millionth(name: str, suffix: str) -> None:
     function, layer = ACTIVATIONS[name](), nn.Linear(8, 8)
     with torch.no_grad():
         layer.weight.copy_(torch.eye(8))
@@ -171,13 +175,24 @@ def test_activations_are_accurate_to_a_millionth(name: str, lanes: int) -> None:
     artifact = Case(nn.Module, {"observations": (8,)}).bind("fp32", policy).refresh(policy, 1)
     powers = 10.0 ** np.linspace(-30, 30, 2000)
     x = np.concatenate([np.linspace(-100, 100, 20000), np.linspace(-6, 6, 20000), powers, -powers]).astype(np.float32)
-    found = on_kernels(artifact, x.reshape(-1, 8), lanes).reshape(-1)
+    found = on_kernels(artifact, x.reshape(-1, 8), suffix).reshape(-1)
     wanted = function(torch.from_numpy(x.astype(np.float64))).numpy()
     np.testing.assert_allclose(found, wanted, rtol=3e-7, atol=1e-6)
     # near zero, where x is all that counts, the error is relative
     small = np.abs(x) < 1e-3
     np.testing.assert_allclose(found[small], wanted[small], rtol=1e-6, atol=1e-36)
-    assert np.isnan(on_kernels(artifact, np.full((1, 8), np.nan, np.float32), lanes)).all()
+    assert np.isnan(on_kernels(artifact, np.full((1, 8), np.nan, np.float32), suffix)).all()
+
+
+@pytest.mark.parametrize("suffix", EVERY)
+@pytest.mark.parametrize("scheme", ["int8(s8s8)", "int8(s8s8,x8,per_channel)"])
+def test_signed_codes_and_weights_of_eight_bits_run_where_they_are_summed_exactly(scheme: str, suffix: str) -> None:
+    artifact = artifact_of("relu-mlp", scheme)
+    if kernels_of(suffix).greatest < 127:
+        assert make_chain(artifact, kernels_of(suffix)) is None
+        return
+    x = np.random.default_rng(0).standard_normal((20, 11), np.float32)
+    assert_agree(artifact, x, on_kernels(artifact, x, suffix))
 
 
 @st.composite
@@ -262,16 +277,16 @@ def programs(draw: st.DrawFn) -> CompressedPolicy:
     return artifact_from(nodes, tensors, features, values[-1][1])
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("suffix", EVERY)
 @given(artifact=programs(), rows=st.integers(1, 9), seed=st.integers(0, 999))
 def test_any_wiring_computes_what_onnxruntime_does(
-    lanes: int, artifact: CompressedPolicy, rows: int, seed: int
+    suffix: str, artifact: CompressedPolicy, rows: int, seed: int
 ) -> None:
     features = artifact.inputs[0].shape[1] or 0
     x = np.random.default_rng(seed).standard_normal((rows, features)).astype(np.float32)
     wanted = on_onnxruntime(artifact, x)
     scale = 1.0 + np.abs(wanted).max()
-    np.testing.assert_allclose(on_kernels(artifact, x, lanes) / scale, wanted / scale, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(on_kernels(artifact, x, suffix) / scale, wanted / scale, rtol=1e-4, atol=1e-4)
 
 
 def artifact_from(
@@ -290,12 +305,12 @@ def artifact_from(
     return CompressedPolicy("test", 1, (x,), (y,), {}, (), model)
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("suffix", EVERY)
 @given(artifact=integer_chains(), rows=st.integers(1, 19), seed=st.integers(0, 999))
-def test_integer_layers_agree_to_the_bit(lanes: int, artifact: CompressedPolicy, rows: int, seed: int) -> None:
+def test_integer_layers_agree_to_the_bit(suffix: str, artifact: CompressedPolicy, rows: int, seed: int) -> None:
     features = artifact.inputs[0].shape[1] or 0
     x = (2.0 * np.random.default_rng(seed).standard_normal((rows, features))).astype(np.float32)
-    np.testing.assert_array_equal(on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x))
+    np.testing.assert_array_equal(on_kernels(artifact, x, suffix), on_onnxruntime(artifact, x))
 
 
 def test_a_session_runs_a_chain_natively_and_anything_else_on_onnxruntime() -> None:
@@ -304,21 +319,77 @@ def test_a_session_runs_a_chain_natively_and_anything_else_on_onnxruntime() -> N
         *((case, scheme) for case in CHAINS for scheme in ("fp32", INT8, f"prune(0.25)+{INT8}", "lowrank(0.5)")),
         *((case, "fp32") for case in CASES if case not in CHAINS),
         ("tanh-mlp", "int4"),
-        ("tanh-mlp", "int8(s8s8)"),
     ]:
         session = PolicySession(artifact_of(case, scheme), batch=2)
         runtimes.setdefault(session.runtime, []).append(f"{case} {scheme}")
         session.run()
     others = [f"{case} fp32" for case in CASES if case not in CHAINS]
-    assert runtimes["onnxruntime"] == [*others, "tanh-mlp int4", "tanh-mlp int8(s8s8)"]
+    assert runtimes["onnxruntime"] == [*others, "tanh-mlp int4"]
     assert len(runtimes["native"]) == 12
 
 
 def test_weights_that_would_saturate_are_left_to_onnxruntime() -> None:
-    if 16 not in LANES:
+    if not {VNNI, ARM} & cpu_features():
         pytest.skip("needs VNNI")
     artifact = artifact_of("tanh-mlp", "int8")
-    assert make_chain(artifact, 16) is not None and make_chain(artifact, 8) is None
+    for kernels in kernels_here():
+        assert (make_chain(artifact, kernels) is None) == (kernels.suffix == "avx2")
+
+
+# of CPUID: FMA and AVX; AVX2; the five parts of AVX-512; AVX-VNNI; of XGETBV: 256 and 512 bits
+FIRST, B2, B512, C512, VEX, YMM, ZMM = 1 << 12 | 1 << 28, 1 << 5, 0xC0030000, 1 << 11, 1 << 4, 6, 0xE6
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x86")
+@pytest.mark.parametrize(
+    ("cpuid", "kept", "wanted"),
+    [
+        ((FIRST, B2, 0, 0), YMM, ["avx2"]),
+        ((FIRST, B2, 0, VEX), YMM, ["avx_vnni", "avx2"]),
+        ((FIRST, B2 | B512, C512, 0), ZMM, ["avx512", "avx2"]),
+        ((FIRST, B2 | B512, C512, VEX), ZMM, ["avx512", "avx_vnni", "avx2"]),
+        ((FIRST, B2 | B512, C512, VEX), YMM, ["avx_vnni", "avx2"]),
+        ((FIRST, B2 | B512, 0, 0), ZMM, ["avx2"]),
+        *(((FIRST, B2 | B512 ^ 1 << bit, C512, 0), ZMM, ["avx2"]) for bit in (16, 17, 30, 31)),
+        ((FIRST, B2, 0, VEX), 2, []),
+        ((FIRST, 0, 0, VEX), YMM, []),
+        ((1 << 28, B2, 0, VEX), YMM, []),
+        ((1 << 12, B2, 0, VEX), YMM, []),
+    ],
+)
+def test_kernels_are_chosen_by_what_the_cpu_says(cpuid: tuple[int, ...], kept: int, wanted: list[str]) -> None:
+    compiled = kernels_here()[0].library
+    assert compiled is not None
+    bits = compiled.runs(*map(ctypes.c_uint32, (*cpuid, kept)))
+    assert [kernels.suffix for bit, kernels in enumerate(library.KERNELS) if bits >> bit & 1] == wanted
+
+
+def test_this_cpu_has_the_kernels_that_linux_says_it_can_run() -> None:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next(set(line.split()) for line in lines if line.startswith(("flags", "Features")))
+    needed = {
+        "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma"}, "avx_vnni": {"avx_vnni"},
+        "avx2": {"avx2", "fma"}, "dot_products": {"asimddp"}, "neon": {"asimd"},
+    }  # fmt: skip
+    wanted = [kernels.suffix for kernels in library.KERNELS if needed[kernels.suffix] <= flags]
+    assert [kernels.suffix for kernels in kernels_here()] == wanted
+
+
+@needs_emulator
+def test_an_arm_without_dot_products_runs_the_kernels_that_need_none() -> None:
+    runs = {suffix: Emulator(suffix).runs for suffix in CPUS}
+    bits = {kernels.suffix: 1 << bit for bit, kernels in enumerate(library.KERNELS)}
+    assert runs == {"dot_products": bits["dot_products"] | bits["neon"], "neon": bits["neon"]}
+
+
+@needs_emulator
+@pytest.mark.parametrize("suffix", CPUS)
+@pytest.mark.parametrize("case", ["elu", "gelu", "softplus", "residual"])
+def test_kernels_for_arm_equal_those_of_this_cpu_to_the_bit(case: str, suffix: str) -> None:
+    for scheme in ("fp32", INT8):
+        artifact, x = artifact_of(case, scheme), np.random.default_rng(0).standard_normal((20, 11), np.float32)
+        own = on_kernels(artifact, x, kernels_here()[0].suffix)
+        np.testing.assert_array_equal(on_kernels(artifact, x, suffix), own)
 
 
 def test_versions_differ_and_batches_share_the_weights() -> None:
@@ -551,7 +622,7 @@ def test_a_library_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pyt
     library.load_or_why.cache_clear()
     try:
         monkeypatch.setattr(library, "checksum", lambda directory: 0)
-        assert load_kernels() is None and lanes_here() == 0 and "from other sources" in why_none()
+        assert kernels_here() == () and "from other sources" in why_none()
         assert PolicySession(artifact, batch=1).runtime == "onnxruntime"
         monkeypatch.setattr(library, "PATH", library.PATH.with_name("absent.so"))
         library.load_or_why.cache_clear()
@@ -562,7 +633,7 @@ def test_a_library_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pyt
         library.load_or_why.cache_clear()
         assert "does not load" in why_none() and "broken.so" in why_none()
         library.load_or_why.cache_clear()
-        monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
-        assert why_none() == "there are none for aarch64"
+        monkeypatch.setattr(library.platform, "machine", lambda: "riscv64")
+        assert why_none() == "there are none for riscv64"
     finally:
         library.load_or_why.cache_clear()

@@ -13,16 +13,16 @@ from accel.compressors.errors import SchemeError
 from accel.compressors.graph.policy_graph import export_policy
 from accel.compressors.int8.calibrated import fitted_weight, folded, folds, rounded_codes
 from accel.compressors.kernels.chain import make_chain
-from accel.compressors.kernels.library import lanes_here
 from accel.compressors.module_state import read_state
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.quantisation.affine import GREATEST_HIGH, LOW_CODES, WEIGHT_INT8, two_byte_parameters
 from accel.compressors.runtime import PolicySession
+from tests.compressors.emulated import every_kernels, kernels_of
 from tests.compressors.policies import Case
 from tests.compressors.test_kernels import NETWORKS, Wired, on_kernels, on_onnxruntime
 
 Floats = NDArray[np.float32]
-LANES = [lanes for lanes in (16, 8) if lanes <= lanes_here()]
+EVERY = every_kernels()
 WIDE = "int8(0=x16,2=x16,4=x16)"
 
 
@@ -56,25 +56,25 @@ def error(module: nn.Module, artifact: CompressedPolicy) -> float:
     return float(np.abs(answers(artifact, x) - full).mean() / full.std())
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("suffix", EVERY)
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("factor", [1.0, 100.0])
-def test_kernels_give_onnxruntimes_answers_to_the_bit(lanes: int, batch: int, factor: float) -> None:
+def test_kernels_give_onnxruntimes_answers_to_the_bit(suffix: str, batch: int, factor: float) -> None:
     """Far beyond the calibrated range too, where both saturate."""
     artifact, x = compressed(mlp(), WIDE), factor * rows(batch, seed=batch)
-    np.testing.assert_array_equal(on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x))
+    np.testing.assert_array_equal(on_kernels(artifact, x, suffix), on_onnxruntime(artifact, x))
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("suffix", EVERY)
 @pytest.mark.parametrize("network", ["tanh", "gelu", "norm", "wired", "residual"])
-def test_any_chain_may_have_layers_of_two_bytes(network: str, lanes: int) -> None:
+def test_any_chain_may_have_layers_of_two_bytes(network: str, suffix: str) -> None:
     module = NETWORKS[network]().eval()
     case = Case(NETWORKS[network], {"observations": (11,)})
     names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     scheme = f"int8({','.join(f'{name}=x16' for name in names)})"
     artifact, x = case.bind(scheme, module).refresh(module, 1), rows(6)
-    assert make_chain(artifact, lanes) is not None
-    np.testing.assert_allclose(on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x), rtol=1e-3, atol=1e-4)
+    assert make_chain(artifact, kernels_of(suffix)) is not None
+    np.testing.assert_allclose(on_kernels(artifact, x, suffix), on_onnxruntime(artifact, x), rtol=1e-3, atol=1e-4)
 
 
 def test_two_bytes_are_finer_than_one_and_their_weights_have_eight_bits() -> None:

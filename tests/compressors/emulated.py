@@ -1,0 +1,93 @@
+"""The compiled kernels that tests run: those of this CPU, and those for ARM under an emulator where it is installed."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pytest
+
+from accel.compressors.kernels import library
+from accel.compressors.kernels.library import KERNELS, Kernels, kernels_here
+
+COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+PACKAGES = "gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user"
+# the last has no dot products
+CPUS = {"dot_products": "max", "neon": "cortex-a72"}
+_FLOATS, _CODES, _WIDE, _NORM = range(4)
+
+needs_emulator = pytest.mark.skipif(
+    not (shutil.which(COMPILER) and shutil.which(EMULATOR)), reason=f"needs Debian's packages {PACKAGES}"
+)
+
+
+@functools.cache
+def _program() -> str:
+    """``run_chain.c``, compiled for ARM."""
+    directory = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, directory)
+    path, flags = f"{directory}/run_chain", ("-O3", "-std=c11", "-static", "-Wall", "-Werror", "-DSOURCE=0u")
+    sources = (f"-I{library.PATH.parent}", str(Path(__file__).with_name("run_chain.c")))
+    subprocess.run([COMPILER, *flags, *sources, "-o", path], check=True, timeout=120)
+    return path
+
+
+class Emulator:
+    """A library for x86 whose chains run on an emulated ARM; ``runs`` are the bits of what that CPU runs."""
+
+    def __init__(self, suffix: str) -> None:
+        packing = kernels_here()[0].library
+        assert packing is not None
+        self.pack_floats, self.pack_codes = packing.pack_floats, packing.pack_codes
+        command = [EMULATOR, "-cpu", CPUS[suffix], _program(), suffix]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        atexit.register(process.communicate)  # the end of its input ends it
+        self._to, self._from = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        (self.runs,) = struct.unpack("<i", self._from.read(4))
+
+    def run(self, reference: Any, rows: Any, x: Any, y: Any) -> None:
+        """As the library's, with what ``bind`` hands to it."""
+        chain, rows = reference._obj, rows.value
+        steps = [chain.each[index] for index in range(chain.steps)]
+        row, columns = 4 * chain.features, 4 * chain.stride
+        arrays = [(chain.mean, columns), (chain.factor, columns), (x.value, rows * row)]
+        arrays += [(ctypes.addressof(chain.each.contents), chain.steps * ctypes.sizeof(chain.each.contents))]
+        for step in steps:
+            integers, vector = step.kind in (_CODES, _WIDE), 4 * step.outputs * (1 + (step.kind == _WIDE))
+            weights = vector if step.kind == _NORM else step.outputs * step.inputs * (1 if integers else 4)
+            arrays += [(step.weights, weights), (step.bias, vector), (step.scale, vector)]
+        self._to.write(struct.pack("<i", rows) + bytes(chain))
+        for address, size in arrays:
+            self._to.write(struct.pack("<q", size if address else 0))
+            self._to.write(ctypes.string_at(address, size) if address else b"")
+        self._to.flush()
+        made = self._from.read(4 * rows * chain.outputs)
+        ctypes.memmove(y.value, made, len(made))
+
+    run_neon = run_dot_products = run
+
+
+@functools.cache
+def emulated(suffix: str) -> Kernels:
+    """Kernels for ARM that run under the emulator."""
+    kernels = next(kernels for kernels in KERNELS if kernels.suffix == suffix)
+    return Kernels(*kernels[:-1], library=cast(ctypes.CDLL, Emulator(suffix)))
+
+
+def every_kernels() -> list[Any]:
+    """Suffixes of the kernels that tests run here, for ``kernels_of``."""
+    here = [kernels.suffix for kernels in kernels_here()]
+    return [*here, *(pytest.param(suffix, marks=needs_emulator) for suffix in CPUS if here and suffix not in here)]
+
+
+def kernels_of(suffix: str) -> Kernels:
+    """The kernels with this suffix: this CPU's, or emulated ones."""
+    own = [kernels for kernels in kernels_here() if kernels.suffix == suffix]
+    return own[0] if own else emulated(suffix)
