@@ -10,6 +10,7 @@ Names are resolved on first use: an actor imports this package and never loads t
 from __future__ import annotations
 
 from importlib import import_module
+from os.path import exists
 from typing import TYPE_CHECKING
 
 from accel.version import __version__
@@ -88,10 +89,24 @@ __all__ = [
 ]
 
 
+_IS_RUNTIME = exists(f"{__path__[0]}/RUNTIME.md")  # the distribution for devices, which is a part of this package
+if _IS_RUNTIME and exists(f"{__path__[0]}/launch"):
+    raise ImportError(
+        "accel-rl and accel-rl-runtime are installed in one place, where each overwrites the other's files: "
+        "pip uninstall both, and install accel-rl again, which has all of the runtime"
+    )
+
+
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        module = import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if _IS_RUNTIME:
+            raise ImportError(f"accel.{name} is not in accel-rl-runtime: install accel-rl instead") from error
+        raise
+    value: object = getattr(module, name)
     globals()[name] = value
     return value
 

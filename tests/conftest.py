@@ -101,6 +101,7 @@ SLOW = frozenset(
     test_docs.py
     test_examples.py
     test_import_rules.py
+    test_runtime.py
     test_scripts.py
     test_training_runs.py
     """.split()

@@ -1,20 +1,10 @@
-"""``accel.export``: compress a trained policy, compare it with the original on its target runtime, and write a bundle.
-
-A bundle appears complete or not at all: it is written to a locked temporary directory beside its final path, which is
-renamed at the end. The next export removes what a killed one left.
-"""
+"""``accel.export``: compress a trained policy, compare it with the original on its target runtime, write a bundle."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import glob
 import hashlib
-import logging
-import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +18,7 @@ from accel.compressors.scheme import parse_scheme
 from accel.display.progress import Progress
 from accel.errors import BundleError, ConfigError, ExportError
 from accel.exporting import run_policy
+from accel.exporting.appearing import appearing
 from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, vector_bound, with_metadata, write_json
 from accel.exporting.formats import make_format
 from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Written
@@ -49,12 +40,9 @@ from accel.runs.playing import DEFAULT_ENVS, Episodes, Policy, play
 from accel.runs.quality import Quality, Returns, calibration_inputs, judged_inputs, measure_rows
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.machine import read_machine
-from accel.system.signals import terminations_interrupt
-
-logger = logging.getLogger("accel")
 
 BATCHES = (1, 4, 32)
-REPORT, _CARD, _RUN = "report.json", "MODEL_CARD.md", "run_policy.py"
+_CARD, _RUN = "MODEL_CARD.md", "run_policy.py"
 _EXAMPLE = "example.py"
 _PARITY_ROWS = {"float32": 256, "uint8": 32}
 _VECTOR_ROWS = {"float32": 32, "uint8": 4}
@@ -137,7 +125,7 @@ def export(
         if max_return_loss is not None:
             raise ConfigError("max_return_loss compares returns, which recorded observations do not give: give --env")
         episodes = 0
-    with terminations_interrupt(), appearing(out) as directory:
+    with appearing(out) as directory:
         shown = Progress() if progress is None else progress
         builder = _Builder(loaded, target, text, directory, seed, greedy, cpu, shown)
         contract, report = builder.run(gate, episodes)
@@ -321,7 +309,7 @@ class _Builder:
     def _finish(self, contract: Contract, report: Json) -> None:
         """Write the files that describe the model, and the checksums of all files."""
         directory = self._directory
-        write_json(directory / REPORT, report)
+        write_json(directory / run_policy.REPORT, report)
         (directory / _CARD).write_text(model_card(contract, report), encoding="utf-8")
         shutil.copyfile(str(run_policy.__file__), directory / _RUN)
         shutil.copyfile(Path(run_policy.__file__).with_name(_EXAMPLE), directory / _EXAMPLE)
@@ -347,71 +335,3 @@ def _require_finite(arrays: Mapping[str, run_policy.Array], what: str, remedy: s
         if not np.isfinite(array).all():
             value = array[~np.isfinite(array)][0]
             raise ExportError(f"{what} are not finite: '{name}' holds {value}, so it is not exported; {remedy}")
-
-
-@contextmanager
-def appearing(out: Path) -> Iterator[Path]:
-    """An empty temporary directory, renamed to ``out`` when this context succeeds and removed when it fails.
-
-    What killed exports left is removed too.
-
-    Raises:
-        ExportError: ``out`` exists, or something cannot be written.
-    """
-    if out.exists() or out.is_symlink():
-        raise ExportError(f"{out} exists already: choose another directory, or remove it")
-    partial = out.absolute().with_name(f".{out.name}.{os.getpid()}.partial")
-    made = [parent for parent in partial.parents if not parent.exists()]
-    try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(out)
-        partial.mkdir()
-        lock = os.open(partial, os.O_RDONLY)
-    except OSError as error:
-        raise ExportError(f"cannot write {out}: {error.strerror}; choose a directory that you may write to") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield partial
-        if out.exists():
-            raise ExportError(f"{out} exists by now: choose another directory")
-        partial.rename(out)
-    except OSError as error:
-        raise ExportError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        os.close(lock)
-        shutil.rmtree(partial, ignore_errors=True)
-        if not out.exists():
-            with contextlib.suppress(OSError):  # not empty: another process uses it
-                for parent in made:
-                    parent.rmdir()
-
-
-def partials(out: Path) -> list[Path]:
-    """Temporary directories of exports to ``out`` that are running or were killed."""
-    out = out.absolute()
-    return sorted(out.parent.glob(f".{glob.escape(out.name)}.*.partial"))
-
-
-def abandoned_partials(out: Path) -> list[Path]:
-    """Temporary directories of killed exports: a running export holds a lock on its own."""
-    return [path for path in partials(out) if _is_unlocked(path)]
-
-
-def _remove_abandoned(out: Path) -> None:
-    for abandoned in abandoned_partials(out):
-        logger.info("removing %s, which an export that was killed has left", abandoned)
-        shutil.rmtree(abandoned)
-
-
-def _is_unlocked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True

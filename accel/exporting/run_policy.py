@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 FORMAT, FORMAT_VERSION = "accel-bundle", 3
 _ROUNDING = float(np.finfo(np.float32).eps)
 _ALLOWED_ABOVE = -5e8  # what tells values of allowed actions from those of others
-CONTRACT, SUMS = "contract.json", "SHA256SUMS"
+CONTRACT, SUMS, REPORT = "contract.json", "SHA256SUMS", "report.json"
 _FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SUM_LINE = re.compile(rf"([0-9a-f]{{64}})  ({_FILE_NAME})\n")
 KEYS = {

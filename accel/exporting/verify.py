@@ -14,11 +14,11 @@ from pathlib import Path
 
 from accel.errors import BundleError, MissingExtraError
 from accel.exporting import run_policy
-from accel.exporting.build import REPORT, abandoned_partials, partials
+from accel.exporting.appearing import abandoned_partials, partials
 from accel.exporting.formats import FORMATS, NATIVE_FORMATS, make_format
 from accel.exporting.formats.base import Contract
 from accel.json_object import Json
-from accel.system.machine import read_machine
+from accel.system.machine import cpu_name
 
 _MAX_REPORT_BYTES = 2**26
 
@@ -130,7 +130,7 @@ def _verify(bundle: Path, contract: Contract, run_native_check: bool) -> Verific
         vectors=vectors,
         latency=dict(latency),
         exported=_exported_latency(bundle),
-        cpu=read_machine().cpu,
+        cpu=cpu_name(),
         check=target.check(bundle),
     )
 
@@ -138,10 +138,10 @@ def _verify(bundle: Path, contract: Contract, run_native_check: bool) -> Verific
 def _exported_latency(bundle: Path) -> Json:
     """Microseconds a call on the machine that exported. Raises BundleError."""
     try:
-        report = run_policy.parse_json(run_policy.read_file(bundle / REPORT, _MAX_REPORT_BYTES))
+        report = run_policy.parse_json(run_policy.read_file(bundle / run_policy.REPORT, _MAX_REPORT_BYTES))
         figures = {name: float(report["latency"]["model"][name]) for name in ("p50_us", "p95_us", "p99_us", "calls")}
         if not all(map(math.isfinite, figures.values())):
             raise ValueError("a latency is not finite")
         return dict(figures)
     except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BundleError(f"{bundle / REPORT} is not the report of an export: {error!r}") from error
+        raise BundleError(f"{bundle / run_policy.REPORT} is not the report of an export: {error!r}") from error

@@ -38,13 +38,16 @@ def install_command(extra: str) -> str:
 
 
 def missing_extra(error: BaseException, wanted_by: str) -> MissingExtraError | None:
-    """The error for a user where an import failed for want of an extra; None for any other failure.
+    """The error for a user where an import failed for want of an extra, or of what a device's runtime leaves out; None
+    for any other failure.
 
     Args:
         error: what the import raised.
         wanted_by: begins the message, such as ``accel sweep``.
     """
     module = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if module == "accel":
+        return MissingExtraError(f"{wanted_by} is not in {DISTRIBUTION}-runtime: install {DISTRIBUTION} instead")
     if module not in _EXTRA_OF_MODULE:
         return None
     return MissingExtraError(f"{wanted_by} needs the module {module!r}: {install_command(_EXTRA_OF_MODULE[module])}")

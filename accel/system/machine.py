@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from accel.system.extras import installed_version
 
 if TYPE_CHECKING:
@@ -72,13 +70,15 @@ def read_machine(root: Path = Path("/"), *, allowed_cores: int | None = None) ->
         root: where ``proc`` and ``sys`` are mounted.
         allowed_cores: how many cores this process might use before it was pinned to fewer; None: as many as now.
     """
+    import psutil  # which a device's runtime has not
+
     cpuinfo = _fields(_read(root / "proc/cpuinfo"))
     memory, limit = psutil.virtual_memory(), _container_memory_bytes(root)
     flags = set(cpuinfo.get("flags", cpuinfo.get("Features", "")).split())
     return Machine(
         host=platform.node(),
         system=platform.platform(),
-        cpu=cpuinfo.get("model name") or platform.processor() or platform.machine(),
+        cpu=cpu_name(root),
         architecture=platform.machine(),
         int8_flags=tuple(flag for flag in _INT8_FLAGS if flag in flags),
         cores=os.cpu_count() or 1,
@@ -87,6 +87,12 @@ def read_machine(root: Path = Path("/"), *, allowed_cores: int | None = None) ->
         available_memory_bytes=min(memory.available, limit),
         gpus=read_gpus(),
     )
+
+
+def cpu_name(root: Path = Path("/")) -> str:
+    """The processor, as ``root``'s ``proc`` has it; its architecture where that has no name."""
+    cpuinfo = _fields(_read(root / "proc/cpuinfo"))
+    return cpuinfo.get("model name") or platform.processor() or platform.machine()
 
 
 def read_gpus() -> tuple[Gpu, ...]:

@@ -27,7 +27,8 @@ from accel.compressors.errors import SchemeError
 from accel.compressors.runtime import PolicySession
 from accel.errors import BundleError, CheckpointError, ConfigError, ExportError, MissingExtraError
 from accel.exporting import run_policy
-from accel.exporting.build import Bundle, abandoned_partials, export
+from accel.exporting.appearing import abandoned_partials
+from accel.exporting.build import Bundle, export
 from accel.exporting.contract import FLOAT_BOUND, INTEGER_BOUND
 from accel.exporting.formats import FORMATS, make_format
 from accel.exporting.quality import Agreement, Gate

@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.json_object import Json
+
+if TYPE_CHECKING:  # which a device's runtime has not
+    from accel.acting.policy import Array, InPlaceSession
 
 Contract = dict[str, Any]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accel.acting.policy import InPlaceSession
 from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.errors import BundleError
 from accel.exporting import run_policy
 from accel.exporting.formats.base import ExportFormat, Vectors, Written
+
+if TYPE_CHECKING:  # which a device's runtime has not
+    from accel.acting.policy import InPlaceSession
 
 MODEL = "model.onnx"
 
