@@ -27,6 +27,7 @@ from accel.launch.learners import FORMATS
 from accel.launch.roles import act
 from accel.learning.handshake import wait_for_actors
 from accel.supervision.processes import cpu_seconds, descendants
+from accel.system.request import REQUEST, take_request, with_request
 from accel.transport import Topology, TransportOptions, detect_launch, join_world, mpirun_command
 from accel.transport.learners import give_roles
 from accel.transport.remote_learner import RemoteLearner
@@ -73,15 +74,15 @@ class ActingJob:
     def run(self) -> ActingResult:
         """Start mpirun and wait for its end. Raises LaunchError: no mpirun, or the job failed."""
         config = ActorConfig.from_json(self.config)
-        command = mpirun_command(1 + config.central + config.actors)
-        program = [sys.executable, "-P", "-m", "accel.bench.inference_job", json.dumps(asdict(self))]
+        command = mpirun_command(1 + config.central + config.actors, exports=(REQUEST,))
+        program = [sys.executable, "-P", "-m", "accel.bench.inference_job"]
         limit_s = _START_S + 10.0 * self.seconds
         # A file, as a pipe would be held open by whatever outlives mpirun.
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
             try:
                 subprocess.run(
-                    [*command, *program], stdin=subprocess.DEVNULL, stdout=output, stderr=errors, timeout=limit_s,
-                    check=False,
+                    [*command, *program], env=with_request(json.dumps(asdict(self))), stdin=subprocess.DEVNULL,
+                    stdout=output, stderr=errors, timeout=limit_s, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired as error:
                 raise LaunchError(f"the benchmark's actors did not end within {limit_s:g} s") from error
@@ -174,10 +175,10 @@ def _acting_cpu_s() -> float | None:
 
 
 def _main() -> int:
-    info = detect_launch()
+    info, asked = detect_launch(), take_request()
     if info.rank > 0:
         return act(info)
-    found: dict[str, Value] = asdict(_learn(ActingJob(**json.loads(sys.argv[1]))))
+    found: dict[str, Value] = asdict(_learn(ActingJob(**json.loads(asked))))
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
 

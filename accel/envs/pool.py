@@ -26,6 +26,7 @@ from accel.supervision.activity import PREPARING, STEPPING, Activity, shared_act
 from accel.supervision.clock import AwakeClock
 from accel.supervision.supervised import Supervised
 from accel.system.memory import anonymous_memory
+from accel.system.request import with_request
 
 WAIT_S = 0.1
 """How long ``EnvironmentPool.receive`` waits for a worker at most."""
@@ -168,8 +169,8 @@ class EnvironmentPool:
         incarnation = [process.incarnation + 1] if process.incarnation >= 0 else []
         request = self._request | {"seed": [self._seed, worker.number, *incarnation]}
         told = json.dumps({"worker": worker.number, "workers": self.groups, "environment": request})
-        process.command = (sys.executable, "-P", "-m", "accel.envs.worker", told)
-        if why := process.start(self._clock.s):
+        process.command = (sys.executable, "-P", "-m", "accel.envs.worker")
+        if why := process.start(self._clock.s, with_request(told)):
             self._fail(worker, why)
         elif process.channel is not None:
             self._selector.register(process.channel, selectors.EVENT_READ, worker)

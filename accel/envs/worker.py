@@ -1,4 +1,4 @@
-"""A process that steps some of an actor's environments: python -P -m accel.envs.worker REQUEST FILES. No torch.
+"""A process that steps some of an actor's environments: python -P -m accel.envs.worker FILES. No torch.
 
 A worker makes its environments and says ``hello``; told ``reset`` or ``step``, it does so and says ``done``. Actions,
 observations, rewards and flags lie in memory that both map (``SharedRows``). A worker ends when the other end of its
@@ -22,6 +22,7 @@ from accel.supervision.activity import PREPARING, WAITING, WORDS, shared_activit
 from accel.supervision.channel import Channel, ChannelClosedError
 from accel.supervision.child import begin_child, error_report
 from accel.system.memory import map_buffers
+from accel.system.request import take_request
 
 
 class SharedRows:
@@ -51,7 +52,7 @@ def main() -> int:
     """Step environments until the actor closes the socket."""
     channel, (memory,) = begin_child(600)  # above the actor's
     try:
-        _serve(channel, memory, json.loads(sys.argv[1]))
+        _serve(channel, memory, json.loads(take_request()))
     except Exception as error:  # noqa: BLE001 - the actor reports it
         with suppress(ChannelClosedError):
             channel.send("error", error_report(error))

@@ -19,6 +19,7 @@ from accel.launch.outcome import (
     summary_of,
     written_at,
 )
+from accel.system.request import REQUEST
 from accel.transport.launcher import mpirun_command
 
 if TYPE_CHECKING:
@@ -46,15 +47,17 @@ def start_mpirun(job: Job) -> Summary:
         hostfile=config.acting.hostfile,
         silence_s=config.run.peer_timeout_s,
         by_node=config.learner.learners > 1,
+        exports=(REQUEST,),
     )
     elsewhere = config.acting.hosts is not None or config.acting.hostfile is not None
     starts, facts = job.path / STARTS, job.path / CONFIG
     before, facts_before = written_at(starts), written_at(facts)
     ended = mpirun.run(
-        [*command, sys.executable, "-P", "-m", "accel.launch.rank", job.to_text()],
+        [*command, sys.executable, "-P", "-m", "accel.launch.rank"],
         ranks=ranks,
         can_stop=lambda: elsewhere or written_at(starts) != before,
         patience_s=config.run.peer_timeout_s,
+        request=job.to_text(),
     )
     if (summary := summary_of(job)) is not None:
         if ended.trouble or ended.status:

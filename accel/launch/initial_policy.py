@@ -5,7 +5,7 @@ random observations: what computes something else between its layers is refused.
 everything else that fits is taken too: critics, targets, the statistics of rewards. A policy of others has a critic of
 its own in the run, as the rewards that its critic learned from were scaled in another way.
 
-    python -P -m accel.launch.initial_policy CONFIG    # writes the options that the policy brings; see starting.py
+    python -P -m accel.launch.initial_policy < CONFIG    # writes the options that the policy brings; see starting.py
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def main() -> int:
     add_working_directory()
 
     def work() -> int:
-        config = TrainConfig.from_json(json.loads(sys.argv[1]))
+        config = TrainConfig.from_json(json.load(sys.stdin))
         sys.stdout.write(f"\n{json.dumps(options_of(read_initial_policy(config)))}\n")
         return 0
 

@@ -28,6 +28,7 @@ from accel.supervision.clock import AwakeClock
 from accel.supervision.heartbeat import DIRECTORY, HeartbeatFiles, HeartbeatReader, RankStatus
 from accel.supervision.process_tree import ProcessTree
 from accel.supervision.processes import is_running
+from accel.system.request import REQUEST
 from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, handle, parent_death, restore
 from accel.transport.launcher import mpirun_command
 
@@ -60,7 +61,9 @@ class Ended:
         return self.learner is not None and self.learner.phase == "ended"
 
 
-def run(arguments: Sequence[str], *, ranks: int, can_stop: Callable[[], bool], patience_s: float) -> Ended:
+def run(
+    arguments: Sequence[str], *, ranks: int, can_stop: Callable[[], bool], patience_s: float, request: str = ""
+) -> Ended:
     """Run mpirun in a session of its own; the first stop signal becomes a request; a deliberate second Ctrl-C, or time,
     ends it.
 
@@ -72,13 +75,14 @@ def run(arguments: Sequence[str], *, ranks: int, can_stop: Callable[[], bool], p
         can_stop: whether the learner is ready for a request, asked once MPI has started. Before that there is nothing
             to save: mpirun is ended at once.
         patience_s: how long ranks may wait for each other at start and stop, and the learner may be silent.
+        request: what its ranks are asked (``accel.system.request``).
     """
     is_main = threading.current_thread() is threading.main_thread()
     temporary = tempfile.TemporaryDirectory(prefix="accel-heartbeats-", ignore_cleanup_errors=True)
     with temporary as heartbeats, session_directory() as environment:
         process = subprocess.Popen(
             arguments,
-            env=environment | {DIRECTORY: heartbeats},
+            env=environment | {DIRECTORY: heartbeats, REQUEST: request},
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

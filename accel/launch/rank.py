@@ -1,4 +1,4 @@
-"""A rank of an mpirun that ``accel train`` started: python -P -m accel.launch.rank JOB. Knows its role first.
+"""A rank of an mpirun that ``accel train`` started: python -P -m accel.launch.rank. Knows its role first.
 
 Torch is imported after MPI_Init, never beside it (``accel.learning.run``): MPI_Init sets environment variables, and a
 library that is loaded meanwhile reads them, which can end in a segmentation fault.
@@ -16,6 +16,7 @@ from accel.launch.outcome import EXIT_STOPPED, status_of
 from accel.supervision.heartbeat import Heartbeat
 from accel.system.garbage import freeze_garbage
 from accel.system.module_path import add_working_directory
+from accel.system.request import take_request
 from accel.system.signals import end_with_parent
 from accel.transport.join import join_world
 from accel.transport.launcher import LaunchInfo, detect_launch, is_actor
@@ -30,7 +31,7 @@ def main() -> int:
         return 1  # The launcher died before it could be noticed.
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     add_working_directory()
-    info = detect_launch()
+    info, job = detect_launch(), take_request()
     heartbeat = Heartbeat(info.rank)
     supervisor = None
     if acts := is_actor(info):
@@ -38,7 +39,7 @@ def main() -> int:
         from accel.launch.actor import command
 
         supervisor = ActorSupervisor(command(info))
-    status = report_errors(lambda: _join(info), "accel train")
+    status = report_errors(lambda: _join(info, job), "accel train")
     if status != 0:
         if supervisor is not None:
             supervisor.close()
@@ -50,24 +51,24 @@ def main() -> int:
 
         heartbeat.stop()
         return report_errors(lambda: act(info, supervisor=supervisor), "accel train")
-    status = report_errors(lambda: _learn(info), "accel train")
+    status = report_errors(lambda: _learn(info, job), "accel train")
     heartbeat.stop()
     heartbeat.say("ended", status)
     return 0 if status == EXIT_STOPPED else status  # mpirun has words of its own for a status.
 
 
-def _join(info: LaunchInfo) -> int:
+def _join(info: LaunchInfo, job: str) -> int:
     # The starting process ends the job at the limit and knows more; this is for when it cannot.
-    join_world(info, 2.0 * json.loads(sys.argv[1])["config"]["peer_timeout_s"])
+    join_world(info, 2.0 * json.loads(job)["config"]["peer_timeout_s"])
     return 0
 
 
-def _learn(info: LaunchInfo) -> int:
+def _learn(info: LaunchInfo, job: str) -> int:
     from accel.display.text import show
     from accel.launch.learners import learn
     from accel.runs.job import Job
 
-    summary = learn(Job.from_text(sys.argv[1]), info)
+    summary = learn(Job.from_text(job), info)
     show(f"{summary.text()}\n")
     return status_of(summary)
 

@@ -29,8 +29,8 @@ def initialiser(job: Job) -> Callable[[Learner], None] | None:
 def options_to_start(config: TrainConfig) -> dict[str, object]:
     """The options that a run from ``init_from`` needs, found in a process of its own: this one may fork, or start MPI,
     after it, and neither goes with torch. Raises ConfigError: the policy cannot be read, or no network suits it."""
-    command = [sys.executable, "-P", "-m", "accel.launch.initial_policy", json.dumps(config.to_json())]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    command, asked = [sys.executable, "-P", "-m", "accel.launch.initial_policy"], json.dumps(config.to_json())
+    done = subprocess.run(command, input=asked, capture_output=True, text=True)
     if done.returncode != 0:
         why = f"reading init_from = {config.policy.init_from} ended with status {done.returncode}"
         raise ConfigError(done.stderr.strip().removeprefix("accel: ") or why)

@@ -1,35 +1,37 @@
 """Learners of one run as a process group of torch: NCCL where each has a CUDA device of its own, else gloo.
 
-Learners find each other through MPI: number 0 opens a port and says where; the others try its addresses, and take part
-with the one of their own from which they reached it. ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` choose an
-interface instead. A learner that dies closes its connections, which ends whatever the others wait for on the host; one
-that is silent does so after ``timeout_s``. The others' sums on the device are given up then.
+Learners find each other through MPI, and where all are on one host they listen on its loopback address alone. Across
+hosts number 0 opens a port for a moment and says where; the others try its addresses, and take part with the one of
+their own from which they reached it. ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` choose an interface instead. A
+learner that dies closes its connections, which ends whatever the others wait for on the host; one that is silent does
+so after ``timeout_s``. The others' sums on the device are given up then.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from accel.algorithms.optimizers import Optimiser
 from accel.errors import ConfigError, TransportError
+from accel.json_object import Json
 from accel.transport.learners import LearnerLink
-from accel.transport.network import addresses, reach
+from accel.transport.network import LOOPBACK, addresses, network_name, reach
 
 Result = TypeVar("Result")
 logger = logging.getLogger("accel")
-_TOKEN, _REACHED = "token", "reached"
 _UUID_PARTS = 5
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class _Group(Protocol):
@@ -72,7 +74,7 @@ class ProcessGroup:
         self.learner, self.learners = learner, learners
         self.broken = False
         self._timeout_s = timeout_s
-        self._store = store  # the others' group needs it as long as it lives
+        self._store = store  # which torch uses as long as the group lives
         self._cuda: _Group | None = None
         self._cpu = self._guarded(lambda: _make_gloo(store, learner, learners, address, timeout_s))
         identities = self.gather(_gpu(device))
@@ -134,31 +136,68 @@ class ProcessGroup:
             raise
 
 
+class _LinkStore(Store):
+    """Where the group's members meet while it is made: each gives at most one value a turn, and all take part in it.
+
+    torch's own store would be a server that anyone may connect to.
+    """
+
+    def __init__(self, link: LearnerLink) -> None:
+        super().__init__()
+        self._link = link
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # torch's stubs say text
+        """On all learners, once their group stands on this one: torch has threads that may call it later."""
+        self._values[key] = value
+        if not self._link.joined:
+            self._take_turn({key: value.hex()})
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """For the others' values, as long as the link waits for them."""
+        if not self._link.joined and not self.check(keys):
+            self._take_turn({})
+
+    def get(self, key: str) -> bytes:
+        """Another learner's value, or this one's."""
+        self.wait([key])
+        return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are there."""
+        return self._values.keys() >= set(keys)
+
+    def _take_turn(self, told: Json) -> None:
+        for values in self._link.gather(told):
+            self._values |= {key: bytes.fromhex(str(value)) for key, value in values.items()}
+
+
 def join_learners(link: LearnerLink, device: torch.device, *, timeout_s: float) -> ProcessGroup:
     """Meet the run's other learners. Raises TransportError, ConfigError: see ``ProcessGroup``."""
-    timeout = timedelta(seconds=timeout_s)
-    store: Store
-    if link.learner == 0:
-        server = TCPStore("0.0.0.0", 0, link.learners, True, timeout, wait_for_workers=False)
-        token = secrets.token_hex(16)
-        server.set(_TOKEN, token)
-        link.gather({"addresses": addresses(), "port": server.port, "token": token})
-        store = server
-        address = _guarded(lambda: server.get(_REACHED).decode(), timeout_s)
-    else:
-        found = link.gather({})[0]
-        hosts = [str(host) for host in found["addresses"]]  # type: ignore[attr-defined]
-        port = int(str(found["port"]))
-        theirs, address = reach(hosts, port)
-        client = _guarded(lambda: TCPStore(theirs, port, link.learners, False, timeout), timeout_s)
-        if client.get(_TOKEN).decode() != found["token"]:
-            raise TransportError(f"{theirs}:{port} is another job's: learner 0 cannot be reached from this node")
-        if link.learner == 1:
-            client.set(_REACHED, theirs)
-        store = client
-    group = ProcessGroup(store, link.learner, link.learners, timeout_s=timeout_s, address=address, device=device)
+    address = _own_address(link)
+    if address == LOOPBACK:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    group = ProcessGroup(
+        _LinkStore(link), link.learner, link.learners, timeout_s=timeout_s, address=address, device=device
+    )
     link.joined = True
     return group
+
+
+def _own_address(link: LearnerLink) -> str:
+    """This learner's address that all others reach; empty: torch's choice. Raises TransportError: there is none."""
+    networks = [told["network"] for told in link.gather({"network": network_name()})]
+    if len(set(networks)) == 1:
+        return LOOPBACK
+    with socket.create_server(("", 0)) if link.learner == 0 else nullcontext() as door:
+        first = link.gather({"addresses": addresses(), "port": door.getsockname()[1] if door else 0})[0]
+        host, own = "", ""
+        if networks[link.learner] != networks[0] and _INTERFACE not in os.environ:
+            # one that both hosts have, such as a container bridge's, leads to this one
+            theirs = [str(each) for each in cast(list[object], first["addresses"]) if each not in addresses()]
+            host, own = reach(theirs, int(str(first["port"])))
+        reached = [str(told["reached"]) for told in link.gather({"reached": host})]
+    return own or next(filter(None, reached), "")
 
 
 def _gpu(device: torch.device | None) -> list[float]:
@@ -172,7 +211,7 @@ def _gpu(device: torch.device | None) -> list[float]:
 def _make_gloo(store: Store, learner: int, learners: int, address: str, timeout_s: float) -> _Group:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=timeout_s)
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    interface = os.environ.get(_INTERFACE, "")
     device = (
         dist.ProcessGroupGloo.create_device(interface=interface)
         if interface or not address

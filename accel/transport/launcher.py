@@ -230,14 +230,15 @@ def mpirun_command(
     fault_tolerant: bool = True,
     silence_s: float | None = None,
     by_node: bool = False,
+    exports: Sequence[str] = (),
     mpirun: Path | None = None,
 ) -> list[str]:
     """The mpirun command line, up to the program, that starts ``ranks`` ranks with whatever MPI is installed.
 
-    Open MPI: lets root start it, more ranks than cores, and dead ranks (ULFM, from version 5); binds no rank. ``hosts``
-    are ``name`` or ``name:slots``; ``by_node`` deals ranks out to them in turns. With ``silence_s``, ULFM counts a rank
-    as dead that was silent for so long: nothing else tells of a link that is down. Raises LaunchError: no mpirun, or
-    one that does not run.
+    Open MPI: lets root start it, more ranks than cores, and dead ranks (ULFM, from version 5); binds no rank, and
+    passes the variables ``exports`` on, as other launchers do with all. ``hosts`` are ``name`` or ``name:slots``;
+    ``by_node`` deals ranks out to them in turns. With ``silence_s``, ULFM counts a rank as dead that was silent for so
+    long: nothing else tells of a link that is down. Raises LaunchError: no mpirun, or one that does not run.
     """
     path = mpirun or find_mpirun()
     version = _version_text(path)
@@ -249,6 +250,8 @@ def mpirun_command(
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
         command += ["--oversubscribe", "--bind-to", "none"]
+        for name in exports:
+            command += ["-x", name]
         if by_node:
             command += ["--map-by", "node"]
         if fault_tolerant and _major(version) >= 5:

@@ -31,8 +31,9 @@ from accel.transport.pinning import local_size  # noqa: E402
 # sends don't, and are no slower. The fence in its MPI_Finalize sometimes waits for the dead; our stopping protocol does
 # what that is for. Fault tolerance does not work over libfabric, whose search for networks would take a second.
 _ULFM_SETTINGS = {"OMPI_MCA_btl_tcp_flags": "send", "OMPI_MCA_async_mpi_finalize": "1", "OMPI_MCA_btl": "^ofi"}
-# Its TCP transport listens on all addresses, even where every rank is on one host and nobody uses it.
-_ONE_HOST_SETTINGS = {"OMPI_MCA_btl": "self,sm"}
+# Its TCP transport, and that of UCX, which MPICH's wheel uses, listen on the network, even where every rank is on one
+# host and nobody uses it.
+_ONE_HOST_SETTINGS = {"OMPI_MCA_btl": "self,sm", "UCX_TLS": "self,sm"}
 
 LEAVE_S = 10.0
 """The longest time that leaving MPI takes when nothing is wrong."""
@@ -168,9 +169,7 @@ def join_world(info: LaunchInfo, timeout_s: float) -> MpiEndpoint:
 
 
 def _settings(info: LaunchInfo) -> dict[str, str]:
-    """Variables that Open MPI reads in MPI_Init."""
-    if MPI.get_vendor()[0] != "Open MPI":
-        return {}
+    """Variables that Open MPI and UCX read in MPI_Init."""
     ulfm = _ULFM_SETTINGS if _has_ulfm() else {}
     return ulfm | (_ONE_HOST_SETTINGS if info.size is not None and info.size == local_size(os.environ) else {})
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from accel.errors import TransportError
 
+LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # Linux, netdevice(7)
 _REACH_S = 3.0
 
@@ -31,8 +34,17 @@ def addresses() -> list[str]:
             found = [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
         except socket.gaierror:
             found = []
-    unique = dict.fromkeys([*found, "127.0.0.1"])
+    unique = dict.fromkeys([*found, LOOPBACK])
     return sorted(unique, key=lambda address: address.startswith("127."))
+
+
+def network_name() -> str:
+    """What processes that reach each other over loopback have in common, and no others have."""
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{kernel} {os.readlink('/proc/self/ns/net')}"
+    except OSError:  # as elsewhere than on Linux
+        return socket.gethostname()
 
 
 def reach(hosts: Sequence[str], port: int, timeout_s: float = _REACH_S) -> tuple[str, str]:

