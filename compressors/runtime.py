@@ -1,20 +1,19 @@
 """PolicySession: a loaded artifact that acts on one thread. Imports numpy and onnxruntime, never torch or onnx.
 
-A policy of dense layers runs in one call of a compiled kernel (``kernels``) where the CPU has one, anything else on
-onnxruntime.
+A policy of dense layers, recurrent ones included, runs in one call of a compiled kernel (``kernels``) where the CPU has
+one, anything else on onnxruntime.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NoReturn, cast
+from typing import Literal, NoReturn
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from accel.compressors.arrays import FloatArray
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import ArtifactError
@@ -113,8 +112,7 @@ class PolicySession:
         self.inputs: Mapping[str, Array] = {spec.name: _zeros(spec, batch) for spec in artifact.inputs}
         self.outputs: Mapping[str, Array] = {spec.name: _zeros(spec, batch) for spec in artifact.outputs}
         if self._kernel is not None:
-            (x,), (y,) = self.inputs.values(), self.outputs.values()
-            self.run = self._kernel.bind(cast(FloatArray, x), cast(FloatArray, y))
+            self.run = self._kernel.bind((*self.inputs.values(), *self.outputs.values()))
         elif self._session is not None:
             self._bind_session(self._session)
 

@@ -166,8 +166,8 @@ def _processor(machine: Machine) -> Iterator[Finding]:
     if best is None:
         yield Finding("kernels", "note", "none: every policy runs on onnxruntime", why_none())
     else:
-        what = "policies of dense layers, norms, residual sums and gates run natively, others on onnxruntime"
-        yield Finding("kernels", "ok", f"{best.name}: {what}")
+        what = "dense layers, norms, residual sums, gates and recurrent steps run natively"
+        yield Finding("kernels", "ok", f"{best.name}: policies of {what}, others on onnxruntime")
     cores = f"{machine.usable_cores:g} usable of {machine.cores}"
     if machine.usable_cores < 2:
         advice = "learner and actors share one core; ask the scheduler or the container for more"

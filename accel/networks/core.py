@@ -192,11 +192,10 @@ class GRUCore(nn.Module):
 
     def _advance(self, gates: Tensor, hidden: Tensor) -> Tensor:
         """[B, 3H] from the features and h̃ [B, H] to h."""
-        size = self.size
-        from_hidden = self.hidden(hidden)
-        reset = torch.sigmoid(gates[:, :size] + from_hidden[:, :size])
-        update = torch.sigmoid(gates[:, size : 2 * size] + from_hidden[:, size : 2 * size])
-        candidate = torch.tanh(gates[:, 2 * size :] + reset * from_hidden[:, 2 * size :])
+        from_features, from_hidden = (torch.split(three, self.size, 1) for three in (gates, self.hidden(hidden)))
+        reset = torch.sigmoid(from_features[0] + from_hidden[0])
+        update = torch.sigmoid(from_features[1] + from_hidden[1])
+        candidate = torch.tanh(from_features[2] + reset * from_hidden[2])
         return candidate + update * (hidden - candidate)
 
 

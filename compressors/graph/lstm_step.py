@@ -115,12 +115,21 @@ def _outputs(draft: Draft, node: NodeProto, stem: str) -> list[NodeProto]:
 
 
 def _bypass_squeezes(draft: Draft, node: NodeProto) -> None:
-    """Bypass readers that squeeze the added axes."""
+    """Bypass readers that take the added axes away."""
     for output in filter(None, node.output):
         wiring = draft.wiring()
         unsqueeze = wiring.producer[output]
         axes = draft.constants[unsqueeze.input[1]].tolist()
         for reader in wiring.consumers[output]:
-            taken = draft.constants.get(reader.input[1]) if reader.op_type == "Squeeze" else None
-            if taken is not None and taken.tolist() == axes:
+            if _takes_away(draft, reader, axes):
                 draft.bypass(reader, unsqueeze.input[0])
+
+
+def _takes_away(draft: Draft, reader: NodeProto, axes: list[int]) -> bool:
+    """Whether a node squeezes these axes of size 1, or takes the only element of the first, as ``h[0]`` does."""
+    constant = draft.constants.get(reader.input[1]) if len(reader.input) > 1 else None
+    if constant is None:
+        return False
+    if reader.op_type == "Gather":
+        return axes == [0] and attributes(reader).get("axis", 0) == 0 and constant.tolist() == 0
+    return reader.op_type == "Squeeze" and bool(constant.tolist() == axes)

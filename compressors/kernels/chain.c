@@ -15,11 +15,11 @@
   of(none) of(relu) of(tanh) of(sigmoid) of(elu) of(silu) of(gelu) of(gelu_tanh) of(leaky) of(clip) of(softplus)
 
 /* in chain.py's order; COPY takes the whole of a value, or none of it where only its activation or codes are to be made */
-enum { FLOATS_PRODUCT, CODES_PRODUCT, WIDE_PRODUCT, NORM, SUM, PRODUCT, COPY, DECODE, SPLIT };
+enum { FLOATS_PRODUCT, CODES_PRODUCT, WIDE_PRODUCT, NORM, SUM, DIFFERENCE, PRODUCT, COPY, DECODE, SPLIT, INPUT };
 
 typedef struct {
   int32_t kind, activation, quantises;
-  int32_t from, with, to; /* first columns of the values read and made */
+  int32_t from, with, to; /* first columns of the values read and made; of an INPUT which input is read */
   int32_t inputs;         /* of a row; a multiple of 4 where products are of integers */
   int32_t outputs;        /* a multiple of two vectors */
   const void *weights;    /* packed; of a norm [outputs] floats */
@@ -31,14 +31,20 @@ typedef struct {
   int32_t zero;
 } Step;
 
+/* A value that is handed out: its first column, and how many. */
 typedef struct {
-  int32_t steps, features, outputs, result, stride;
+  int32_t from, columns;
+} Result;
+
+typedef struct {
+  int32_t steps, features, inputs, results, stride;
   const float *mean, *factor; /* [features] */
   float least, greatest;      /* of the observations, normalised */
   int32_t quantises;          /* whether there are codes of them too */
   float step;
   int32_t zero;
   const Step *each;
+  const Result *made;
   float *floats;  /* [rows, stride]; observations first */
   uint8_t *codes; /* [2, rows, stride]: codes, or high bytes, and then low bytes */
 } Chain;

@@ -1,7 +1,8 @@
-"""A policy of dense layers and what is between them, in one call of a compiled kernel. No torch, no onnx.
+"""A policy of dense layers, recurrent ones included, in one call of a compiled kernel. No torch, no onnx.
 
 A graph runtime looks up, checks and calls a kernel for each node: for a policy of 64×2 that takes five to eight times
-as long as the whole call here. Here the whole chain, from observations to distribution parameters, is one function.
+as long as the whole call here. Here the whole chain, from observations and state to distribution parameters and next
+state, is one function.
 Equal codes give onnxruntime's answers to the bit; sums of floats differ by rounding, and a code made of them may round
 the other way.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, isclose, pi, prod
@@ -18,7 +19,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from accel.compressors.arrays import Array, FloatArray
+from accel.compressors.arrays import Array
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.kernels.graph import Graph, Node, Value, read_graph
 from accel.compressors.kernels.library import Kernels, kernels_here, why_none
@@ -40,9 +41,9 @@ _PATTERNS: dict[str, tuple[tuple[str, tuple[str | int | float, ...]], ...]] = {
         ("Mul", (3, (2 / pi) ** 0.5)), ("Tanh", (4,)), ("Add", (5, 1.0)), ("Mul", ("x", 6)), ("Mul", (7, 0.5)),
     ),
 }  # fmt: skip
-_OTHER_OPERATORS = {*_ACTIVATIONS, "Flatten", "Sub", "Cast", "Div", "Erf"}
+_OTHER_OPERATORS = {*_ACTIVATIONS, "Flatten", "Cast", "Div", "Erf"}
 # in the order of chain.c
-_KINDS = ("floats", "codes", "wide", "norm", "sum", "product", "copy", "decode", "split")
+_KINDS = ("floats", "codes", "wide", "norm", "sum", "difference", "product", "copy", "decode", "split", "input")
 _ALIGNMENT = 64
 _SIGNED_TO_UNSIGNED = 128
 _FLOAT_TYPE = 1  # of ONNX
@@ -80,7 +81,7 @@ class Step:
 
     Attributes:
         kind: of ``_KINDS``; ``join``: the values read, one behind the other; ``part``: of the value read, no copy;
-            ``split``: the value read as two bytes, ``wide``: a product of such.
+            ``split``: the value read as two bytes, ``wide``: a product of such; ``input``: another than observations.
         reads: the values read; 0 is the observations, n what the step n - 1 makes.
         weight: of a product [outputs, inputs] where ``transposed``, else [inputs, outputs]; of a norm; a part's widths.
         bias: "" without one.
@@ -89,7 +90,7 @@ class Step:
         activation: of what the step makes.
         writes: codes of what the step makes, beside its floats.
         rescales: whether sums become codes by one factor, without floats in between.
-        parts, part: into how many parts the value read is cut, and which this is.
+        parts, part: into how many parts the value read is cut, and which this is; of an input its index.
     """
 
     kind: str
@@ -116,8 +117,8 @@ class Chain:
     steps: tuple[Step, ...]
     ends: tuple[tuple[int, ...], ...]
     """After each step the values whose columns are free: nothing reads them any more."""
-    result: int
-    """The value that is the model's output."""
+    results: tuple[int, ...]
+    """The values that are the model's outputs."""
     mean: str
     factor: str
     clips: tuple[tuple[str, str], ...]
@@ -135,17 +136,17 @@ class _Reader:
         self._graph = graph
         self._input = graph.inputs[0].name if graph.inputs else ""
         self._is_flat = bool(graph.inputs) and len(graph.inputs[0].shape) == 2
-        self._values = {self._input: 0}
+        self._values = {value.name: index for index, value in enumerate(graph.inputs)}
         self._coded: dict[str, tuple[int, CodeNames]] = {}
         self._split: dict[tuple[str, str], Step] = {}
-        self._steps: list[Step] = []
-        self._chain = Chain((), (), 0, "", "", (), None, {}, {})
+        self._steps = [Step("input", (), part=index) for index in range(1, len(graph.inputs))]
+        self._chain = Chain((), (), (), "", "", (), None, {}, {})
         self._uses = Counter(name for node in graph.nodes for name in node.inputs)
         self._uses.update(output.name for output in graph.outputs)
         self._rules: dict[str, Callable[[Node], None]] = {
             "Gemm": self._floats, "FusedGemm": self._floats, "QGemm": self._integers, "QuantizeLinear": self._quantise,
             "DequantizeLinear": self._decode, "QLinearAdd": self._add_codes, "LayerNormalization": self._norm,
-            "Add": self._combine, "Mul": self._combine, "Concat": self._join, "Split": self._cut,
+            "Add": self._combine, "Sub": self._combine, "Mul": self._combine, "Concat": self._join, "Split": self._cut,
         }  # fmt: skip
 
     def chain(self) -> Chain:
@@ -156,8 +157,8 @@ class _Reader:
             raise _UnsuitedError(
                 f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not in the compiled kernels"
             )
-        if len(self._graph.inputs) != 1 or len(self._graph.outputs) != 1:
-            raise _UnsuitedError("it has several inputs or outputs, as recurrent policies have")
+        if not self._graph.inputs or any(len(value.shape) != 2 for value in self._graph.inputs[1:]):
+            raise _UnsuitedError("it has inputs beside the observations that are no rows of numbers")
         while nodes:
             operator = nodes[0].operator
             try:
@@ -165,19 +166,20 @@ class _Reader:
             except _UnsuitedError:
                 raise _UnsuitedError(f"{operator} is not in a form that the compiled kernels run") from None
             del nodes[:taken]
-        result = self._values.get(self._graph.outputs[0].name)
-        if not self._steps or result is None:
-            raise _UnsuitedError("the output is not made of dense layers in floats")
-        return replace(self._chain, steps=tuple(self._steps), ends=self._ends(result), result=result)
+        results = tuple(self._values.get(value.name, -1) for value in self._graph.outputs)
+        if min(results, default=-1) < 0 or all(step.kind == "input" for step in self._steps):
+            raise _UnsuitedError("an output is not made of dense layers in floats")
+        return replace(self._chain, steps=tuple(self._steps), ends=self._ends(results), results=results)
 
-    def _ends(self, result: int) -> tuple[tuple[int, ...], ...]:
+    def _ends(self, results: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """See ``Chain.ends``; a part's columns are those of the whole."""
         wholes, last = [0], {0: 0}
         for index, step in enumerate(self._steps, 1):
             wholes.append(wholes[step.reads[0]] if step.kind == "part" else index)
             last.update(dict.fromkeys((wholes[value] for value in step.reads), index))
             last.setdefault(wholes[index], index)
-        last.pop(wholes[result])
+        for result in results:
+            last.pop(wholes[result], None)
         steps = range(1, len(self._steps) + 1)
         return tuple(tuple(value for value, end in last.items() if end == index) for index in steps)
 
@@ -198,8 +200,8 @@ class _Reader:
     def _normalises(self, node: Node) -> bool:
         """Whether a node is of the normaliser, which comes first."""
         chain, others = self._chain, node.inputs[1:]
-        begins = node.inputs[0] == self._input and not self._steps and chain.codes is None and len(node.outputs) == 1
-        if not begins or not all(map(self._is_fixed, others)):
+        begins = node.inputs[0] == self._input and chain.codes is None and len(node.outputs) == 1
+        if not begins or any(0 in step.reads for step in self._steps) or not all(map(self._is_fixed, others)):
             return False
         if node.operator == "Flatten" and node.attributes in ({}, {"axis": 1}):
             self._is_flat = True
@@ -211,8 +213,9 @@ class _Reader:
             self._chain = replace(chain, clips=(*chain.clips, (others[0], others[1])))
         else:
             return False
+        del self._values[self._input]
         (self._input,) = node.outputs
-        self._values = {self._input: 0}
+        self._values[self._input] = 0
         return True
 
     def _value(self, name: str) -> int:
@@ -273,7 +276,7 @@ class _Reader:
     def _combine(self, node: Node) -> None:
         if len(node.inputs) != 2 or node.attributes:
             raise _UnsuitedError
-        kind = {"Add": "sum", "Mul": "product"}[node.operator]
+        kind = {"Add": "sum", "Sub": "difference", "Mul": "product"}[node.operator]
         self._emit(Step(kind, tuple(map(self._value, node.inputs))), node.outputs[0])
 
     def _join(self, node: Node) -> None:
@@ -445,13 +448,18 @@ class _CStep(ctypes.Structure):
     )  # fmt: skip
 
 
+class _CResult(ctypes.Structure):
+    _fields_ = (("source", ctypes.c_int32), ("columns", ctypes.c_int32))
+
+
 class _CChain(ctypes.Structure):
     _fields_ = (
-        ("steps", ctypes.c_int32), ("features", ctypes.c_int32), ("outputs", ctypes.c_int32),
-        ("result", ctypes.c_int32), ("stride", ctypes.c_int32), ("mean", ctypes.c_void_p),
+        ("steps", ctypes.c_int32), ("features", ctypes.c_int32), ("inputs", ctypes.c_int32),
+        ("results", ctypes.c_int32), ("stride", ctypes.c_int32), ("mean", ctypes.c_void_p),
         ("factor", ctypes.c_void_p), ("least", ctypes.c_float), ("greatest", ctypes.c_float),
         ("quantises", ctypes.c_int32), ("step", ctypes.c_float), ("zero", ctypes.c_int32),
-        ("each", ctypes.POINTER(_CStep)), ("floats", ctypes.c_void_p), ("codes", ctypes.c_void_p),
+        ("each", ctypes.POINTER(_CStep)), ("made", ctypes.POINTER(_CResult)),
+        ("floats", ctypes.c_void_p), ("codes", ctypes.c_void_p),
     )  # fmt: skip
     kept: tuple[object, ...] = ()
     """What its pointers point to, alive as long as it is."""
@@ -532,14 +540,10 @@ def _make(artifact: CompressedPolicy, kernels: Kernels | None) -> ChainKernel | 
         graph, chain = _chain_of(artifact.model)
         if isinstance(chain, str):
             return chain
-        if (
-            len(artifact.inputs) != 1
-            or len(artifact.outputs) != 1
-            or not (
-                _is_as_declared(artifact.inputs[0], graph.inputs[0])
-                and _is_as_declared(artifact.outputs[0], graph.outputs[0])
-            )
-        ):
+        specs, values = (*artifact.inputs, *artifact.outputs), (*graph.inputs, *graph.outputs)
+        if len(artifact.inputs) != len(graph.inputs) or len(specs) != len(values):
+            return "its header has other inputs or outputs than its model"
+        if not all(map(_is_as_declared, specs, values)):
             return "its header is not of rows of floats as in its model"
         return ChainKernel(artifact, graph, chain, kernels)
     except _UnsuitedError as error:
@@ -557,12 +561,11 @@ class ChainKernel:
             raise _UnsuitedError
         self._kernels, self._library, self._lanes = kernels, kernels.library, kernels.lanes
         self._kept: list[Array] = []
-        source, target = artifact.inputs[0], artifact.outputs[0]
+        source = artifact.inputs[0]
         if not all(isclose(self._scalar(name, np.float32), x, rel_tol=1e-6) for name, x in chain.constants.items()):
             raise _UnsuitedError
         self._features = prod(cast("tuple[int, ...]", source.shape[1:]))
-        if len(target.shape) != 2:
-            raise _UnsuitedError
+        self._shapes = [value.with_batch(1)[1:] for value in (*artifact.inputs, *artifact.outputs)]
         self._widths = [self._features]
         self._columns = _Columns(2 * self._lanes)
         self._places = [self._columns.take(self._features)]
@@ -572,36 +575,35 @@ class ChainKernel:
             for value in ends:
                 self._columns.give_back(*self._places[value])
         self._steps = (_CStep * len(made))(*made)
-        if self._widths[chain.result] != target.shape[1]:
+        if [(self._widths[value],) for value in chain.results] != self._shapes[len(artifact.inputs) :]:
             raise _UnsuitedError
-        self._outputs = target.shape[1]
+        results = [_CResult(self._places[value][0], self._widths[value]) for value in chain.results]
+        self._results = (_CResult * len(results))(*results)
         # room for a whole vector, or four codes, behind the last value
         self._stride = self._columns.total + 2 * self._lanes
         self._observed = _CChain()
         self._observe(self._observed, source.shape[1:])
 
-    def bind(self, x: FloatArray, y: FloatArray) -> Callable[[], None]:
-        """What computes ``y`` [rows, P] from ``x`` [rows, *observation], both contiguous: they are its for good.
+    def bind(self, arrays: Sequence[Array]) -> Callable[[], None]:
+        """What computes the outputs from the inputs: arrays [rows, *shape], contiguous, which are its for good.
 
-        Raises ValueError: another shape or type.
+        Args:
+            arrays: of the artifact's inputs, observations first, and then of its outputs.
+        Raises:
+            ValueError: another shape or type.
         """
-        rows = x.shape[0]
-        fits = x.size == rows * self._features and y.shape == (rows, self._outputs)
-        plain = all(array.dtype == np.float32 and array.flags.c_contiguous for array in (x, y))
-        if not fits or not plain:
-            raise ValueError(
-                f"{x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)} are not rows of {self._features} and "
-                f"{self._outputs} contiguous float32"
-            )
+        rows = len(arrays[0])
+        plain = all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays)
+        if not plain or [array.shape for array in arrays] != [(rows, *shape) for shape in self._shapes]:
+            given = " and ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+            raise ValueError(f"{given} are not rows of {self._shapes} as contiguous float32")
         floats, codes = self._zeros(rows * self._stride, np.float32), self._zeros(2 * rows * self._stride, np.uint8)
         chain = _CChain.from_buffer_copy(self._observed)
         chain.floats, chain.codes = floats.ctypes.data, codes.ctypes.data
         function = getattr(self._library, f"run_{self._kernels.suffix}")
-        arguments = (
-            ctypes.byref(chain), ctypes.c_int(rows), ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data)
-        )  # fmt: skip
-        chain.kept = (self, x, y, floats, codes)
-        return partial(function, *arguments)
+        pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+        chain.kept = (self, arrays, floats, codes)
+        return partial(function, ctypes.byref(chain), ctypes.c_int(rows), pointers)
 
     def _observe(self, chain: _CChain, shape: tuple[int | None, ...]) -> None:
         """Fill in what is done to an observation of this shape before the first product."""
@@ -620,8 +622,9 @@ class ChainKernel:
         chain.mean, chain.factor, chain.least, chain.greatest = self._keep(mean), self._keep(factor), least, greatest
         chain.quantises = self._chain.codes is not None
         chain.step, chain.zero = self._step(self._chain.codes)
-        chain.steps, chain.features, chain.outputs = len(self._steps), self._features, self._outputs
-        chain.stride, chain.result, chain.each = self._stride, self._places[self._chain.result][0], self._steps
+        chain.steps, chain.features, chain.stride = len(self._steps), self._features, self._stride
+        chain.results, chain.inputs = len(self._results), len(self._shapes) - len(self._results)
+        chain.each, chain.made = self._steps, self._results
 
     def _part(self, step: Step) -> list[_CStep]:
         """Where a part of a value is."""
@@ -637,6 +640,8 @@ class ChainKernel:
     def _make(self, step: Step) -> list[_CStep]:
         """The C steps that make a value; packs what they need."""
         widths, sources = [self._widths[value] for value in step.reads], [self._places[v][0] for v in step.reads]
+        if step.kind == "input":
+            widths, sources = [*self._shapes[step.part]], [step.part]
         made = _CStep(kind=_KINDS.index("copy" if step.kind == "join" else step.kind))
         width = widths[0]
         if step.kind in ("floats", "codes", "wide"):
@@ -661,7 +666,7 @@ class ChainKernel:
             made.step, made.zero = self._two_bytes(step, made)
         if step.rescales:
             made.step = 1.0
-        if step.kind == "copy":
+        if step.kind in ("copy", "input"):
             made.inputs = width
         if step.kind != "join":
             return [made]

@@ -286,6 +286,9 @@ static TARGET void NAME(row)(const Step *step, const float *x, const float *with
     case SUM:
       for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, ADD(LOAD(x + i), LOAD(with + i)));
       break;
+    case DIFFERENCE:
+      for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, SUBTRACT(LOAD(x + i), LOAD(with + i)));
+      break;
     case PRODUCT:
       for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, MULTIPLY(LOAD(x + i), LOAD(with + i)));
       break;
@@ -298,7 +301,9 @@ static TARGET void NAME(row)(const Step *step, const float *x, const float *with
   }
 }
 
-TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
+/* The arrays are the inputs [rows, columns], observations first, and then the outputs. */
+TARGET void NAME(run)(const Chain *chain, int rows, float *const *arrays) {
+  const float *x = arrays[0];
   float *floats = chain->floats;
   uint8_t *codes = chain->codes;
   long stride = chain->stride;
@@ -315,6 +320,9 @@ TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
     else if (step->kind == SPLIT)
       for (long at = 0; at < rows * stride; at += stride)
         NAME(split)(step, floats + at + step->from, codes + at + step->to, codes + (rows * stride) + at + step->to);
+    else if (step->kind == INPUT)
+      for (long r = 0; r < rows; r++)
+        memcpy(floats + r * stride + step->to, arrays[step->from] + r * step->inputs, step->inputs * sizeof(float));
     else
       for (long at = 0; at < rows * stride; at += stride)
         NAME(row)(step, floats + at + step->from, floats + at + step->with, codes + at + step->from,
@@ -322,8 +330,10 @@ TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
     if (step->activation || step->quantises)
       NAME(finish)[step->activation](step, rows, stride, floats + step->to, codes + step->to);
   }
-  for (int r = 0; r < rows; r++)
-    memcpy(y + (long)r * chain->outputs, floats + r * stride + chain->result, chain->outputs * sizeof(float));
+  float *const *to = arrays + chain->inputs;
+  for (const Result *made = chain->made; made < chain->made + chain->results; made++, to++)
+    for (long r = 0; r < rows; r++)
+      memcpy(*to + r * made->columns, floats + r * stride + made->from, made->columns * sizeof(float));
 }
 
 #undef INLINE

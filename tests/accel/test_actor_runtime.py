@@ -13,7 +13,6 @@ NATIVE = "native" if kernels_here() else f"onnxruntime ({why_none()})"
 
 ONLY_AVX2 = [kernels.suffix for kernels in kernels_here()] == ["avx2"]
 UNSUMMED = "weights of 8 bits are not summed exactly by the kernels for AVX2"
-RECURRENT = "it has several inputs or outputs, as recurrent policies have"
 
 
 @pytest.mark.parametrize(
@@ -23,10 +22,8 @@ RECURRENT = "it has several inputs or outputs, as recurrent policies have"
         ({"compressor": "int8(s8s8)"}, f"{NATIVE}, onnxruntime ({UNSUMMED})" if ONLY_AVX2 else NATIVE),
         ({"compressor": "fp32", "actor_runtime": "onnxruntime"}, "onnxruntime"),
         ({"compressor": "fp32", "actor_runtime": "torch"}, "torch"),
-        (
-            {"compressor": "fp32", "network": "mlp:8x1+lstm:8"},
-            f"onnxruntime ({RECURRENT})" if kernels_here() else NATIVE,
-        ),
+        ({"compressor": "fp32", "network": "mlp:8x1+lstm:8"}, NATIVE),
+        ({"compressor": "int8(reduce_range)", "network": "mlp:8x1+gru:8"}, NATIVE),
         ({"compressor": "fp32", "env_workers": 2}, NATIVE),
     ],
 )

@@ -61,7 +61,7 @@ def test_continuous_actions_recurrence_and_resets_in_the_same_step(env: str, net
     rows = bench_actor(policies, envs_per_actor=[2], schemes=["fp32"], **QUICK)
     check_rows(rows, "us_per_env_step")
     runtimes = ["torch", "onnxruntime", "native"]
-    assert [row["runtime"] for row in rows] == runtimes[: 2 if "lstm" in network or not kernels_here() else 3]
+    assert [row["runtime"] for row in rows] == runtimes[: 3 if kernels_here() else 2]
 
 
 @pytest.mark.parametrize(

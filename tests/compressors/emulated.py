@@ -21,7 +21,7 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 PACKAGES = "gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user"
 # the last has no dot products
 CPUS = {"dot_products": "max", "neon": "cortex-a72"}
-_FLOATS, _CODES, _WIDE, _NORM = range(4)
+_CODES, _WIDE, _NORM, _INPUT = 1, 2, 3, 10
 
 needs_emulator = pytest.mark.skipif(
     not (shutil.which(COMPILER) and shutil.which(EMULATOR)), reason=f"needs Debian's packages {PACKAGES}"
@@ -52,13 +52,17 @@ class Emulator:
         self._to, self._from = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
         (self.runs,) = struct.unpack("<i", self._from.read(4))
 
-    def run(self, reference: Any, rows: Any, x: Any, y: Any) -> None:
+    def run(self, reference: Any, rows: Any, pointers: Any) -> None:
         """As the library's, with what ``bind`` hands to it."""
         chain, rows = reference._obj, rows.value
         steps = [chain.each[index] for index in range(chain.steps)]
-        row, columns = 4 * chain.features, 4 * chain.stride
-        arrays = [(chain.mean, columns), (chain.factor, columns), (x.value, rows * row)]
-        arrays += [(ctypes.addressof(chain.each.contents), chain.steps * ctypes.sizeof(chain.each.contents))]
+        results = [chain.made[index] for index in range(chain.results)]
+        columns = 4 * chain.stride
+        arrays = [(chain.mean, columns), (chain.factor, columns)]
+        for count, each in ((chain.steps, chain.each), (chain.results, chain.made)):
+            arrays += [(ctypes.addressof(each.contents), count * ctypes.sizeof(each.contents))]
+        widths = [chain.features, *(step.inputs for step in steps if step.kind == _INPUT)]
+        arrays += [(pointer, 4 * rows * width) for pointer, width in zip(pointers, widths, strict=False)]
         for step in steps:
             integers, vector = step.kind in (_CODES, _WIDE), 4 * step.outputs * (1 + (step.kind == _WIDE))
             weights = vector if step.kind == _NORM else step.outputs * step.inputs * (1 if integers else 4)
@@ -68,8 +72,9 @@ class Emulator:
             self._to.write(struct.pack("<q", size if address else 0))
             self._to.write(ctypes.string_at(address, size) if address else b"")
         self._to.flush()
-        made = self._from.read(4 * rows * chain.outputs)
-        ctypes.memmove(y.value, made, len(made))
+        for pointer, result in zip(pointers[chain.inputs :], results, strict=True):
+            made = self._from.read(4 * rows * result.columns)
+            ctypes.memmove(pointer, made, len(made))
 
     run_neon = run_dot_products = run
 

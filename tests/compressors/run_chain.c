@@ -33,18 +33,23 @@ int main(int count, char **arguments) {
     fflush(stdout);
     read_all(&rows, sizeof rows);
     read_all(&chain, sizeof chain);
-    void *mean = read_array(), *factor = read_array(), *x = read_array();
+    void *mean = read_array(), *factor = read_array();
     Step *steps = read_array();
+    Result *results = read_array();
+    float *arrays[8];
+    for (int i = 0; i < chain.inputs; i++) arrays[i] = read_array();
+    float **made = arrays + chain.inputs;
+    for (int i = 0; i < chain.results; i++) made[i] = zeros(sizeof(float) * rows * results[i].columns);
     for (Step *step = steps; step < steps + chain.steps; step++)
       step->weights = read_array(), step->bias = read_array(), step->scale = read_array();
     size_t cells = (size_t)rows * chain.stride;
-    float *y = zeros(sizeof(float) * rows * chain.outputs);
-    chain.mean = mean, chain.factor = factor, chain.each = steps;
+    chain.mean = mean, chain.factor = factor, chain.each = steps, chain.made = results;
     chain.floats = zeros(sizeof(float) * cells), chain.codes = zeros(2 * cells);
-    (dots ? run_dot_products : run_neon)(&chain, rows, x, y);
-    fwrite(y, sizeof(float), (size_t)rows * chain.outputs, stdout);
+    (dots ? run_dot_products : run_neon)(&chain, rows, arrays);
+    for (int i = 0; i < chain.results; i++) fwrite(made[i], sizeof(float), (size_t)rows * results[i].columns, stdout);
     for (Step *step = steps; step < steps + chain.steps; step++)
       free((void *)step->weights), free((void *)step->bias), free((void *)step->scale);
-    free(mean), free(factor), free(x), free(steps), free(y), free(chain.floats), free(chain.codes);
+    for (int i = 0; i < chain.inputs + chain.results; i++) free(arrays[i]);
+    free(mean), free(factor), free(steps), free(results), free(chain.floats), free(chain.codes);
   }
 }

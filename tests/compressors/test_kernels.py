@@ -29,6 +29,8 @@ from accel.compressors.kernels.chain import make_chain
 from accel.compressors.kernels.graph import read_graph
 from accel.compressors.kernels.library import kernels_here, why_none
 from accel.compressors.runtime import PolicySession
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.networks import build_network
 from tests.compressors.emulated import CPUS, Emulator, every_kernels, kernels_of, needs_emulator
 from tests.compressors.policies import CASES, MLP, Case, randomise
 
@@ -85,6 +87,21 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+def recurrent(core: str) -> nn.Module:
+    spec = EnvSpec((11,), "float32", ActionSpec("categorical", (6,)))
+    return build_network(f"mlp:32x1+{core}:24", spec, normalise_observations=True).acting_module()
+
+
+RECURRENT = {
+    core: Case(
+        partial(recurrent, core),
+        {"observations": (11,), **dict.fromkeys(states, (24,))},
+        ("params", *(f"next_{state}" for state in states)),
+    )
+    for core, states in {"lstm": ("state_0", "state_1"), "gru": ("state_0",)}.items()
+} | {"h, c of nn.LSTM": CASES["lstm"]}
+
+
 @pytest.fixture(autouse=True)
 def _kernels() -> None:
     if not kernels_here():
@@ -98,25 +115,28 @@ def artifact_of(case: str, scheme: str, seed: int = 0) -> CompressedPolicy:
     return kind.bind(scheme, module).refresh(module, version=1)
 
 
-def on_onnxruntime(artifact: CompressedPolicy, x: Floats) -> Floats:
-    session = PolicySession(artifact, batch=len(x), runtime="onnxruntime")
+def on_onnxruntime(artifact: CompressedPolicy, *inputs: Floats) -> Floats:
+    """The outputs side by side."""
+    session = PolicySession(artifact, batch=len(inputs[0]), runtime="onnxruntime")
     assert session.runtime == "onnxruntime"
-    session.inputs[artifact.inputs[0].name][...] = x
+    for array, values in zip(session.inputs.values(), inputs, strict=True):
+        array[...] = values
     session.run()
-    return np.array(session.outputs[artifact.outputs[0].name], np.float32)
+    return np.concatenate([*session.outputs.values()], axis=1, dtype=np.float32)
 
 
-def on_kernels(artifact: CompressedPolicy, x: Floats, suffix: str) -> Floats:
+def on_kernels(artifact: CompressedPolicy, *inputs: Floats, suffix: str) -> Floats:
+    """The outputs side by side."""
     kernel = make_chain(artifact, kernels_of(suffix))
     assert kernel is not None
-    y = np.full((len(x), artifact.outputs[0].shape[1] or 0), 7.0, np.float32)
-    kernel.bind(x, y)()
-    return y
+    outputs = [np.full(spec.with_batch(len(inputs[0])), 7.0, np.float32) for spec in artifact.outputs]
+    kernel.bind([*inputs, *outputs])()
+    return np.concatenate(outputs, axis=1)
 
 
-def assert_agree(artifact: CompressedPolicy, x: Floats, found: Floats) -> None:
+def assert_agree(artifact: CompressedPolicy, found: Floats, *inputs: Floats) -> None:
     """Equal but for rounding: of a few codes by one where these are made of sums of floats, or of tanh."""
-    wanted = on_onnxruntime(artifact, x)
+    wanted = on_onnxruntime(artifact, *inputs)
     if "int8" in artifact.scheme:
         assert np.isclose(found, wanted, rtol=1e-5, atol=1e-5).mean() > 0.8
         np.testing.assert_allclose(found, wanted, rtol=0.05, atol=0.05)
@@ -138,7 +158,19 @@ def test_a_chain_computes_what_onnxruntime_does(case: str, scheme: str, suffix: 
     artifact = artifact_of(case, scheme)
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 20):
         x = np.random.default_rng(rows).standard_normal((rows, 11), np.float32)
-        assert_agree(artifact, x, on_kernels(artifact, x, suffix))
+        assert_agree(artifact, on_kernels(artifact, x, suffix=suffix), x)
+
+
+@pytest.mark.parametrize("suffix", EVERY)
+@pytest.mark.parametrize("scheme", ["fp32", "fp16", INT8, CODES, "int8(reduce_range,per_channel)"])
+@pytest.mark.parametrize("core", RECURRENT)
+def test_recurrent_steps_compute_what_onnxruntime_does(core: str, scheme: str, suffix: str) -> None:
+    case = RECURRENT[core]
+    module = randomise(case.make(), 0)
+    artifact = case.bind(scheme, module).refresh(module, version=1)
+    for rows in (1, 3, 8, 20):
+        inputs = [array.astype(np.float32) for array in case.inputs(rows, seed=rows).values()]
+        assert_agree(artifact, on_kernels(artifact, *inputs, suffix=suffix), *inputs)
 
 
 @pytest.mark.parametrize("suffix", EVERY)
@@ -147,7 +179,7 @@ def test_a_chain_computes_what_onnxruntime_does(case: str, scheme: str, suffix: 
 def test_codes_from_the_observations_on_agree_to_the_bit(case: str, options: str, suffix: str) -> None:
     artifact = artifact_of(case, f"{CODES[:-1]}{options})")
     x = np.random.default_rng(0).standard_normal((500, 11), np.float32)
-    np.testing.assert_array_equal(on_kernels(artifact, x, suffix), on_onnxruntime(artifact, x))
+    np.testing.assert_array_equal(on_kernels(artifact, x, suffix=suffix), on_onnxruntime(artifact, x))
 
 
 @pytest.mark.parametrize("suffix", EVERY)
@@ -159,7 +191,7 @@ def test_numbers_that_are_not_finite_or_huge_become_what_onnxruntime_makes_of_th
     artifact = artifact_of(case, scheme)
     x = np.zeros((6, 11), np.float32)
     x[0, 3], x[1, 2], x[2, 1], x[3], x[4], x[5] = np.nan, np.inf, -np.inf, 1e30, -1e30, np.nan
-    found, wanted = on_kernels(artifact, x, suffix), on_onnxruntime(artifact, x)
+    found, wanted = on_kernels(artifact, x, suffix=suffix), on_onnxruntime(artifact, x)
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
     np.testing.assert_allclose(found, wanted, rtol=0.05, atol=0.05)
 
@@ -175,13 +207,13 @@ def test_activations_are_accurate_to_a_millionth(name: str, suffix: str) -> None
     artifact = Case(nn.Module, {"observations": (8,)}).bind("fp32", policy).refresh(policy, 1)
     powers = 10.0 ** np.linspace(-30, 30, 2000)
     x = np.concatenate([np.linspace(-100, 100, 20000), np.linspace(-6, 6, 20000), powers, -powers]).astype(np.float32)
-    found = on_kernels(artifact, x.reshape(-1, 8), suffix).reshape(-1)
+    found = on_kernels(artifact, x.reshape(-1, 8), suffix=suffix).reshape(-1)
     wanted = function(torch.from_numpy(x.astype(np.float64))).numpy()
     np.testing.assert_allclose(found, wanted, rtol=3e-7, atol=1e-6)
     # near zero, where x is all that counts, the error is relative
     small = np.abs(x) < 1e-3
     np.testing.assert_allclose(found[small], wanted[small], rtol=1e-6, atol=1e-36)
-    assert np.isnan(on_kernels(artifact, np.full((1, 8), np.nan, np.float32), suffix)).all()
+    assert np.isnan(on_kernels(artifact, np.full((1, 8), np.nan, np.float32), suffix=suffix)).all()
 
 
 @pytest.mark.parametrize("suffix", EVERY)
@@ -192,7 +224,7 @@ def test_signed_codes_and_weights_of_eight_bits_run_where_they_are_summed_exactl
         assert make_chain(artifact, kernels_of(suffix)) is None
         return
     x = np.random.default_rng(0).standard_normal((20, 11), np.float32)
-    assert_agree(artifact, x, on_kernels(artifact, x, suffix))
+    assert_agree(artifact, on_kernels(artifact, x, suffix=suffix), x)
 
 
 @st.composite
@@ -286,7 +318,7 @@ def test_any_wiring_computes_what_onnxruntime_does(
     x = np.random.default_rng(seed).standard_normal((rows, features)).astype(np.float32)
     wanted = on_onnxruntime(artifact, x)
     scale = 1.0 + np.abs(wanted).max()
-    np.testing.assert_allclose(on_kernels(artifact, x, suffix) / scale, wanted / scale, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(on_kernels(artifact, x, suffix=suffix) / scale, wanted / scale, rtol=1e-4, atol=1e-4)
 
 
 def artifact_from(
@@ -310,7 +342,7 @@ def artifact_from(
 def test_integer_layers_agree_to_the_bit(suffix: str, artifact: CompressedPolicy, rows: int, seed: int) -> None:
     features = artifact.inputs[0].shape[1] or 0
     x = (2.0 * np.random.default_rng(seed).standard_normal((rows, features))).astype(np.float32)
-    np.testing.assert_array_equal(on_kernels(artifact, x, suffix), on_onnxruntime(artifact, x))
+    np.testing.assert_array_equal(on_kernels(artifact, x, suffix=suffix), on_onnxruntime(artifact, x))
 
 
 def test_a_session_runs_a_chain_natively_and_anything_else_on_onnxruntime() -> None:
@@ -323,9 +355,8 @@ def test_a_session_runs_a_chain_natively_and_anything_else_on_onnxruntime() -> N
         session = PolicySession(artifact_of(case, scheme), batch=2)
         runtimes.setdefault(session.runtime, []).append(f"{case} {scheme}")
         session.run()
-    others = [f"{case} fp32" for case in CASES if case not in CHAINS]
-    assert runtimes["onnxruntime"] == [*others, "tanh-mlp int4"]
-    assert len(runtimes["native"]) == 12
+    assert runtimes["onnxruntime"] == ["nature-cnn fp32", "resnet fp32", "tanh-mlp int4"]
+    assert runtimes["native"][12:] == ["lstm-cell fp32", "lstm fp32"]
 
 
 def test_weights_that_would_saturate_are_left_to_onnxruntime() -> None:
@@ -388,8 +419,8 @@ def test_an_arm_without_dot_products_runs_the_kernels_that_need_none() -> None:
 def test_kernels_for_arm_equal_those_of_this_cpu_to_the_bit(case: str, suffix: str) -> None:
     for scheme in ("fp32", INT8):
         artifact, x = artifact_of(case, scheme), np.random.default_rng(0).standard_normal((20, 11), np.float32)
-        own = on_kernels(artifact, x, kernels_here()[0].suffix)
-        np.testing.assert_array_equal(on_kernels(artifact, x, suffix), own)
+        own = on_kernels(artifact, x, suffix=kernels_here()[0].suffix)
+        np.testing.assert_array_equal(on_kernels(artifact, x, suffix=suffix), own)
 
 
 def test_versions_differ_and_batches_share_the_weights() -> None:
@@ -418,7 +449,7 @@ def test_a_kernel_outlives_what_it_was_made_from() -> None:
     x, y = np.ones((1, 11), np.float32), np.zeros((1, 6), np.float32)
     kernel = make_chain(artifact)
     assert kernel is not None
-    run = kernel.bind(x, y)
+    run = kernel.bind((x, y))
     wanted = on_onnxruntime(artifact, x)
     del artifact, kernel
     for _ in range(100):
@@ -558,7 +589,7 @@ def test_damaged_artifacts_are_refused_or_run_within_their_arrays(data: st.DataO
     rows = data.draw(st.integers(1, 9))
     guarded = np.full(rows * 3 + 64, 7.0, np.float32)
     x, y = np.ones((rows, 11), np.float32), guarded[32:-32].reshape(rows, 3)
-    kernel.bind(x, y)()
+    kernel.bind((x, y))()
     assert (guarded[:32] == 7.0).all() and (guarded[-32:] == 7.0).all() and (x == 1.0).all()
     session = PolicySession(damaged, batch=rows)
     assert session.runtime == "native" and session.outputs["params"].shape == (rows, 3)
@@ -569,7 +600,7 @@ def test_arrays_of_other_shapes_are_refused() -> None:
     kernel = make_chain(artifact_of("relu-mlp", "fp32"))
     assert kernel is not None
     good = np.zeros((2, 11), np.float32), np.zeros((2, 3), np.float32)
-    kernel.bind(*good)()
+    kernel.bind(good)()
     wrong = [
         (good[0][:1], good[1]),
         (good[0][:, :10], good[1]),
@@ -578,8 +609,8 @@ def test_arrays_of_other_shapes_are_refused() -> None:
         (np.zeros((2, 22), np.float32)[:, ::2], good[1]),
     ]
     for x, y in wrong:
-        with pytest.raises(ValueError, match="are not rows of 11 and 3 contiguous float32"):
-            kernel.bind(x, y)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"are not rows of \[\(11,\), \(3,\)\] as contiguous float32"):
+            kernel.bind((x, y))
 
 
 def test_the_reader_agrees_with_onnx() -> None:

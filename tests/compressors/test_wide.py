@@ -62,7 +62,7 @@ def error(module: nn.Module, artifact: CompressedPolicy) -> float:
 def test_kernels_give_onnxruntimes_answers_to_the_bit(suffix: str, batch: int, factor: float) -> None:
     """Far beyond the calibrated range too, where both saturate."""
     artifact, x = compressed(mlp(), WIDE), factor * rows(batch, seed=batch)
-    np.testing.assert_array_equal(on_kernels(artifact, x, suffix), on_onnxruntime(artifact, x))
+    np.testing.assert_array_equal(on_kernels(artifact, x, suffix=suffix), on_onnxruntime(artifact, x))
 
 
 @pytest.mark.parametrize("suffix", EVERY)
@@ -74,7 +74,9 @@ def test_any_chain_may_have_layers_of_two_bytes(network: str, suffix: str) -> No
     scheme = f"int8({','.join(f'{name}=x16' for name in names)})"
     artifact, x = case.bind(scheme, module).refresh(module, 1), rows(6)
     assert make_chain(artifact, kernels_of(suffix)) is not None
-    np.testing.assert_allclose(on_kernels(artifact, x, suffix), on_onnxruntime(artifact, x), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        on_kernels(artifact, x, suffix=suffix), on_onnxruntime(artifact, x), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_two_bytes_are_finer_than_one_and_their_weights_have_eight_bits() -> None:
