@@ -89,6 +89,7 @@ SLOW = frozenset(
     compressors/test_prune.py
     compressors/test_qat.py
     compressors/test_resealed.py
+    compressors/test_sequences.py
     contracts/test_algorithms.py
     contracts/test_learners.py
     contracts/test_stores.py

@@ -8,26 +8,34 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from accel.compressors.arrays import Array
+from accel.compressors.graph.sizes import Sizes
 from accel.compressors.graph.wiring import Wiring
 
 
 @dataclass
 class Draft:
-    """A graph while it is rewritten: the actor's nodes, the prologue's nodes, constants, and of values their ranks and
-    last sizes, as far as these are known."""
+    """A graph while it is rewritten: the actor's nodes, the prologue's nodes, constants, and the sizes of values."""
 
     nodes: list[NodeProto]
     prologue: list[NodeProto]
     constants: dict[str, Array]
     outputs: list[str]
-    ranks: dict[str, int]
-    widths: dict[str, int]
+    sizes: Sizes
     uint8_inputs: frozenset[str]
     leaf_names: frozenset[str]
 
     def wiring(self) -> Wiring:
         """Producers and consumers of the present nodes."""
         return Wiring(self.nodes, self.outputs)
+
+    def rank(self, name: str) -> int | None:
+        """How many dimensions a value has, if that is known."""
+        shape = self.sizes.shapes.get(name)
+        return None if shape is None else len(shape)
+
+    def width(self, name: str) -> int | None:
+        """The last size of a value, if that is known and the same for any number of rows."""
+        return (self.sizes.shapes.get(name) or (None,))[-1]
 
     def is_parameter(self, name: str) -> bool:
         """Whether a value is known at each refresh: a leaf, or computed by the prologue."""

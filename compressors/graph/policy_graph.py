@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 import torch
 from onnx import ModelProto, NodeProto
 
@@ -22,6 +21,7 @@ from accel.compressors.errors import GraphError
 from accel.compressors.graph.draft import Draft
 from accel.compressors.graph.folding import Prologue, split
 from accel.compressors.graph.simplify import simplify
+from accel.compressors.graph.sizes import Shape, Sizes, fails_at_another_batch, read_sizes
 from accel.compressors.graph.subgraph import Subgraph
 from accel.compressors.graph.torch_export import export_model
 from accel.compressors.module_state import read_state
@@ -100,7 +100,8 @@ def export_policy(
             f"the policy returns {len(results)} tensors, but there are {len(output_names)} output names; give one each"
         )
     outputs = tuple(_spec(name, value) for name, value in zip(output_names, results, strict=True))
-    graph = _policy_graph(model, state, inputs, outputs)
+    sizes = read_sizes(model, {name: value.numpy() for name, value in examples.items()})
+    graph = _policy_graph(model, state, inputs, outputs, sizes)
     fresh, further = _fresh_rows(double, examples, generator)
     feeds = {name: torch.cat([value, fresh[name]]).numpy() for name, value in examples.items()}
     _check_follows(graph, state, feeds, [list(parts) for parts in zip(results, further, strict=True)])
@@ -108,23 +109,16 @@ def export_policy(
 
 
 def _policy_graph(
-    model: ModelProto, state: State, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+    model: ModelProto, state: State, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], sizes: Sizes
 ) -> PolicyGraph:
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)  # sizes that are computed from shapes too
-    dimensions = {value.name: value.type.tensor_type.shape.dim for value in inferred.graph.value_info}
-    ranks = {name: len(dims) for name, dims in dimensions.items()}
-    ranks.update({spec.name: len(spec.shape) for spec in (*inputs, *outputs)})
-    ranks.update({name: array.ndim for name, array in state.items()})
-    widths = {name: dims[-1].dim_value for name, dims in dimensions.items() if dims and dims[-1].HasField("dim_value")}
-    widths.update({name: array.shape[-1] for name, array in state.items() if array.ndim})
     nodes, constants, prologue_nodes = split(model, state.keys(), OPSET)
+    shapes: dict[str, Shape] = {name: array.shape for name, array in state.items()}
     draft = Draft(
         nodes,
         prologue_nodes,
         constants,
         outputs=[spec.name for spec in outputs],
-        ranks=ranks,
-        widths=widths,
+        sizes=replace(sizes, shapes={**sizes.shapes, **shapes}),
         uint8_inputs=frozenset(spec.name for spec in inputs if spec.dtype == "uint8"),
         leaf_names=frozenset(state),
     )
@@ -157,10 +151,7 @@ def _check_follows(
     try:
         got = graph.subgraph([spec.name for spec in graph.outputs])({**feeds, **graph.read(state)})
     except Exception as error:  # onnxruntime's errors share no base but Exception
-        raise GraphError(
-            f"the exported graph fails at another batch size than the example's ({error}); write the policy for any "
-            "number of rows"
-        ) from error
+        raise fails_at_another_batch(error) from error
     for spec, parts in zip(graph.outputs, expected, strict=True):
         if not _agree(got[spec.name], [part.detach().numpy() for part in parts]):
             raise GraphError(

@@ -14,13 +14,16 @@ from accel.compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm
 
 _FUSED = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
 _ACTIVATIONS = ("Relu", "Tanh", "Sigmoid")
+_ELEMENTWISE = frozenset({*_ACTIVATIONS, "Elu", "LeakyRelu", "Softplus", "Erf"})
 
 
 def simplify(draft: Draft) -> None:
     """Apply every rewrite of a draft, then remove unused nodes."""
     _bypass_identities(draft)
+    _fold_sizes(draft)
     _dequantise_images(draft)
     _matmul_to_gemm(draft)
+    _join_reshapes(draft)
     unroll_one_step(draft)
     _merge_heads(draft)
     _remove_unused(draft)
@@ -74,22 +77,74 @@ def _dequantise_images(draft: Draft) -> None:
         draft.replace([cast, scale_node], node)
 
 
+def _fold_sizes(draft: Draft) -> None:
+    """What is computed from sizes becomes constants, as far as it is the same for any number of rows."""
+    draft.constants.update(draft.sizes.fixed)
+    draft.nodes = [node for node in draft.nodes if not draft.sizes.fixed.keys() >= set(node.output)]
+    for node in draft.nodes:
+        if node.op_type == "Reshape" and node.input[1] in draft.sizes.targets:
+            target = f"{node.input[1]}:fixed"
+            draft.constants[target] = draft.sizes.targets[node.input[1]]
+            node.input[1] = target
+
+
 def _matmul_to_gemm(draft: Draft) -> None:
-    """x·W for a matrix x becomes a Gemm, including a bias that is added to it."""
+    """x·W for a constant matrix W becomes a Gemm, including a bias that is added to it; of more than two dimensions
+    between a Reshape to rows and one back."""
     for node in [n for n in draft.nodes if n.op_type == "MatMul"]:
         x, weight = node.input
-        if draft.ranks.get(x) != 2 or draft.ranks.get(node.output[0]) != 2 or not draft.is_parameter(weight):
+        shape = draft.sizes.shapes.get(node.output[0], ())
+        if len(shape) < 2 or draft.rank(x) != len(shape) or draft.rank(weight) != 2 or not draft.is_parameter(weight):
+            continue
+        if shape.count(None) > 1 or draft.width(x) is None:
             continue
         add = draft.wiring().only_consumer(node.output[0])
         bias = ""
         if add is not None and add.op_type == "Add":
             other = add.input[1] if add.input[0] == node.output[0] else add.input[0]
-            if draft.is_parameter(other) and draft.ranks.get(other) == 1:
+            if draft.is_parameter(other) and draft.rank(other) == 1:
                 bias = other
-        inputs = [x, weight, bias] if bias else [x, weight]
         output = add.output[0] if bias and add is not None else node.output[0]
         removed = [node, add] if bias and add is not None else [node]
-        draft.replace(removed, helper.make_node("Gemm", inputs, [output], name=node.name))
+        rows, product = (x, output) if len(shape) == 2 else (f"{output}:rows", f"{output}:product")
+        made = helper.make_node("Gemm", [rows, weight, bias] if bias else [rows, weight], [product], name=node.name)
+        draft.replace(removed, made)
+        if len(shape) > 2:
+            draft.sizes.shapes[product] = (None, shape[-1])
+            flat, back = f"{rows}:sizes", f"{product}:sizes"
+            draft.constants[flat] = np.asarray([-1, draft.width(x)], dtype=np.int64)
+            draft.constants[back] = np.asarray([-1 if size is None else size for size in shape], dtype=np.int64)
+            before = helper.make_node("Reshape", [x, flat], [rows], name=f"{node.name}/rows")
+            after = helper.make_node("Reshape", [product, back], [output], name=f"{node.name}/back")
+            draft.replace_by_many(made, [before, made, after])
+
+
+def _join_reshapes(draft: Draft) -> None:
+    """Element-wise operators compute before a Reshape that they alone read, and of two Reshapes the second stays."""
+    position = 0
+    while position < len(draft.nodes):
+        node, wiring = draft.nodes[position], draft.wiring()
+        position += 1
+        if node.op_type != "Reshape" or node.input[1] not in draft.constants:
+            continue
+        reader = wiring.only_consumer(node.output[0])
+        if reader is not None and reader.op_type in _ELEMENTWISE and reader.input[0] == node.output[0]:
+            source, made = node.input[0], reader.output[0]
+            early = f"{made}:rows"
+            draft.sizes.shapes[early] = draft.sizes.shapes.get(source, ())
+            reader.input[0], reader.output[0] = source, early
+            node.input[0], node.output[0] = early, made
+            draft.nodes = [other for other in draft.nodes if other is not node]
+            position = next(index for index, other in enumerate(draft.nodes) if other is reader) + 1
+            draft.nodes.insert(position, node)
+            continue
+        for second in wiring.consumers[node.output[0]]:
+            target = draft.constants.get(second.input[1]) if second.op_type == "Reshape" else None
+            if target is None or not target.all():
+                continue
+            second.input[0] = node.input[0]
+            if draft.sizes.shapes.get(node.input[0]) == tuple(None if size < 0 else size for size in target.tolist()):
+                draft.bypass(second, node.input[0])
 
 
 def _merge_heads(draft: Draft) -> None:
@@ -99,7 +154,7 @@ def _merge_heads(draft: Draft) -> None:
     so the actor needs no nodes that compute the batch size.
     """
     for concat in [n for n in draft.nodes if n.op_type == "Concat"]:
-        if int_attribute(concat, "axis", 0) not in (1, -1) or draft.ranks.get(concat.output[0]) != 2:
+        if int_attribute(concat, "axis", 0) not in (1, -1) or draft.rank(concat.output[0]) != 2:
             continue
         wiring = draft.wiring()
         parts = [wiring.producer.get(name) for name in concat.input]
@@ -127,8 +182,8 @@ def _is_repeated(draft: Draft, node: NodeProto) -> bool:
     """For each row; one number also for each column, where it is known how many these are."""
     if node.op_type != "Expand" or not draft.is_parameter(node.input[0]):
         return False
-    is_open = draft.widths.get(node.input[0]) == 1 and node.output[0] not in draft.widths
-    return not is_open and draft.ranks.get(node.input[0], 1) in (1, 2)
+    is_open = draft.width(node.input[0]) == 1 and draft.width(node.output[0]) is None
+    return not is_open and draft.rank(node.input[0]) in (None, 1, 2)
 
 
 def _merge(draft: Draft, concat: NodeProto, parts: Sequence[NodeProto], x: str) -> None:
@@ -143,8 +198,8 @@ def _merge(draft: Draft, concat: NodeProto, parts: Sequence[NodeProto], x: str) 
             biases.append(part.input[2])
             continue
         bias, weight = f"{stem}:bias{index}", f"{stem}:weight{index}"
-        repeated, width = part.input[0], draft.widths.get(part.output[0], 1)
-        if draft.widths.get(repeated) == 1 and width > 1:
+        repeated, width = part.input[0], draft.width(part.output[0]) or 1
+        if draft.width(repeated) == 1 and width > 1:
             size, wide = f"{bias}:size", f"{bias}:wide"
             draft.constants[size] = np.asarray([1, width], dtype=np.int64)
             draft.prologue.append(helper.make_node("Expand", [repeated, size], [wide]))
