@@ -33,24 +33,23 @@ ACTIVATION(tanh) {
 }
 
 /* 2^n (e^r - 1), and 2^n, whose sum is e^x: x = n ln 2 + r with |r| <= ln 2 / 2, so the difference to 1 is exact too.
-   The polynomial and the two parts of ln 2 are those of Cephes' expf. For x in [-87, 88]; beyond, its ends. */
+   The polynomial and the two parts of ln 2 are those of Cephes' expf. For x up to 88; below -87 it is as there. */
 INLINE FLOATS NAME(exponential)(FLOATS x, FLOATS *power) {
-  x = MIN(SET(88.0f), MAX(SET(-87.0f), x));
+  x = MAX(SET(-87.0f), x);
   INTEGERS n = TO_INTEGERS(MULTIPLY(x, SET(1.44269504088896341f)));
   FLOATS r = MULTIPLY_ADD(TO_FLOATS(n), SET(-0.693359375f), x);
   r = MULTIPLY_ADD(TO_FLOATS(n), SET(2.12194440e-4f), r);
-  FLOATS p = SET(1.9875691500e-4f);
-  p = MULTIPLY_ADD(p, r, SET(1.3981999507e-3f));
-  p = MULTIPLY_ADD(p, r, SET(8.3334519073e-3f));
-  p = MULTIPLY_ADD(p, r, SET(4.1665795894e-2f));
-  p = MULTIPLY_ADD(p, r, SET(1.6666665459e-1f));
-  p = MULTIPLY_ADD(p, r, SET(5.0000001201e-1f));
+  FLOATS square = MULTIPLY(r, r);
+  FLOATS high = MULTIPLY_ADD(SET(1.9875691500e-4f), r, SET(1.3981999507e-3f));
+  FLOATS middle = MULTIPLY_ADD(SET(8.3334519073e-3f), r, SET(4.1665795894e-2f));
+  FLOATS low = MULTIPLY_ADD(SET(1.6666665459e-1f), r, SET(5.0000001201e-1f));
+  FLOATS p = MULTIPLY_ADD(MULTIPLY_ADD(high, square, middle), square, low);
   *power = POWER_OF_TWO(n);
-  return MULTIPLY(*power, MULTIPLY_ADD(p, MULTIPLY(r, r), r));
+  return MULTIPLY(*power, MULTIPLY_ADD(p, square, r));
 }
 
 ACTIVATION(sigmoid) {
-  FLOATS power, rest = NAME(exponential)(SUBTRACT(SET(0.0f), x), &power);
+  FLOATS power, rest = NAME(exponential)(MIN(SET(88.0f), SUBTRACT(SET(0.0f), x)), &power);
   return DIVIDE(SET(1.0f), ADD(SET(1.0f), ADD(power, rest)));
 }
 
@@ -110,7 +109,8 @@ INLINE void NAME(round)(FLOATS v, float step, int zero, uint8_t *codes) {
 
 /* The activation of a whole value, in place, and its codes. */
 #define FINISH(name)                                                                                             \
-  static TARGET void NAME(finish_##name)(const Step *step, int rows, long stride, float *floats, uint8_t *codes) { \
+  static TARGET void NAME(finish_##name)(const Step *of, int rows, long stride, float *floats, uint8_t *codes) {   \
+    const Step own = *of, *step = &own; /* which no store can change */                                          \
     for (int r = 0; r < rows; r++)                                                                               \
       for (long i = r * stride; i < r * stride + step->outputs; i += LANES) {                                   \
         FLOATS v = NAME(name)(step, LOAD(floats + i));                                                          \
@@ -229,7 +229,7 @@ static TARGET void NAME(dense)(const Step *step, int rows, const Chain *chain) {
 INLINE FLOATS NAME(load_part)(const float *x, int count) {
   if (count >= LANES) return LOAD(x);
   float part[LANES] = {0};
-  memcpy(part, x, count * sizeof(float));
+  if (count > 0) memcpy(part, x, count * sizeof(float));
   return LOAD(part);
 }
 
@@ -247,21 +247,22 @@ static TARGET void NAME(norm)(const Step *step, const float *x, float *y) {
   FLOATS a = SET(0.0f), b = a;
   for (int i = 0; i < n; i += 2 * LANES) {
     a = ADD(a, NAME(load_part)(x + i, n - i));
-    if (i + LANES < n) b = ADD(b, NAME(load_part)(x + i + LANES, n - i - LANES));
+    b = ADD(b, NAME(load_part)(x + i + LANES, n - i - LANES));
   }
-  FLOATS mean = SET(NAME(total)(a, b) / n), square = SET(0.0f);
-  int whole = n / LANES * LANES;
-  for (int i = 0; i < whole; i += LANES) {
-    FLOATS v = SUBTRACT(LOAD(x + i), mean);
-    STORE(y + i, v);
-    square = MULTIPLY_ADD(v, v, square);
+  FLOATS mean = SET(NAME(total)(a, b) / n);
+  a = b = SET(0.0f);
+  for (int i = 0; i < n; i += 2 * LANES) {
+    FLOATS first = SUBTRACT(LOAD(x + i), mean), second = SUBTRACT(LOAD(x + i + LANES), mean);
+    STORE(y + i, first);
+    STORE(y + i + LANES, second);
+    if (i + 2 * LANES > n) {
+      first = NAME(load_part)(y + i, n - i);
+      second = NAME(load_part)(y + i + LANES, n - i - LANES);
+    }
+    a = MULTIPLY_ADD(first, first, a);
+    b = MULTIPLY_ADD(second, second, b);
   }
-  if (whole < n) {
-    STORE(y + whole, SUBTRACT(LOAD(x + whole), mean));
-    FLOATS v = NAME(load_part)(y + whole, n - whole);
-    square = MULTIPLY_ADD(v, v, square);
-  }
-  FLOATS factor = DIVIDE(SET(1.0f), SQUARE_ROOT(SET(NAME(total)(square, SET(0.0f)) / n + step->epsilon)));
+  FLOATS factor = DIVIDE(SET(1.0f), SQUARE_ROOT(SET(NAME(total)(a, b) / n + step->epsilon)));
   for (int i = 0; i < n; i += LANES)
     STORE(y + i, MULTIPLY_ADD(MULTIPLY(LOAD(y + i), factor), LOAD(w + i), LOAD(bias + i)));
 }
