@@ -1,10 +1,14 @@
-"""The compiled kernels that tests run: those of this CPU, and those for ARM under an emulator where it is installed."""
+"""The compiled kernels that tests run: those of this CPU, and others emulated.
+
+Those for ARM run under qemu, where it is installed; those for AVX-VNNI with its one instruction written out in AVX2.
+"""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
 import functools
+import platform
 import shutil
 import struct
 import subprocess
@@ -23,19 +27,25 @@ PACKAGES = "gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user"
 CPUS = {"dot_products": "max", "neon": "cortex-a72"}
 _CODES, _WIDE, _NORM, _INPUT = 1, 2, 3, 10
 
+_AVX_VNNI = "avx_vnni"
+
 needs_emulator = pytest.mark.skipif(
     not (shutil.which(COMPILER) and shutil.which(EMULATOR)), reason=f"needs Debian's packages {PACKAGES}"
 )
 
+_needs_avx2 = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not shutil.which("cc"), reason="needs x86 and a C compiler"
+)
+
 
 @functools.cache
-def _program() -> str:
-    """``run_chain.c``, compiled for ARM."""
+def _compiled(compiler: str, name: str, *flags: str) -> str:
+    """A file of this folder, which includes the kernels' source, compiled."""
     directory = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, directory)
-    path, flags = f"{directory}/run_chain", ("-O3", "-std=c11", "-static", "-Wall", "-Werror", "-DSOURCE=0u")
-    sources = (f"-I{library.PATH.parent}", str(Path(__file__).with_name("run_chain.c")))
-    subprocess.run([COMPILER, *flags, *sources, "-o", path], check=True, timeout=120)
+    path, all_flags = f"{directory}/made", ("-O3", "-std=c11", "-Wall", "-Werror", "-DSOURCE=0u", *flags)
+    sources = (f"-I{library.PATH.parent}", str(Path(__file__).with_name(name)))
+    subprocess.run([compiler, *all_flags, *sources, "-o", path], check=True, timeout=120)
     return path
 
 
@@ -46,7 +56,7 @@ class Emulator:
         packing = kernels_here()[0].library
         assert packing is not None
         self.pack_floats, self.pack_codes = packing.pack_floats, packing.pack_codes
-        command = [EMULATOR, "-cpu", CPUS[suffix], _program(), suffix]
+        command = [EMULATOR, "-cpu", CPUS[suffix], _compiled(COMPILER, "run_chain.c", "-static"), suffix]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         atexit.register(process.communicate)  # the end of its input ends it
         self._to, self._from = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
@@ -81,15 +91,25 @@ class Emulator:
 
 @functools.cache
 def emulated(suffix: str) -> Kernels:
-    """Kernels for ARM that run under the emulator."""
+    """Kernels for other CPUs than this one."""
     kernels = next(kernels for kernels in KERNELS if kernels.suffix == suffix)
-    return Kernels(*kernels[:-1], library=cast(ctypes.CDLL, Emulator(suffix)))
+    own = kernels_here()[0].library
+    if suffix in CPUS or own is None:
+        return Kernels(*kernels[:-1], library=cast(ctypes.CDLL, Emulator(suffix)))
+    made = ctypes.CDLL(_compiled("cc", "avx_vnni.c", "-shared", "-fPIC"))
+    for function in ("pack_floats", "pack_codes"):
+        getattr(made, function).argtypes = getattr(own, function).argtypes
+    return Kernels(*kernels[:-1], library=made)
 
 
 def every_kernels() -> list[Any]:
     """Suffixes of the kernels that tests run here, for ``kernels_of``."""
     here = [kernels.suffix for kernels in kernels_here()]
-    return [*here, *(pytest.param(suffix, marks=needs_emulator) for suffix in CPUS if here and suffix not in here)]
+    others = {_AVX_VNNI: _needs_avx2, **dict.fromkeys(CPUS, needs_emulator)}
+    return [
+        *here,
+        *(pytest.param(suffix, marks=mark) for suffix, mark in others.items() if here and suffix not in here),
+    ]
 
 
 def kernels_of(suffix: str) -> Kernels:
