@@ -131,8 +131,8 @@ class NetworkConfig(Options):
     network: str = Field(
         "auto:64x2",
         description="mlp:WIDTHxDEPTH, mlp:512-256-128, nature-cnn[:MULTIPLE] or impala-resnet[:MULTIPLE], or "
-        "module:factory; each with +lstm:SIZE or +gru:SIZE; auto:WIDTHxDEPTH is an mlp for vectors, a nature-cnn for "
-        "images, an impala-resnet for small ones",
+        "module:factory; each with +lstm:SIZE, +gru:SIZE or +transformer:WIDTHxLAYERS; auto:WIDTHxDEPTH is an mlp for "
+        "vectors, a nature-cnn for images, an impala-resnet for small ones",
     )
     activation: Activation = Field("tanh", description="activation of mlp torsos")
     separate_value_torso: bool | None = Field(

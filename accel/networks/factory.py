@@ -16,6 +16,7 @@ from accel.networks.observations import DictTorso
 from accel.networks.policy import Critic, PolicyNetwork
 from accel.networks.text import NetworkText, parse_network
 from accel.networks.torsos import SMALLEST_NATURE_IMAGE, ImpalaResNet, MLPTorso, NatureCNN, Torso
+from accel.networks.transformer import TransformerCore
 
 
 def build_network(
@@ -147,4 +148,6 @@ def _built_in(text: NetworkText, shape: tuple[int, ...], activation: Activation)
 def _make_core(text: NetworkText, features: int) -> RecurrentCore | None:
     if text.core is None:
         return None
+    if text.core == "transformer":
+        return TransformerCore(features, text.core_size, text.core_layers)
     return (LSTMCore if text.core == "lstm" else GRUCore)(features, text.core_size)

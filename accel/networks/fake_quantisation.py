@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.experience.transfer import to_device
-from accel.networks.core import GRUCore, RecurrentCore
+from accel.networks.core import GRUCore, LSTMCore, RecurrentCore
 from accel.networks.observations import Parts
 from accel.networks.policy import PolicyNetwork, PolicyParts
 
@@ -53,8 +53,9 @@ class _QuantisedParts(PolicyParts):
     def core(
         self, core: RecurrentCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        if isinstance(core, GRUCore):
-            called = self._pass.call("core", core, features, first, state, True)
+        if not isinstance(core, LSTMCore):
+            by_layers = (True,) if isinstance(core, GRUCore) else ()
+            called = self._pass.call("core", cast("nn.Module", core), features, first, state, *by_layers)
             return cast("tuple[Tensor, tuple[Tensor, ...]]", called)
         if not self._pass.quantises(_LSTM):
             return super().core(core, features, first, state)

@@ -14,9 +14,9 @@ from accel.errors import ConfigError
 
 CHOICES = (
     "auto[:WIDTHxDEPTH], mlp:WIDTHxDEPTH or mlp:WIDTH-WIDTH-…, nature-cnn[:MULTIPLE], impala-resnet[:MULTIPLE], "
-    "module:factory, each with +lstm:SIZE or +gru:SIZE"
+    "module:factory, each with +lstm:SIZE, +gru:SIZE or +transformer:WIDTHxLAYERS"
 )
-CoreName = Literal["lstm", "gru"]
+CoreName = Literal["lstm", "gru", "transformer"]
 
 _AUTO = "auto"
 _DEFAULTS = {_AUTO: (64.0, 64.0), "mlp": (256.0, 256.0), "nature-cnn": (1.0,), "impala-resnet": (1.0,)}
@@ -25,9 +25,11 @@ _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MLP_SIZES = re.compile(r"([1-9]\d{0,5})x([1-9]\d?)")
 _MLP_WIDTHS = re.compile(r"[1-9]\d{0,5}(-[1-9]\d{0,5}){1,98}")
 _MULTIPLE = re.compile(r"\d{1,3}(\.\d{1,4})?")
-_CORE = re.compile(r"(lstm|gru)(?::([1-9]\d{0,5}))?")
+_CORE = re.compile(r"(lstm|gru)(?::([1-9]\d{0,5}))?|(transformer)(?::([1-9]\d{0,3})x([1-9]))?")
 _CORE_SIZE = 256
-_STATES = {"lstm": 2, "gru": 1}
+_TRANSFORMER = (64, 2)
+HEADS = 4
+"""Of a transformer: its width is a multiple of them."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,14 @@ class NetworkText:
         sizes: widths of an mlp's layers and of auto's; (multiple of the convolutions' channels,) of a CNN; () of a
             factory.
         core: what follows the torso and keeps a state; None for nothing.
-        core_size: its units.
+        core_size: its units, or the width of a transformer. core_layers: of a transformer, else 1.
     """
 
     torso: str
     sizes: tuple[float, ...]
     core: CoreName | None = None
     core_size: int = 0
+    core_layers: int = 1
 
     @property
     def is_factory(self) -> bool:
@@ -76,11 +79,6 @@ class NetworkText:
             )
         return replace(self, torso="mlp")
 
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes, per environment, of the recurrent state: ((H,), (H,)) with an LSTM, ((H,),) with a GRU, else ()."""
-        return () if self.core is None else ((self.core_size,),) * _STATES[self.core]
-
     def __str__(self) -> str:
         torso = self.torso
         if self.torso in (_AUTO, "mlp"):
@@ -88,7 +86,8 @@ class NetworkText:
             torso += f":{self.sizes[0]:g}x{len(self.sizes)}" if same else f":{'-'.join(f'{w:g}' for w in self.sizes)}"
         elif self.is_cnn and self.sizes != (1.0,):
             torso += f":{self.sizes[0]:g}"
-        return torso if self.core is None else f"{torso}+{self.core}:{self.core_size}"
+        layers = f"x{self.core_layers}" if self.core == "transformer" else ""
+        return torso if self.core is None else f"{torso}+{self.core}:{self.core_size}{layers}"
 
 
 def parse_network(text: str) -> NetworkText:
@@ -100,22 +99,27 @@ def parse_network(text: str) -> NetworkText:
     torso, *cores = text.strip().split("+")
     if len(cores) > 1:
         raise _error(text, "at most one core may follow the torso")
-    core, size = _parse_core(text, cores[0]) if cores else (None, 0)
+    core = _parse_core(text, cores[0]) if cores else ()
     name, _, sizes = torso.partition(":")
     if name not in _DEFAULTS:
         if not _FACTORY.fullmatch(torso):
             raise _error(text, f"unknown torso '{torso}'")
-        return NetworkText(torso, (), core, size)
+        return NetworkText(torso, (), *core)
     if ":" not in torso:
-        return NetworkText(name, _DEFAULTS[name], core, size)
-    return NetworkText(name, _parse_sizes(text, name, sizes), core, size)
+        return NetworkText(name, _DEFAULTS[name], *core)
+    return NetworkText(name, _parse_sizes(text, name, sizes), *core)
 
 
-def _parse_core(text: str, core: str) -> tuple[CoreName, int]:
+def _parse_core(text: str, core: str) -> tuple[CoreName, int, int]:
     match = _CORE.fullmatch(core)
     if match is None:
-        raise _error(text, f"unknown core '{core}', there are lstm:SIZE and gru:SIZE")
-    return cast("CoreName", match[1]), int(match[2] or _CORE_SIZE)
+        raise _error(text, f"unknown core '{core}', there are lstm:SIZE, gru:SIZE and transformer:WIDTHxLAYERS")
+    if match[3] is None:
+        return cast("CoreName", match[1]), int(match[2] or _CORE_SIZE), 1
+    width, layers = (int(match[4]), int(match[5])) if match[4] else _TRANSFORMER
+    if width % HEADS:
+        raise _error(text, f"a transformer's width is a multiple of its {HEADS} heads, which {width} is not")
+    return "transformer", width, layers
 
 
 def _parse_sizes(text: str, name: str, sizes: str) -> tuple[float, ...]:

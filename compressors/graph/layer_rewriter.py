@@ -11,7 +11,7 @@ from onnx import NodeProto
 from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.graph.payload import Slot
 from accel.compressors.graph.policy_graph import PolicyGraph
-from accel.compressors.graph.wiring import int_attribute, is_plain_gemm, layer_name, optional_input
+from accel.compressors.graph.wiring import WITHOUT_PRODUCTS, int_attribute, is_plain_gemm, layer_name, optional_input
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class LayerRewriter(ABC):
         return Layer(node, node.input[1], bias)
 
     def _keep(self, node: NodeProto) -> None:
-        for name in node.input:
+        for name in () if node.op_type in WITHOUT_PRODUCTS else node.input:
             array = self.graph.parameters.get(name)
             if array is not None and array.ndim > 1 and array.dtype.kind == "f":
                 raise UnsupportedLayerError(

@@ -10,6 +10,7 @@ from onnx import NodeProto, helper
 from accel.compressors.graph.draft import Draft, rename_readers
 from accel.compressors.graph.lstm_step import unroll_one_step
 from accel.compressors.graph.payload import MICROSOFT
+from accel.compressors.graph.sizes import Shape
 from accel.compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm
 
 _FUSED = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
@@ -82,10 +83,20 @@ def _fold_sizes(draft: Draft) -> None:
     draft.constants.update(draft.sizes.fixed)
     draft.nodes = [node for node in draft.nodes if not draft.sizes.fixed.keys() >= set(node.output)]
     for node in draft.nodes:
-        if node.op_type == "Reshape" and node.input[1] in draft.sizes.targets:
-            target = f"{node.input[1]}:fixed"
-            draft.constants[target] = draft.sizes.targets[node.input[1]]
-            node.input[1] = target
+        shape = draft.sizes.shapes.get(node.output[0], (None, None))
+        if (
+            node.op_type == "Reshape"
+            and node.input[1] in draft.sizes.computed
+            and shape.count(None) < 2
+            and 0 not in shape
+        ):
+            node.input[1] = _target(draft, f"{node.output[0]}:sizes", shape)
+
+
+def _target(draft: Draft, name: str, shape: Shape) -> str:
+    """A constant of this name: what a Reshape to a shape takes, of which one size may be open."""
+    draft.constants[name] = np.asarray([-1 if size is None else size for size in shape], dtype=np.int64)
+    return name
 
 
 def _matmul_to_gemm(draft: Draft) -> None:
@@ -111,9 +122,8 @@ def _matmul_to_gemm(draft: Draft) -> None:
         draft.replace(removed, made)
         if len(shape) > 2:
             draft.sizes.shapes[product] = (None, shape[-1])
-            flat, back = f"{rows}:sizes", f"{product}:sizes"
-            draft.constants[flat] = np.asarray([-1, draft.width(x)], dtype=np.int64)
-            draft.constants[back] = np.asarray([-1 if size is None else size for size in shape], dtype=np.int64)
+            flat = _target(draft, f"{rows}:sizes", (None, draft.width(x)))
+            back = _target(draft, f"{product}:sizes", shape)
             before = helper.make_node("Reshape", [x, flat], [rows], name=f"{node.name}/rows")
             after = helper.make_node("Reshape", [product, back], [output], name=f"{node.name}/back")
             draft.replace_by_many(made, [before, made, after])

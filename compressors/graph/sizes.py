@@ -1,7 +1,7 @@
 """The sizes of a graph's values, and what a graph computes from sizes: the exporter writes both for each call.
 
 The model is run at two numbers of rows. A size that is the same in both is fixed, and so is a number that is computed
-from sizes alone and is the same; of a Reshape's target one size may be open.
+from sizes alone and is the same.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Sizes:
     Attributes:
         shapes: None where a size depends on the number of rows.
         fixed: values computed from sizes that are the same for any number of rows.
-        targets: of Reshape, computed from sizes that are the same but for one, which is -1.
+        computed: names of the values that are computed from sizes.
     """
 
     shapes: dict[str, Shape] = field(default_factory=dict)
     fixed: dict[str, Array] = field(default_factory=dict)
-    targets: dict[str, Array] = field(default_factory=dict)
+    computed: frozenset[str] = frozenset()
 
 
 def read_sizes(model: ModelProto, examples: Mapping[str, Array]) -> Sizes:
@@ -55,19 +55,14 @@ def read_sizes(model: ModelProto, examples: Mapping[str, Array]) -> Sizes:
             runs.append({**feeds, **dict(zip(names, session.run(names, feeds), strict=True))})
     except Exception as error:  # onnxruntime's errors share no base but Exception
         raise fails_at_another_batch(error) from error
-    sizes = Sizes()
-    computed = _computed_from_sizes(model)
+    sizes = Sizes(computed=_computed_from_sizes(model))
     for name, (first, second) in ((name, (runs[0][name], runs[1][name])) for name in runs[0]):
         if first.ndim != second.ndim:
             continue
         pairs = zip(first.shape, second.shape, strict=True)
         sizes.shapes[name] = tuple(one if one == other else None for one, other in pairs)
-        if name not in computed or first.shape != second.shape:
-            continue
-        if np.array_equal(first, second):
+        if name in sizes.computed and np.array_equal(first, second):
             sizes.fixed[name] = first
-        elif first.ndim == 1 and (first != second).sum() == 1 and first.all():
-            sizes.targets[name] = np.where(first == second, first, -1)
     return sizes
 
 
@@ -79,7 +74,7 @@ def fails_at_another_batch(error: Exception) -> GraphError:
     )
 
 
-def _computed_from_sizes(model: ModelProto) -> set[str]:
+def _computed_from_sizes(model: ModelProto) -> frozenset[str]:
     fixed = {tensor.name for tensor in model.graph.initializer} | {""}
     found: set[str] = set()
     for node in model.graph.node:
@@ -88,4 +83,4 @@ def _computed_from_sizes(model: ModelProto) -> set[str]:
             fixed.update(node.output)
         elif node.op_type == "Shape" or (read and read <= found | fixed):
             found.update(node.output)
-    return found
+    return frozenset(found)

@@ -8,6 +8,8 @@ from typing import cast
 
 from onnx import NodeProto, helper
 
+# what reads a matrix of parameters and multiplies none by it: positions that are added, tokens put in front of rows
+WITHOUT_PRODUCTS = frozenset({"Add", "Sub", "Mul", "Div", "Concat", "Expand", "Where"})
 AttributeValue = int | float | str | list[int] | list[float]
 
 

@@ -21,7 +21,14 @@ from accel.compressors.graph.optimise import optimised_nodes
 from accel.compressors.graph.payload import MICROSOFT, Payload, Slot
 from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
 from accel.compressors.graph.simplify import fuse_activations
-from accel.compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm, layer_name, optional_input
+from accel.compressors.graph.wiring import (
+    WITHOUT_PRODUCTS,
+    Wiring,
+    int_attribute,
+    is_plain_gemm,
+    layer_name,
+    optional_input,
+)
 from accel.compressors.int4 import replace_layer
 from accel.compressors.layer_choices import weight_layer
 from accel.compressors.method_arguments import LayerFormat
@@ -267,7 +274,7 @@ class IntegerGraph:
 
     def _float(self, node: NodeProto) -> None:
         """A node without weights computes in float."""
-        for name in node.input:
+        for name in () if node.op_type in WITHOUT_PRODUCTS else node.input:
             array = self._graph.parameters.get(name)
             if array is not None and array.ndim > 1 and array.dtype.kind == "f":
                 self._refuse(node, f"operator {node.op_type} has no static integer kernel")

@@ -60,7 +60,7 @@ def code_differences(
     session = _session_codes(quantiser, artifact, inputs)
     different, greatest, compared = 0, 0, 0
     for name, theirs in session.items():
-        gap = np.abs(learner[name] - theirs)
+        gap = np.abs(learner[name].reshape(theirs.shape) - theirs)  # rows of rows are rows in the graph
         different += int(np.count_nonzero(gap))
         greatest = max(greatest, int(gap.max(initial=0)))
         compared += gap.size

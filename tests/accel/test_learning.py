@@ -93,6 +93,9 @@ CASES: dict[str, tuple[dict[str, object], float]] = {
     "memory, R2D2, int8": (R2D2, 0.95),
     "memory, int8, Retrace": (MEMORY | {"compressor": "int8", "corrector": "retrace"}, 0.95),
     "memory, gru, int8": (MEMORY | {"compressor": "int8", "network": "mlp:16x1+gru:16"}, 0.95),
+    "memory, transformer, int8": (
+        MEMORY | {"compressor": "int8", "network": "mlp:16x1+transformer:16x1", "learning_rate": 3e-3}, 0.95,
+    ),
     "memory, surrogate": (
         MEMORY | {"algorithm": "ppo", "passes": 3, "minibatches": 2, "learning_rate": 5e-3}, 0.95,
     ),

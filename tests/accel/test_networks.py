@@ -29,6 +29,7 @@ NETWORKS = [
     ("mlp:8x3", MATRIX),
     ("mlp:16x2", IMAGE),
     ("mlp:32x2+lstm:8", VECTOR),
+    ("mlp:32x2+transformer:8x2", VECTOR),
     ("nature-cnn:0.25", IMAGE),
     ("nature-cnn:0.25+lstm:8", IMAGE),
     ("impala-resnet:0.25", IMAGE),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from accel.networks.core import GRUCore, LSTMCore
 from accel.networks.recurrence import unroll_gru, unroll_lstm
+from accel.networks.transformer import MEMORY, TransformerCore
 
 
 def _lstm_by_definition(core: LSTMCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> list[Tensor]:
@@ -109,3 +110,50 @@ def test_the_biases_gradients_are_apart_so_that_clipping_scales_each_once() -> N
     output.sum().backward()
     assert core.lstm.bias_ih_l0.grad.data_ptr() != core.lstm.bias_hh_l0.grad.data_ptr()
     assert torch.equal(core.lstm.bias_ih_l0.grad, core.lstm.bias_hh_l0.grad)
+
+
+def _transformer() -> TransformerCore:
+    torch.manual_seed(0)
+    core = TransformerCore(3, 8, 2).double()
+    for parameter in core.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return core
+
+
+def _no_memory(core: TransformerCore, batch: int) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros(batch, *shape).double() for shape in core.state_shapes)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.floats(0, 1), min_size=2, max_size=2), min_size=1, max_size=80), st.integers(0, 80))
+def test_an_unrolled_transformer_is_its_steps_for_any_resets_and_cuts(chances: list[list[float]], cut: int) -> None:
+    first, core = torch.tensor(chances) > 0.95, _transformer()
+    features, state, outputs = torch.randn(*first.shape, 3).double(), _no_memory(core, 2), []
+    for x, ends in zip(features, first, strict=True):
+        kept = (part.masked_fill(ends.view(-1, *[1] * (part.dim() - 1)), 0.0) for part in state)
+        output, state = core.step(x, tuple(kept))
+        outputs.append(output)
+    before, after = _no_memory(core, 2), []
+    for rows in (slice(0, cut), slice(cut, None)):
+        if len(first[rows]):
+            output, before = core(features[rows], first[rows], before)
+            after.append(output)
+    torch.testing.assert_close(torch.cat(after), torch.stack(outputs))
+    torch.testing.assert_close(before, state)
+
+
+def test_a_transformer_sees_its_memory_and_no_further() -> None:
+    core = _transformer()
+    features = torch.randn(2 * MEMORY + 2, 1, 3).double().requires_grad_()
+    output, _ = core(features, torch.zeros(len(features), 1, dtype=torch.bool), _no_memory(core, 1))
+    (gradient,) = torch.autograd.grad(output[-1].sum(), features)
+    seen = gradient.abs().sum((1, 2)) > 0
+    assert seen[1:].all() and not seen[0]  # of two layers
+
+
+def test_a_fresh_transformer_passes_its_input_on() -> None:
+    torch.manual_seed(0)
+    core = TransformerCore(8, 8, 1)
+    x = torch.randn(16, 4, 8)
+    output, _ = core(x, torch.zeros(16, 4, dtype=torch.bool), tuple(torch.zeros(4, *s) for s in core.state_shapes))
+    assert (output - core.embedding(x)).norm() < 0.5 * core.embedding(x).norm()

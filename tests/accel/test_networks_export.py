@@ -23,6 +23,7 @@ NETWORKS = [
     ("mlp:16x2", VECTOR),
     ("mlp:16x2", EnvSpec((5,), "float32", ActionSpec("multi_categorical", (2, 3)))),
     ("mlp:16x2+lstm:8", VECTOR),
+    ("mlp:16x2+transformer:8x2", VECTOR),
     ("nature-cnn:0.25", IMAGE),
     ("nature-cnn:0.25+lstm:8", IMAGE),
     ("impala-resnet:0.25", IMAGE),

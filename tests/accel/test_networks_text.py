@@ -28,6 +28,7 @@ IMAGE = EnvSpec((4, 40, 44), "uint8", ActionSpec("categorical", (6,)))
         ("nature-cnn", NetworkText("nature-cnn", (1.0,)), "nature-cnn"),
         ("nature-cnn:0.5+lstm", NetworkText("nature-cnn", (0.5,), "lstm", 256), "nature-cnn:0.5+lstm:256"),
         (" impala-resnet:2+lstm:128 ", NetworkText("impala-resnet", (2.0,), "lstm", 128), "impala-resnet:2+lstm:128"),
+        ("mlp:8x1+transformer", NetworkText("mlp", (8.0,), "transformer", 64, 2), "mlp:8x1+transformer:64x2"),
         ("my.own:torso+gru:8", NetworkText("my.own:torso", (), "gru", 8), "my.own:torso+gru:8"),
     ],
 )
@@ -49,15 +50,17 @@ TORSOS = st.one_of(
 )
 
 
-@given(TORSOS, st.just((None, 0)) | st.tuples(st.sampled_from(["lstm", "gru"]), st.integers(1, 9999)))
-def test_printing_and_parsing_round_trip(torso: NetworkText, core: tuple[CoreName | None, int]) -> None:
+CORES = st.one_of(
+    st.just(()),
+    st.tuples(st.sampled_from(["lstm", "gru"]), st.integers(1, 9999)),
+    st.tuples(st.just("transformer"), st.integers(1, 2000).map(lambda quarter: 4 * quarter), st.integers(1, 9)),
+)
+
+
+@given(TORSOS, CORES)
+def test_printing_and_parsing_round_trip(torso: NetworkText, core: tuple[CoreName, int]) -> None:
     network = NetworkText(torso.torso, torso.sizes, *core)
     assert parse_network(str(network)) == network
-
-
-@pytest.mark.parametrize("text", ["mlp:8x1", "mlp:8x1+lstm:4", "mlp:8x1+gru:4"])
-def test_the_text_alone_tells_the_shapes_of_the_recurrent_state(text: str) -> None:
-    assert parse_network(text).state_shapes == build_network(text, VECTOR).state_shapes
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,8 @@ def test_the_text_alone_tells_the_shapes_of_the_recurrent_state(text: str) -> No
     [
         "", "resnet", "resnet:2", "mlp:", "mlp:64", "mlp:0x2", "mlp:64x0", "mlp:64x2x1", "nature-cnn:0",
         "nature-cnn:-1", "nature-cnn:nan", "impala-resnet:", "impala-resnet:big", "mlp:64x2+rnn", "mlp:64x2+gru:0",
-        "mlp:64x2+lstm+gru", "mlp:64x2+lstm:0",
+        "mlp:64x2+transformer:64", "mlp:64x2+transformer:30x1", "mlp:64x2+transformer:64x0", "mlp:64x2+lstm+gru",
+        "mlp:64x2+lstm:0",
         "mlp:64x2+lstm:", "mlp:64x2+lstm+lstm", "+lstm:8", "a:b:c", "1a:b",
     ],
 )  # fmt: skip

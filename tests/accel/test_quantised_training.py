@@ -56,6 +56,7 @@ def _rounding_network(network: str, scheme: str = "qat", **changes: object) -> t
         ("mlp:32x1+lstm:32", "prune(0.5)+qat", "tanh"),
         ("mlp:32x1+gru:16", "qat", "tanh"),
         ("mlp:32x1+gru:16", "prune(0.5)+qat", "tanh"),
+        ("mlp:32x1+transformer:16x1", "qat", "tanh"),
     ],
 )
 def test_the_learner_computes_what_actors_compute(network: str, scheme: str, activation: str) -> None:

@@ -62,7 +62,7 @@ def test_rows_that_the_caller_gathers_are_chosen_beforehand(rows: int) -> None:
     np.testing.assert_array_equal(whole.every()["observations"], gathered.every()["observations"])
 
 
-@pytest.mark.parametrize("core", ["lstm:8", "gru:8"])
+@pytest.mark.parametrize("core", ["lstm:8", "gru:8", "transformer:8x1"])
 def test_states_of_every_row_are_those_that_a_whole_unroll_goes_through(core: str) -> None:
     net = make_network(config_for(f"mlp:8x1+{core}", "int8"))
     batch = make_batch(net)

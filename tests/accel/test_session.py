@@ -374,7 +374,7 @@ def test_numbers_that_are_not_finite_cost_their_environment_and_end_a_run_that_k
     [
         {"algorithm": "impala", "network": "mlp:8x1+lstm:8"},
         {"algorithm": "impala", "network": "mlp:8x1+gru:8", "env_workers": 2},
-        {"algorithm": "r2d2", "network": "mlp:8x1+gru:8", "learning_starts": 200},
+        {"algorithm": "r2d2", "network": "mlp:8x1+transformer:8x1", "learning_starts": 200},
     ],
 )
 def test_an_observation_that_is_not_finite_does_not_stay_in_a_recurrent_state(

@@ -150,3 +150,26 @@ def test_attention_in_training_is_named_with_what_would_work() -> None:
     plan = make_compressor("qat").bind(module, case.examples(), case.inputs(32), output_names=case.outputs)
     with pytest.raises(UnsupportedLayerError, match=r"is a MultiheadAttention.*or use int8"):
         FakeQuantiser(plan, module)
+
+
+class _Positions(nn.Module):
+    """What is learned and added to rows, and a row of its own in front of them: no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.token = nn.Parameter(torch.zeros(_ROWS, 16)), nn.Parameter(torch.zeros(1, 1, 16))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.cat((self.token.expand(rows.shape[0], -1, -1), rows + self.places), 1)
+
+
+@pytest.mark.parametrize("scheme", ["int8(x8)", "int4"])
+def test_learned_positions_stay_in_floats(scheme: str) -> None:
+    parts = (nn.Linear(_FEATURES, 16), _Positions(), nn.Linear(16, 16), nn.ReLU(), nn.Flatten(), nn.Linear(112, 3))
+    case = Case(lambda: nn.Sequential(_Rows(), *parts), {"observations": (30,)})
+    module = randomise(case.make(), seed=0)
+    artifact = case.bind(scheme, module).refresh(module, version=1)
+    assert not float_kernels(artifact)
+    inputs = case.inputs(32, seed=1)
+    (found,), (wanted,) = run_artifact(artifact, inputs), run_module(module, inputs)
+    assert relative_error(found, wanted) < (0.06 if "int8" in scheme else 0.55)
