@@ -104,6 +104,7 @@ class SumOfCodes:
 
 # Operators that move codes and keep their scale.
 _PASS_THROUGH = frozenset({"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"})
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div"})
 
 
 class IntegerGraph:
@@ -276,7 +277,8 @@ class IntegerGraph:
         """A node without weights computes in float."""
         for name in () if node.op_type in WITHOUT_PRODUCTS else node.input:
             array = self._graph.parameters.get(name)
-            if array is not None and array.ndim > 1 and array.dtype.kind == "f":
+            is_weight = array is not None and array.ndim > 1 and array.dtype.kind == "f"
+            if is_weight and node.op_type not in _ELEMENTWISE:
                 self._refuse(node, f"operator {node.op_type} has no static integer kernel")
         self.nodes.append(self._on_floats(node))
 

@@ -15,14 +15,17 @@
   of(none) of(relu) of(tanh) of(sigmoid) of(elu) of(silu) of(gelu) of(gelu_tanh) of(leaky) of(clip) of(softplus)
 
 /* in chain.py's order; COPY takes the whole of a value, or none of it where only its activation or codes are to be made */
-enum { FLOATS_PRODUCT, CODES_PRODUCT, WIDE_PRODUCT, NORM, SUM, DIFFERENCE, PRODUCT, COPY, DECODE, SPLIT, INPUT };
+enum {
+  FLOATS_PRODUCT, CODES_PRODUCT, WIDE_PRODUCT, NORM, SUM, DIFFERENCE, PRODUCT, QUOTIENT, COPY, DECODE, SPLIT, INPUT,
+  CONSTANT
+};
 
 typedef struct {
   int32_t kind, activation, quantises;
   int32_t from, with, to; /* first columns of the values read and made; of an INPUT which input is read */
   int32_t inputs;         /* of a row; a multiple of 4 where products are of integers */
   int32_t outputs;        /* a multiple of two vectors */
-  const void *weights;    /* packed; of a norm [outputs] floats */
+  const void *weights;    /* packed; of a norm, and a constant itself, [outputs] floats */
   const void *bias;       /* [outputs], int32 or float; of a WIDE_PRODUCT for high and then for low bytes */
   const float *scale;     /* [outputs], of integer sums; likewise */
   float alpha, beta;      /* of the activation; of a SPLIT the least and the greatest number */

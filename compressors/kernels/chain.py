@@ -41,9 +41,13 @@ _PATTERNS: dict[str, tuple[tuple[str, tuple[str | int | float, ...]], ...]] = {
         ("Mul", (3, (2 / pi) ** 0.5)), ("Tanh", (4,)), ("Add", (5, 1.0)), ("Mul", ("x", 6)), ("Mul", (7, 0.5)),
     ),
 }  # fmt: skip
-_OTHER_OPERATORS = {*_ACTIVATIONS, "Flatten", "Cast", "Div", "Erf"}
+_OTHER_OPERATORS = {*_ACTIVATIONS, "Flatten", "Cast", "Erf"}
 # in the order of chain.c
-_KINDS = ("floats", "codes", "wide", "norm", "sum", "difference", "product", "copy", "decode", "split", "input")
+_KINDS = (
+    "floats", "codes", "wide", "norm", "sum", "difference", "product", "quotient", "copy", "decode", "split", "input",
+    "constant",
+)  # fmt: skip
+_BINARY = {"Add": "sum", "Sub": "difference", "Mul": "product", "Div": "quotient"}
 _ALIGNMENT = 64
 _SIGNED_TO_UNSIGNED = 128
 _FLOAT_TYPE = 1  # of ONNX
@@ -81,9 +85,11 @@ class Step:
 
     Attributes:
         kind: of ``_KINDS``; ``join``: the values read, one behind the other; ``part``: of the value read, no copy;
-            ``split``: the value read as two bytes, ``wide``: a product of such; ``input``: another than observations.
+            ``split``: the value read as two bytes, ``wide``: a product of such; ``input``: another than observations;
+            ``constant``: a row as wide as the value read.
         reads: the values read; 0 is the observations, n what the step n - 1 makes.
-        weight: of a product [outputs, inputs] where ``transposed``, else [inputs, outputs]; of a norm; a part's widths.
+        weight: of a product [outputs, inputs] where ``transposed``, else [inputs, outputs]; of a norm; a constant; a
+            part's widths, or its first column where ``bias`` is the one behind its last.
         bias: "" without one.
         codes: of the value read, where a product or "decode" reads codes; of its high bytes, beside ``low``.
         scale, zero: of the weight's codes.
@@ -146,7 +152,7 @@ class _Reader:
         self._rules: dict[str, Callable[[Node], None]] = {
             "Gemm": self._floats, "FusedGemm": self._floats, "QGemm": self._integers, "QuantizeLinear": self._quantise,
             "DequantizeLinear": self._decode, "QLinearAdd": self._add_codes, "LayerNormalization": self._norm,
-            "Add": self._combine, "Sub": self._combine, "Mul": self._combine, "Concat": self._join, "Split": self._cut,
+            "Concat": self._join, "Split": self._cut, "Slice": self._slice, **dict.fromkeys(_BINARY, self._combine),
         }  # fmt: skip
 
     def chain(self) -> Chain:
@@ -276,8 +282,12 @@ class _Reader:
     def _combine(self, node: Node) -> None:
         if len(node.inputs) != 2 or node.attributes:
             raise _UnsuitedError
-        kind = {"Add": "sum", "Sub": "difference", "Mul": "product"}[node.operator]
-        self._emit(Step(kind, tuple(map(self._value, node.inputs))), node.outputs[0])
+        values = [name for name in node.inputs if not self._is_fixed(name)]
+        if not values:
+            raise _UnsuitedError
+        width = (self._value(values[0]),)
+        reads = [self._value(n) if n in values else self._emit(Step("constant", width, n)) for n in node.inputs]
+        self._emit(Step(_BINARY[node.operator], tuple(reads)), node.outputs[0])
 
     def _join(self, node: Node) -> None:
         if node.attributes.keys() != {"axis"} or node.attributes["axis"] not in _LAST_AXIS:
@@ -290,6 +300,12 @@ class _Reader:
         whole, sizes = self._value(node.inputs[0]), self._optional("".join(node.inputs[1:]))
         for index, name in enumerate(node.outputs):
             self._emit(Step("part", (whole,), sizes, parts=len(node.outputs), part=index), name)
+
+    def _slice(self, node: Node) -> None:
+        if len(node.inputs) not in (4, 5) or node.attributes or not all(map(self._is_fixed, node.inputs[1:])):
+            raise _UnsuitedError
+        self._chain.constants.update(dict.fromkeys(node.inputs[3:], 1.0))  # the axis, and the distance
+        self._emit(Step("part", (self._value(node.inputs[0]),), node.inputs[1], bias=node.inputs[2]), node.outputs[0])
 
     def _alone(self, node: Node) -> None:
         self._activate(node.inputs[0], 1, self._activation(node), node.outputs[0])
@@ -562,8 +578,9 @@ class ChainKernel:
         self._kernels, self._library, self._lanes = kernels, kernels.library, kernels.lanes
         self._kept: list[Array] = []
         source = artifact.inputs[0]
-        if not all(isclose(self._scalar(name, np.float32), x, rel_tol=1e-6) for name, x in chain.constants.items()):
-            raise _UnsuitedError
+        for name, x in chain.constants.items():
+            if not isclose(self._scalar(name, graph.places[name].dtype), x, rel_tol=1e-6):
+                raise _UnsuitedError
         self._features = prod(cast("tuple[int, ...]", source.shape[1:]))
         self._shapes = [value.with_batch(1)[1:] for value in (*artifact.inputs, *artifact.outputs)]
         self._widths = [self._features]
@@ -630,11 +647,18 @@ class ChainKernel:
         """Where a part of a value is."""
         (whole,) = step.reads
         width, parts = self._widths[whole], step.parts
-        sizes = self._array(step.weight, np.int64).tolist() if step.weight else [width // parts] * parts
-        if len(sizes) != parts or sum(sizes) != width or min(sizes) < 1:
+        if step.bias:
+            edges = (int(self._scalar(name, np.int64)) for name in (step.weight, step.bias))
+            start, stop, _ = slice(*edges).indices(width)
+        else:
+            sizes = self._array(step.weight, np.int64).tolist() if step.weight else [width // parts] * parts
+            start, stop = sum(sizes[: step.part]), sum(sizes[: step.part + 1])
+            if len(sizes) != parts or sum(sizes) != width or min(sizes) < 1:
+                raise _UnsuitedError
+        if stop <= start:
             raise _UnsuitedError
-        self._widths.append(sizes[step.part])
-        self._places.append((self._places[whole][0] + sum(sizes[: step.part]), 0))
+        self._widths.append(stop - start)
+        self._places.append((self._places[whole][0] + start, 0))
         return []
 
     def _make(self, step: Step) -> list[_CStep]:
@@ -650,6 +674,13 @@ class ChainKernel:
             made.inputs = width
             made.weights = self._keep(self._vector(step.weight, width, width, np.float32))
             made.bias, made.epsilon = self._keep(self._vector(step.bias, width, width, np.float32)), step.epsilon
+        elif step.kind == "constant":
+            array = self._array(step.weight, np.float32)
+            if array.shape not in ((), (1,), (1, 1), (width,), (1, width)):
+                raise _UnsuitedError
+            row = self._zeros(_up(width, 2 * self._lanes), np.float32)
+            row[:width] = array.reshape(-1)
+            made.weights = self._keep(row)
         elif step.kind == "join":
             width = sum(widths)
         elif len(set(widths)) > 1:
@@ -666,7 +697,7 @@ class ChainKernel:
             made.step, made.zero = self._two_bytes(step, made)
         if step.rescales:
             made.step = 1.0
-        if step.kind in ("copy", "input"):
+        if step.kind in ("copy", "input", "constant"):
             made.inputs = width
         if step.kind != "join":
             return [made]
@@ -771,7 +802,7 @@ class ChainKernel:
             raise _UnsuitedError(f"{name} is {array.dtype}, where the compiled kernels take {np.dtype(dtype)}")
         return array
 
-    def _scalar(self, name: str, dtype: type[np.generic]) -> Array:
+    def _scalar(self, name: str, dtype: type[np.generic] | np.dtype[np.generic]) -> Array:
         array = self._array(name, dtype)
         if array.size != 1:
             raise _UnsuitedError

@@ -293,7 +293,11 @@ static TARGET void NAME(row)(const Step *step, const float *x, const float *with
     case PRODUCT:
       for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, MULTIPLY(LOAD(x + i), LOAD(with + i)));
       break;
+    case QUOTIENT:
+      for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, DIVIDE(LOAD(x + i), LOAD(with + i)));
+      break;
     case COPY: memcpy(y, x, step->inputs * sizeof(float)); break;
+    case CONSTANT: memcpy(y, step->weights, step->inputs * sizeof(float)); break;
     case DECODE:
       for (int i = 0; i < step->outputs; i += LANES) {
         INTEGERS code = ADD_INTEGERS(LOAD_CODES(codes + i), SET_INTEGERS(-step->zero));
