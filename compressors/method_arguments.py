@@ -14,15 +14,13 @@ from accel.compressors.layer_choices import parse_ratios, split_arguments
 from accel.compressors.scheme import MethodText, Scheme, parse_scheme
 
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
-LayerFormat = Literal["per_tensor", "per_channel", "x16", "float", "int4"]
-"""How a layer computes under ``int8``: integers with one scale or one per output, integers with one per output on
-activations of two bytes, floats, or 4-bit weights."""
+LayerFormat = Literal["int8", "x16", "float", "int4"]
+"""How a layer computes under ``int8``: integers, integers on activations of two bytes, floats, or 4-bit weights."""
 BLOCK_SIZES = (16, 32, 64, 128)
 
 _FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int4"})
 _VARIANTS: tuple[Variant, ...] = get_args(Variant)
 _LAYER_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
-_PER_CHANNEL = "per_channel"
 WEIGHT_BITS = {"w2": 2, "w3": 3, "w4": 4}
 INPUT_BITS = {f"x{bits}": bits for bits in range(2, 9)}
 _STUDENT = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
@@ -35,7 +33,6 @@ _REFUSED_BY_QAT = {
 class Int8Arguments(NamedTuple):
     """Of ``int8`` and ``qat``; see ``Int8``."""
 
-    per_channel: bool
     variant: Variant | None
     layers: tuple[tuple[str, LayerFormat], ...]
     weight_bits: int | None
@@ -102,8 +99,7 @@ def check_none(name: str, arguments: Sequence[str]) -> None:
 
 
 def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
-    """``per_channel``, one of the variants, one width of weights and one of observations, and formats by layer;
-    messages use ``name``.
+    """One of the variants, one width of weights and one of observations, and formats by layer; messages use ``name``.
 
     Raises:
         SchemeError: an unknown option or format, two variants or widths, for ``qat`` a layer with 4-bit weights.
@@ -112,11 +108,11 @@ def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
     variants = [variant for variant in _VARIANTS if variant in plain]
     widths = [bits for option, bits in WEIGHT_BITS.items() if option in plain]
     inputs = [bits for option, bits in INPUT_BITS.items() if option in plain]
-    unknown = [option for option in plain if option not in (*_VARIANTS, *WEIGHT_BITS, *INPUT_BITS, _PER_CHANNEL)]
+    unknown = [option for option in plain if option not in (*_VARIANTS, *WEIGHT_BITS, *INPUT_BITS)]
     chosen_twice = any(len(chosen) > 1 for chosen in (variants, widths, inputs)) or len(set(plain)) < len(plain)
     if unknown or chosen_twice:
         raise SchemeError(
-            f"{name}({','.join(arguments)}): options are {_PER_CHANNEL}, one of {', '.join(_VARIANTS)}, one of "
+            f"{name}({','.join(arguments)}): options are one of {', '.join(_VARIANTS)}, one of "
             f"{', '.join(WEIGHT_BITS)} and one of {', '.join(INPUT_BITS)}, each once, and layer=format"
         )
     layers: list[tuple[str, LayerFormat]] = []
@@ -131,7 +127,7 @@ def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
         layers.append((layer, chosen))
     variant = variants[0] if variants else None
     width, input_bits = (chosen[0] if chosen else None for chosen in (widths, inputs))
-    return Int8Arguments(_PER_CHANNEL in plain, variant, tuple(layers), width, input_bits)
+    return Int8Arguments(variant, tuple(layers), width, input_bits)
 
 
 def parse_int4(arguments: Sequence[str]) -> int | None:

@@ -59,9 +59,13 @@ class Encoder(ABC):
         """
         return self.encode(parameters)
 
-    def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Range]:
+    def measure(
+        self, parameters: Mapping[str, Array], inputs: Mapping[str, Array], *, quick: bool = False
+    ) -> Mapping[str, Range]:
         """Ranges of activations on recent inputs. Changes nothing, so any thread may call it.
 
+        Args:
+            quick: only as much as ``drifted`` and ``covering`` need.
         Raises:
             CalibrationError: see ``Plan.calibrate``.
         """

@@ -271,7 +271,7 @@ class PipelineUpdate:
     def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
         """See ``Plan.recalibrate_on_drift``."""
         encoder = self._plan.encoder
-        measured = encoder.measure(self.parameters, inputs)
+        measured = encoder.measure(self.parameters, inputs, quick=True)
         drifted = encoder.drifted(measured)
         if drifted or not encoder.statistics.calibrations:
             # a few rows show what has to be covered, not what no longer occurs

@@ -23,7 +23,7 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
 from accel.monitor.divergence import divergences
 from accel.networks import parse_network
-from accel.runs.finishing import finish
+from accel.runs.finishing import MIXED, finish
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.playing import collect_inputs, held_out
 from accel.runs.quality import calibration_inputs, compare_actions, judged_inputs
@@ -190,6 +190,10 @@ class MeasuredPolicy:
             try:
                 made[scheme] = self._artifact(scheme)
                 PolicySession(made[scheme], batch=1)
+                if made[scheme].scheme == MIXED:
+                    notify(
+                        f"{scheme} does not pay for {self.network}: its rows are of {made[scheme].metadata['encoding']}"
+                    )
             except CompressorError as error:
                 made.pop(scheme, None)
                 notify(refusal(scheme, self.network, error))

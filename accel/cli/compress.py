@@ -68,15 +68,15 @@ def main(arguments: Sequence[str]) -> int:
         except OSError as error:
             raise ConfigError(f"cannot write {options.out}: {error.strerror or error}") from None
         lines = [
-            f"{options.out}: {policy.architecture} as {scheme}, {len(content):,} bytes; fp32 has "
+            f"{options.out}: {policy.architecture} as {artifact.scheme}, {len(content):,} bytes; fp32 has "
             f"{len(whole.to_bytes()):,}"
         ]
         if scheme != "fp32":
-            lines.append(finished.cost(whole, inputs))
+            lines.append(finished.cost)
         if policy.recorded is not None or not options.episodes:
             judged = judged_inputs(policy, options.seed, progress=progress)
             rows = measure_rows(policy, artifact, judged, whole)
-            lines.append(Quality(scheme, rows).text())
+            lines.append(Quality(artifact.scheme, rows).text())
         if policy.recorded is not None:
             lines.append("returns are not measured: there is no environment, only recorded observations")
         elif options.episodes:

@@ -76,7 +76,7 @@ class SweepOptions(PolicySource):
     study: Annotated[str | None, argument("the study's name in the storage; default: OUT's name")] = None
     out: Annotated[Path | None, argument("output directory; default: results/sweeps/NAME")] = None
     max_seconds: Annotated[float | None, tyro.conf.arg(help="start no trial after this time")] = None
-    bits: Annotated[str | None, argument("number formats of a layer; default: fp32,int8,int8-per-channel,int4")] = None
+    bits: Annotated[str | None, argument("number formats of a layer; default: fp32,int8,int4")] = None
     prune: Annotated[str | None, argument("shares of units to remove; default: 0,0.25,0.5,0.75")] = None
     rank: Annotated[str | None, argument("ranks as shares of the full one; default: 1,0.5,0.25")] = None
     rows: Annotated[int | None, argument("real observations for calibration and mismatch; default: 1024")] = None

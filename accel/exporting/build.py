@@ -170,7 +170,7 @@ class _Builder:
         artifact = finished.artifact
         self._artifact = standard_artifact(artifact) if target.name == "onnx" else artifact
         self._full = run.compress("fp32")
-        self._cost = finished.cost(self._full, calibration)
+        self._cost = finished.cost
         self._random = random_inputs(self._artifact.inputs, self._real, np.random.default_rng(seed))
 
     def run(self, gate: Gate, episodes: int) -> tuple[Contract, Json]:

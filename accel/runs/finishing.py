@@ -5,6 +5,9 @@ All dense layers but a small one that reads observations begin with activations 
 Where it does not, layers go to single precision, each time the one that helps most, as long as three quarters of the
 multiply-adds after the observations stay in integers. Sensitivity is measured on rows that calibrated nothing, and the
 verdict is given later on rows of other episodes.
+
+What is neither 1.2 times as fast as fp32 nor a third of its bytes, or has fewer multiply-adds in integers, is not
+called int8: its scheme is ``mixed``.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from accel.runs.fp32_comparison import time_in_turns
 from accel.runs.quality import measure_rows
 from accel.runs.trained_policy import Inputs, TrainedPolicy
 
-INT8, FULL_PRECISION = "int8", "fp32"
+INT8, MIXED, FULL_PRECISION = "int8", "mixed", "fp32"
 LEAST_SHARE, LEAST_SPEED_UP, MOST_BYTES = 0.75, 1.2, 1 / 3
 # where a choice is made: its rows flatter what they chose
 _MOST_EXCESS = 0.7
@@ -39,33 +42,16 @@ class Finished:
     Attributes:
         artifact: with its encoding and the shares of its multiply-adds in integers in the metadata.
         encoding: the scheme that it really has.
+        cost: what it takes beside full precision, in words; measured.
         share, share_inside: multiply-adds in integers, of all and of those after the layers that read observations;
             None where no encoding was chosen.
     """
 
     artifact: CompressedPolicy
     encoding: str
+    cost: str
     share: float | None = None
     share_inside: float | None = None
-
-    def cost(self, full: CompressedPolicy, inputs: Inputs) -> str:
-        """What it takes beside full precision, in words; measured."""
-        samples = time_in_turns((self.artifact, full), inputs, 1, rounds=_ROUNDS, round_s=_ROUND_S)
-        own_us, full_us = (float(np.median(times)) for times in samples)
-        size, whole = len(self.artifact.to_bytes()), len(full.to_bytes())
-        name = self.artifact.scheme
-        text = f"{name} takes {own_us:.3g} µs a call against {full_us:.3g} in fp32, {size:,} bytes against {whole:,}"
-        if self.share is None or self.share_inside is None:
-            return text
-        text += (
-            f"\nin integers: {self.share_inside:.0%} of the multiply-adds after the observations, {self.share:.0%} of "
-            f"all, as {self.encoding}"
-        )
-        if self.share_inside < LEAST_SHARE:
-            return f"{text}\nint8 does not pay here: less than {LEAST_SHARE:.0%} of the multiply-adds are in integers"
-        if full_us >= LEAST_SPEED_UP * own_us or size <= MOST_BYTES * whole:
-            return text
-        return f"{text}\nint8 does not pay here: it is neither {LEAST_SPEED_UP} times as fast nor a third of the bytes"
 
 
 def finish(
@@ -85,13 +71,44 @@ def finish(
     Raises:
         CompressorError: the scheme is unknown or cannot compress this network.
     """
+    full = run.compress(FULL_PRECISION)
+    if scheme == FULL_PRECISION:
+        return Finished(full, scheme, f"{len(full.to_bytes()):,} bytes")
     if scheme != INT8:
-        return Finished(run.compress(scheme, None if scheme == FULL_PRECISION else inputs, cpu=cpu), scheme)
-    return _Choice(run, inputs, cpu, Progress() if progress is None else progress).finished()
+        artifact = run.compress(scheme, inputs, cpu=cpu)
+        return Finished(artifact, scheme, _Cost(artifact, full, inputs).text)
+    return _Choice(run, inputs, cpu, Progress() if progress is None else progress, full).finished()
+
+
+class _Cost:
+    """Microseconds of a call and bytes of two policies; calls are timed in turns."""
+
+    def __init__(self, artifact: CompressedPolicy, full: CompressedPolicy, inputs: Inputs) -> None:
+        samples = time_in_turns((artifact, full), inputs, 1, rounds=_ROUNDS, round_s=_ROUND_S)
+        self._own_us, self._full_us = (float(np.median(times)) for times in samples)
+        self._bytes, self._full_bytes = len(artifact.to_bytes()), len(full.to_bytes())
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is faster or smaller by enough."""
+        return self._full_us >= LEAST_SPEED_UP * self._own_us or self._bytes <= MOST_BYTES * self._full_bytes
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        times = f"{self._own_us:.3g} µs a call against {self._full_us:.3g} in fp32"
+        return f"it takes {times}, {self._bytes:,} bytes against {self._full_bytes:,}"
 
 
 class _Choice:
-    def __init__(self, run: TrainedPolicy, inputs: Inputs, cpu: Iterable[str] | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        run: TrainedPolicy,
+        inputs: Inputs,
+        cpu: Iterable[str] | None,
+        progress: Progress,
+        full: CompressedPolicy,
+    ) -> None:
         self._run, self._progress = run, progress
         self._cpu = None if cpu is None else tuple(cpu)
         count = len(next(iter(inputs.values())))
@@ -99,7 +116,7 @@ class _Choice:
         parts = [slice(2 * quarter or None), slice(2 * quarter, 3 * quarter or None), slice(3 * quarter, None)]
         self._calibration, *halves = ({name: array[part] for name, array in inputs.items()} for part in parts)
         self._halves = dict(zip(("first", "second"), halves, strict=True))
-        self._full = run.compress(FULL_PRECISION)
+        self._full = full
         names = run.policy.output_names
         layers = policy_layers(run.policy, run.example_inputs, names)
         self._macs = _multiply_adds(run, {layer.name: layer.outputs * layer.inputs for layer in layers})
@@ -123,16 +140,16 @@ class _Choice:
                 return self._as(choice)
             best = min(tried, key=lambda layer: tried[layer])
             choice, excess = {**choice, best: "float"}, tried[best]
-        alone = {layer: self._excess({**choice, layer: "per_channel"}) for layer in choice if choice[layer] == "x16"}
+        alone = {layer: self._excess({**choice, layer: "int8"}) for layer in choice if choice[layer] == "x16"}
         for layer in sorted(alone, key=lambda layer: alone[layer]):
-            changed = {**choice, layer: "per_channel"}
+            changed = {**choice, layer: "int8"}
             if alone[layer] > _MOST_EXCESS or self._excess(changed) > _MOST_EXCESS:
                 break
             choice = changed
         return self._as(choice)
 
     def _encoding(self, choice: Mapping[str, str]) -> str:
-        return f"{INT8}({','.join(['per_channel', *(f'{layer}={form}' for layer, form in choice.items())])})"
+        return f"{INT8}({','.join(f'{layer}={form}' for layer, form in choice.items())})"
 
     def _excess(self, choice: Mapping[str, str]) -> float:
         encoding = self._encoding(choice)
@@ -157,7 +174,19 @@ class _Choice:
             "integer_share": share,
             "integer_share_after_observations": inside,
         }
-        return Finished(replace(artifact, scheme=INT8, metadata={**artifact.metadata, **told}), encoding, share, inside)
+        cost = _Cost(artifact, self._full, self._calibration)
+        text = (
+            f"{cost.text}\nin integers: {inside:.0%} of the multiply-adds after the observations, {share:.0%} of all, "
+            f"as {encoding}"
+        )
+        scheme = INT8
+        if inside < LEAST_SHARE or not cost.pays:
+            scheme, why = MIXED, f"neither {LEAST_SPEED_UP} times as fast as fp32 nor a third of its bytes"
+            if inside < LEAST_SHARE:
+                why = f"less than {LEAST_SHARE:.0%} of the multiply-adds are in integers"
+            text += f"\nint8 does not pay here, so that this is called {MIXED}: {why}"
+        made = replace(artifact, scheme=scheme, metadata={**artifact.metadata, **told})
+        return Finished(made, encoding, text, share, inside)
 
 
 def _multiply_adds(run: TrainedPolicy, sizes: Mapping[str, int]) -> dict[str, int]:

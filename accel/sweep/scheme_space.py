@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +12,7 @@ from accel.errors import ConfigError
 from accel.sweep.search import Bits, CandidateOptions
 
 ORDERS = ("prune+lowrank", "lowrank+prune")
-_LAYER_FORMATS: Mapping[Bits, str] = {
-    "fp32": "float", "int8": "per_tensor", "int8-per-channel": "per_channel", "int4": "int4",
-}  # fmt: skip
+_LAYER_FORMATS: Mapping[Bits, str] = {"fp32": "float", "int8": "int8", "int4": "int4"}
 _WHOLE_RANK = 1.0
 
 
@@ -144,12 +141,10 @@ def _with_ratios(method: str, ratios: Mapping[str, float], every: set[str]) -> s
 
 def _format(bits: Mapping[str, Bits]) -> str:
     """The number format's part of a scheme, "" for single precision everywhere."""
-    used = Counter(bits.values())
-    if set(used) == {"fp32"}:
+    used = set(bits.values())
+    if used == {"fp32"}:
         return ""
-    if set(used) == {"int4"}:
+    if used == {"int4"}:
         return "int4"
-    most: Bits = "int8-per-channel" if used["int8-per-channel"] > used["int8"] else "int8"
-    arguments = ["per_channel", "x8"] if most == "int8-per-channel" else ["x8"]
-    arguments += [f"{layer}={_LAYER_FORMATS[choice]}" for layer, choice in bits.items() if choice != most]
-    return f"int8({','.join(arguments)})"
+    others = [f"{layer}={_LAYER_FORMATS[choice]}" for layer, choice in bits.items() if choice != "int8"]
+    return f"int8({','.join(['x8', *others])})"

@@ -17,7 +17,7 @@ from accel.sweep.storage import default_url, storage_file
 
 _SWEEPS = Path("results") / "sweeps"
 
-Bits = Literal["fp32", "int8", "int8-per-channel", "int4"]
+Bits = Literal["fp32", "int8", "int4"]
 BITS: tuple[Bits, ...] = get_args(Bits)
 
 

@@ -60,8 +60,8 @@ class IntegerLayer:
         codes: the layer's input: codes, or the high and the low ones of two bytes.
         stem: prefix of the weight's initializers; layers that share a weight have different ones.
         inputs: how many products each of its sums has.
-        source, output: the graph's values that it reads and computes. axis: the weight's output axis.
-        channel_axis: the same if each output has its own scale, else None.
+        source, output: the graph's values that it reads and computes. axis: the weight's output axis, with a scale for
+            each index.
     """
 
     name: str
@@ -74,7 +74,6 @@ class IntegerLayer:
     source: str
     output: str
     axis: int
-    channel_axis: int | None
 
     @property
     def activation(self) -> str:
@@ -179,7 +178,7 @@ class IntegerGraph:
             self._wide_gemm(node, transposed)
             return
         x = self._codes_of(node.input[0])
-        layer = self._layer(node, x, channel_axis=0 if transposed else 1)
+        layer = self._layer(node, x, axis=0 if transposed else 1)
         result = self._through_relu(node.output[0])
         inputs = [x.tensor, *x.parameters, *self._weight_inputs(layer), layer.bias_codes]
         if self._wants_codes(result):
@@ -194,7 +193,7 @@ class IntegerGraph:
     def _wide_gemm(self, node: NodeProto, transposed: int) -> None:
         """The products of the high and of the low bytes with one weight, and their sum in floats."""
         high, low = self._wide_of(node.input[0])
-        layer = self._layer(node, high, low, channel_axis=0 if transposed else 1)
+        layer = self._layer(node, high, low, axis=0 if transposed else 1)
         output = self._new_float(self._undo_relu(node.output[0]))
         parts = {f"{output}:{name}": codes for name, codes in (("high", high), ("low", low))}
         for name, codes in parts.items():
@@ -209,7 +208,7 @@ class IntegerGraph:
         if node.input[1] not in self._graph.parameters:
             self._refuse(node, "its kernel is computed")
         x = self._codes_of(node.input[0])
-        layer = self._layer(node, x, channel_axis=0)
+        layer = self._layer(node, x, axis=0)
         made = self._new_codes(self._through_relu(node.output[0]), node)
         inputs = [x.tensor, *x.parameters, *self._weight_inputs(layer), *made.parameters]
         if layer.bias_codes:
@@ -306,27 +305,22 @@ class IntegerGraph:
             self._as_float[name] = name
         return copy
 
-    def _layer(self, node: NodeProto, *codes: Codes, channel_axis: int) -> IntegerLayer:
+    def _layer(self, node: NodeProto, *codes: Codes, axis: int) -> IntegerLayer:
         weight, bias = node.input[1], optional_input(node, 2)
         if bias and bias not in self._graph.parameters:
             self._refuse(node, "its bias is computed")
         stem = f"{node.output[0]}:weight"
         shape = self._graph.parameters[weight].shape
-        wide = self._formats[node.output[0]] == "x16"
-        per_channel = wide or self._formats[node.output[0]] == "per_channel"
-        channels = (shape[channel_axis],) if per_channel else ()
+        channels = (shape[axis],)
         self.slots[f"{stem}:codes"] = Slot(shape, TensorProto.INT8)
         self.slots[f"{stem}:scale"] = Slot(channels)
         self.slots[f"{stem}:zero"] = Slot(channels, TensorProto.INT8)
         bias_codes = f"{node.output[0]}:bias:codes" if bias else ""
         if bias:
             self.slots[bias_codes] = Slot(self._graph.parameters[bias].shape, TensorProto.INT32)
-        axis = channel_axis if per_channel else None
-        inputs = prod(shape) // shape[channel_axis]
+        inputs = prod(shape) // shape[axis]
         values = (node.input[0], node.output[0])
-        layer = IntegerLayer(
-            layer_name(node), weight, bias, bias_codes, codes, stem, inputs, *values, channel_axis, axis
-        )
+        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, codes, stem, inputs, *values, axis)
         self.layers.append(layer)
         return layer
 
@@ -424,7 +418,7 @@ class IntegerGraph:
 
     def _reads_codes(self, node: NodeProto, value: str) -> bool:
         if node.op_type in ("Gemm", "Conv"):
-            return node.input[0] == value and self._formats.get(node.output[0]) in ("per_tensor", "per_channel")
+            return node.input[0] == value and self._formats.get(node.output[0]) == "int8"
         if node.op_type == "Add":
             return not any(self._is_fixed(name) for name in node.input) and self._wants_codes(node.output[0])
         if node.op_type in _PASS_THROUGH or node.op_type == "Relu":
@@ -433,7 +427,7 @@ class IntegerGraph:
 
     def _is_integer(self, node: NodeProto) -> bool:
         """False for layers chosen to compute in floats."""
-        return self._formats.get(node.output[0], "per_tensor") in ("per_tensor", "per_channel", "x16")
+        return self._formats.get(node.output[0], "int8") in ("int8", "x16")
 
     def _is_fixed(self, name: str) -> bool:
         return name in self._graph.parameters or name in self._graph.constants

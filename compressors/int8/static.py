@@ -1,10 +1,12 @@
 """``int8``: weights and activations in 8 bits, with calibrated activation ranges; layers run in integer kernels.
 
-``int8(layer=float)`` keeps a layer in single precision, ``layer=int4`` gives it 4-bit weights and float arithmetic, and
-``layer=per_channel`` or ``layer=per_tensor`` chooses the layer's scales. Small layers that read observations stay in
-single precision (``input_layers.py``); ``x8`` quantises them too, and ``x2`` to ``x7`` give observations
-so many bits, which other activations do not lose. ``w2``, ``w3`` and ``w4`` give weights codes of so many bits, ±1, ±3
-or ±7. Kernels read all codes as bytes; the C export packs those of weights.
+Each output of a layer has a scale of its own for its weights, and each feature between dense layers a step of its own
+(``feature_steps.py``); what rounding takes from an output at the mean of its inputs is given to its bias.
+``int8(layer=float)`` keeps a layer in single precision, ``layer=int4`` gives it 4-bit weights and float arithmetic,
+``layer=x16`` activations of two bytes. Small layers that read observations stay in single precision
+(``input_layers.py``) unless they are named, as in ``layer=int8``; ``x8`` quantises them too, and ``x2`` to ``x7`` give
+observations so many bits, which other activations do not lose. ``w2``, ``w3`` and ``w4`` give weights codes of so many
+bits, ±1, ±3 or ±7. Kernels read all codes as bytes; the C export packs those of weights.
 
 Activations are U8 or S8, weights S8 and heads float. Ranges come from recent real observations; until there are enough
 of them a run publishes fp32. Calibrations narrow a range slowly; drift, which is looked for on a few rows, widens what
@@ -15,20 +17,22 @@ features come in the handshake.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
-from accel.compressors.arrays import Array
+from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.artifact import Optimisation
 from accel.compressors.cpu import ARM, VNNI, cpu_features
 from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
 from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.int4 import layer_writer, write_layer
-from accel.compressors.int8.calibrated import fitted_weight, folded, folds, rounded_codes
+from accel.compressors.int8.calibrated import fitted_weight, rounded_codes
+from accel.compressors.int8.feature_steps import feature_steps, folds, largest_weights
 from accel.compressors.int8.input_layers import observed_values, small_input_layers
 from accel.compressors.int8.integer_graph import IntegerGraph, IntegerLayer, lay_out
 from accel.compressors.layer_choices import check_layers, choice_for
@@ -59,8 +63,7 @@ from accel.compressors.quantisation.weight_codes import CodeWriter, as_float
 from accel.compressors.runtime import session_options
 from accel.compressors.scheme import Context, MethodText
 
-# of steps per feature (``calibrated``): of layers that read codes of one byte, and of two
-EXPONENT, WIDE_EXPONENT = 1.0, 0.15
+_MATRIX = 2
 # of a layer that is fitted; wider ones, behind images, are rounded to the nearest
 MOST_INPUTS = 1024
 _CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s8s8": (INT8, WEIGHT_INT8)}
@@ -71,30 +74,28 @@ class Int8(Format):
     """Static int8, but for small layers that read observations.
 
     Attributes:
-        per_channel: a weight scale for each output of a layer instead of one for the whole weight.
         variant: ``u8s8``: unsigned activations and signed weights, exact on x86 with VNNI and on ARM, refused
             elsewhere; ``reduce_range``: the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed activations,
             faster on ARM. None: the best one for the CPU.
         cpu: features of the CPU that will act; this machine's when None.
-        layers: formats by layer, overriding ``per_channel``.
+        layers: formats by layer.
         weight_bits: bits of a weight's code, 2 to 4; None: as many as the variant has.
         input_bits: bits of the observations that layers read, 2 to 8, where ``layers`` has no format for these; None:
             small ones read floats.
     """
 
-    per_channel: bool = False
     variant: Variant | None = None
     cpu: frozenset[str] | None = None
     layers: tuple[tuple[str, LayerFormat], ...] = ()
     weight_bits: int | None = None
     input_bits: int | None = None
+    # whether steps by feature and biases make up for rounding; not where the learner trains with the codes
+    makes_up: ClassVar[bool] = True
 
     @property
     def method(self) -> MethodText:
         """``int8`` with its options."""
-        options = ["per_channel"] if self.per_channel else []
-        if self.variant is not None:
-            options.append(self.variant)
+        options: list[str] = [] if self.variant is None else [self.variant]
         if self.weight_bits is not None:
             options.append(f"w{self.weight_bits}")
         if self.input_bits is not None:
@@ -103,9 +104,8 @@ class Int8(Format):
 
     def layer_formats(self, graph: PolicyGraph) -> Callable[[str], LayerFormat]:
         """The format of each layer of a policy."""
-        default: LayerFormat = "per_channel" if self.per_channel else "per_tensor"
         in_floats = small_input_layers(graph) if self.input_bits is None else frozenset()
-        return lambda layer: choice_for(layer, self.layers, "float" if layer in in_floats else default)
+        return lambda layer: choice_for(layer, self.layers, "float" if layer in in_floats else "int8")
 
     def encoder(self, graph: PolicyGraph) -> Encoder:
         """See ``Format.encoder``.
@@ -132,7 +132,6 @@ class Int8Encoder(Encoder):
     Attributes:
         layers: those with integer weights.
         variant: the one in use.
-        per_channel: whether weights have a scale for each output, unless chosen otherwise for a layer.
         weight_codes: integer type of weight codes.
         int4_layers: those with 4-bit weights. floats: parameters left as they are. payload: the model's bytes.
         coded, sums: see ``IntegerGraph``.
@@ -141,7 +140,6 @@ class Int8Encoder(Encoder):
     def __init__(self, graph: PolicyGraph, options: Int8, variant: Variant, cpu_features: tuple[str, ...]) -> None:
         self.cpu_features = cpu_features
         self.variant = variant
-        self.per_channel = options.per_channel
         self._codes, self.weight_codes = _CODES[variant]
         if options.weight_bits is not None:
             self.weight_codes = symmetric_codes(options.weight_bits)
@@ -163,7 +161,16 @@ class Int8Encoder(Encoder):
         self._measured = list(dict.fromkeys(integer.measured))
         self._coded_values = {name for name in self._measured if f"{name}:scale" in integer.slots}
         self.coded, self.sums = integer.coded, integer.sums
-        self._observer = RangeObserver(graph, self._measured)
+        dense = [layer for layer in self.layers if graph.parameters[layer.weight].ndim == _MATRIX]
+        self._sources = list(dict.fromkeys(layer.source for layer in dense)) if options.makes_up else []
+        coded = {layer.source for layer in dense if layer.wide or layer.activation == layer.source}
+        self._folds = folds(graph, [name for name in self._sources if name in coded])
+        self._moved: dict[str, list[tuple[str, int, bool]]] = {}
+        for fold in self._folds:
+            for name, axis, reads in fold.parameters:
+                self._moved.setdefault(name, []).append((fold.value, axis, reads))
+        self._steps: dict[str, FloatArray] = {}
+        self._observer = RangeObserver(graph, self._measured, self._sources)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}
         self._calibrations = self._drifted = 0
@@ -194,7 +201,7 @@ class Int8Encoder(Encoder):
     @property
     def ranges(self) -> Mapping[str, Range]:
         """The running ranges by activation."""
-        return dict(self._ranges)
+        return {name: self._ranges[name] for name in self._measured if name in self._ranges}
 
     @property
     def statistics(self) -> PlanStatistics:
@@ -205,13 +212,20 @@ class Int8Encoder(Encoder):
         """(scale, zero point) in use for an activation."""
         return self._scales[name], int(self.payload.views[f"{name}:zero"])
 
-    def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Range]:
+    def measure(
+        self, parameters: Mapping[str, Array], inputs: Mapping[str, Array], *, quick: bool = False
+    ) -> Mapping[str, Range]:
         """See ``Encoder.measure``."""
-        return self._observer.measure(parameters, inputs)
+        found = self._observer.measure(parameters, inputs)
+        for fold in () if quick else self._folds:
+            weights = [largest_weights(as_float(name, parameters), axis) for name, axis in fold.readers]
+            found[fold.value] = replace(found[fold.value], weight=np.max(weights, axis=0))
+        return found
 
     def drifted(self, measured: Mapping[str, Range]) -> int:
         """See ``Encoder.drifted``."""
-        return sum(name in self._ranges and self._ranges[name].exceeded_by(now) for name, now in measured.items())
+        known = [name for name in self._measured if name in self._ranges]
+        return sum(self._ranges[name].exceeded_by(measured[name], self._steps.get(name, 1.0)) for name in known)
 
     def covering(self, measured: Mapping[str, Range]) -> Mapping[str, Range]:
         """See ``Encoder.covering``."""
@@ -226,10 +240,13 @@ class Int8Encoder(Encoder):
         for name, now in measured.items():
             kept = self._ranges[name].after(now) if name in self._ranges else now
             self._ranges[name] = kept
+            if kept.weight is not None:
+                self._steps[name] = feature_steps(np.maximum(np.abs(kept.low), np.abs(kept.high)), kept.weight)
+            ends = kept.ends(self._steps.get(name, 1.0))
             if name in self._wide:
-                self._set_wide(name, *two_byte_parameters(kept.low, kept.high))
+                self._set_wide(name, *two_byte_parameters(*ends))
             if name in self._coded_values:
-                self._set_activation(name, *activation_parameters(kept.low, kept.high, self.codes_of(name)))
+                self._set_activation(name, *activation_parameters(*ends, self.codes_of(name)))
 
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
@@ -242,19 +259,27 @@ class Int8Encoder(Encoder):
         for layer in self.layers:
             self._encode_layer(layer, parameters)
         for int4_layer in self.int4_layers:
-            write_layer(int4_layer, parameters[int4_layer.weight], self.payload.views, self._int4_writer)
+            moved = self._in_steps(int4_layer.weight, parameters[int4_layer.weight])
+            write_layer(int4_layer, moved, self.payload.views, self._int4_writer)
         for name in self.floats:
             require_finite(name, parameters[name])
-            self.payload.views[name][...] = parameters[name]
+            self.payload.views[name][...] = self._in_steps(name, parameters[name])
         return self.payload.to_bytes()
 
+    def _in_steps(self, name: str, parameter: Array) -> Array:
+        """A parameter of a layer in floats that makes or reads features with steps."""
+        for value, axis, reads in self._moved.get(name, ()):
+            steps = self._steps[value]
+            steps = steps[:, None] if axis == 0 and parameter.ndim == _MATRIX else steps
+            parameter = np.multiply(parameter, steps if reads else 1 / steps)
+        return parameter
+
     def fit(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> bytes:
-        """See ``Encoder.fit``: steps per feature, then layer after layer rounded to what the layers before it give."""
+        """See ``Encoder.fit``: layer after layer rounded to what the layers before it give."""
         feeds = check_inputs(self._graph.inputs, inputs)
         dense = [
-            layer for layer in self.layers if 1 < parameters[layer.weight].ndim < 3 and layer.inputs <= MOST_INPUTS
+            layer for layer in self.layers if parameters[layer.weight].ndim == _MATRIX and layer.inputs <= MOST_INPUTS
         ]
-        parameters = self._with_steps(parameters, feeds, {layer.source: layer.wide for layer in dense})
         self._ranges = {}
         self.merge_ranges(self.measure(parameters, feeds))
         self.encode(parameters)
@@ -263,18 +288,6 @@ class Int8Encoder(Encoder):
             given = self._given(layer, feeds)
             self._fit_layer(layer, parameters, given, wanted[layer.output].astype(np.float64))
         return self.payload.to_bytes()
-
-    def _with_steps(
-        self, parameters: Mapping[str, Array], feeds: Mapping[str, Array], wide: Mapping[str, bool]
-    ) -> Mapping[str, Array]:
-        found = folds(self._graph, list(wide))
-        if not found:
-            return parameters
-        values = self._graph.subgraph([fold.value for fold in found])({**feeds, **parameters})
-        for fold in found:
-            ranges = np.abs(values[fold.value]).max(axis=0).astype(np.float64)
-            parameters = folded(parameters, fold, ranges, WIDE_EXPONENT if wide[fold.value] else EXPONENT)
-        return parameters
 
     def _given(self, layer: IntegerLayer, feeds: Mapping[str, Array]) -> npt.NDArray[np.float64]:
         """[N, k] what the codes of a layer's input stand for, as the present model computes them."""
@@ -296,37 +309,51 @@ class Int8Encoder(Encoder):
         wanted: npt.NDArray[np.float64],
     ) -> None:
         views, stem = self.payload.views, layer.stem
-        weight = as_float(layer.weight, parameters).astype(np.float64)
-        weight = weight if layer.axis == 0 else weight.T
+        weight, factors = self._rows(layer, parameters).astype(np.float64), self._steps.get(layer.source, 1.0)
         means = [array.mean(axis=0) if layer.bias else np.zeros(array.shape[1]) for array in (given, wanted)]
         centred = given - means[0]
-        fitted = fitted_weight(weight, centred, wanted - means[1])
+        fitted = fitted_weight(weight * factors, centred, wanted - means[1])
         codes = WEIGHT_INT8 if layer.wide else self.weight_codes
-        input_scale, bias = self._scales[layer.activation], None
-        greatest = magnitudes(fitted.astype(np.float32), None if layer.channel_axis is None else 0)
+        input_scale = self._scales[layer.activation]
+        greatest = magnitudes(fitted.astype(np.float32))
         scales = scales_of(greatest, codes)
         if layer.bias:
             likely = (means[1] - fitted @ means[0]).astype(np.float32)
             scales = scales_for_bias(scales, input_scale, likely, greatest)
         rounded = rounded_codes(fitted, scales.astype(np.float64), centred, codes)
         views[f"{stem}:codes"][...] = rounded if layer.axis == 0 else rounded.T
-        views[f"{stem}:scale"][...] = scales
-        if layer.bias:
-            steps = np.broadcast_to(scales.astype(np.float64), (len(rounded),))
-            bias = (means[1] - (rounded * steps[:, None]) @ means[0]).astype(np.float32)
-            views[layer.bias_codes][...] = bias_codes(bias, input_scale, scales)
+        bias = means[1] - (rounded * scales[:, None].astype(np.float64)) @ means[0]
+        self._write_scales(layer, scales, bias.astype(np.float32))
 
     def _encode_layer(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> None:
-        views, stem = self.payload.views, layer.stem
-        weight = parameters[layer.weight]
+        codes = self.payload.views[f"{layer.stem}:codes"]
         bias = as_float(layer.bias, parameters) if layer.bias else None
-        input_scale = self._scales[layer.activation]
-        scales = (self._wide_writer if layer.wide else self._writer).write(
-            layer.name, weight, layer.channel_axis, views[f"{stem}:codes"], bias=bias, input_scale=input_scale
+        known, factors = self._ranges.get(layer.source), self._steps.get(layer.source)
+        mean = None if known is None or bias is None else known.mean
+        weight = self._rows(layer, parameters)
+        scales, lost = (self._wide_writer if layer.wide else self._writer).write(
+            layer.name,
+            weight,
+            (codes if layer.axis == 0 else codes.T).reshape(weight.shape),
+            bias=bias,
+            input_scale=self._scales[layer.activation],
+            factors=factors,
+            means=mean if mean is None or factors is None else mean / factors,
         )
-        views[f"{stem}:scale"][...] = scales
-        if bias is not None:
-            views[layer.bias_codes][...] = bias_codes(bias, input_scale, scales)
+        self._write_scales(layer, scales, None if bias is None else bias + lost)
+
+    def _rows(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> FloatArray:
+        """The weight [n, k]: a row for each output."""
+        weight = as_float(layer.weight, parameters)
+        return (weight if layer.axis == 0 else weight.T).reshape(weight.shape[layer.axis], -1)
+
+    def _write_scales(self, layer: IntegerLayer, scales: FloatArray, bias: FloatArray | None) -> None:
+        """Scales and the bias's codes; outputs with steps have them in their scales."""
+        views = self.payload.views
+        if bias is not None and layer.bias:
+            views[layer.bias_codes][...] = bias_codes(bias, self._scales[layer.activation], scales)
+        made = next((value for value, _, reads in self._moved.get(layer.weight, ()) if not reads), None)
+        views[f"{layer.stem}:scale"][...] = scales if made is None else scales / self._steps[made]
 
     def _set_activation(self, name: str, scale: np.float32, zero: int) -> None:
         self._scales[name] = scale
@@ -352,4 +379,4 @@ class Int8Encoder(Encoder):
 def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:
     """The ``int8`` method; see ``parse_int8``."""
     parsed = parse_int8(arguments)
-    return Int8(parsed.per_channel, parsed.variant, context.cpu, *parsed[2:])
+    return Int8(parsed.variant, context.cpu, *parsed[1:])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ NAME = "qat"
 @dataclass(frozen=True)
 class Qat(Int8):
     """Quantisation-aware training; see ``Int8`` for the attributes."""
+
+    makes_up: ClassVar[bool] = False
 
     @property
     def method(self) -> MethodText:
@@ -170,7 +172,6 @@ class FakeQuantiser:
             biases=tuple(map(self._own, graph.sources(layer.bias) if layer.bias else ())),
             activation=layer.activation,
             made=encoder.coded.get(modules[0]) if len(modules) == 1 else None,
-            per_channel=layer.channel_axis is not None,
             is_lstm=len(weights) > 1 and len(modules) == 1,
         )
 
@@ -202,7 +203,7 @@ class FakeQuantisedPolicy(nn.Module):
 def make_qat(arguments: tuple[str, ...], context: Context) -> Qat:
     """The ``qat`` method; see ``parse_int8``."""
     parsed = parse_int8(arguments, NAME)
-    return Qat(parsed.per_channel, parsed.variant, context.cpu, *parsed[2:])
+    return Qat(parsed.variant, context.cpu, *parsed[1:])
 
 
 def is_quantisation_aware(scheme: str) -> bool:

@@ -30,7 +30,6 @@ class QuantisedLayer:
         weights, biases: parameters, in the graph's order. An LSTM has two of each; its biases are added.
         activation: its input.
         made: the activation that it outputs as codes; None where it outputs floats.
-        per_channel: whether each output has its own scale.
         is_lstm: whether its one module is an LSTM.
     """
 
@@ -40,7 +39,6 @@ class QuantisedLayer:
     biases: tuple[str, ...]
     activation: str
     made: str | None
-    per_channel: bool
     is_lstm: bool
 
 
@@ -147,15 +145,14 @@ class QuantisedPass:
         for index, (name, weight) in enumerate(zip(layer.weights, weights, strict=True)):
             module = name.rpartition(".")[0]
             own = slice(None) if layer.is_lstm else slice(rows[index], rows[index + 1])
-            scale = scales[own].view(-1, *[1] * (weight.dim() - 1)) if layer.per_channel else scales
-            self._steps[module] = steps[own] if layer.per_channel else steps
-            self.codes[name] = arithmetic.round_through(weight / scale)
+            self._steps[module] = steps[own]
+            self.codes[name] = arithmetic.round_through(weight / scales[own].view(-1, *[1] * (weight.dim() - 1)))
             del self._others[name]
         self._quantise_biases(layer, tensors, steps)
 
     def _quantise_biases(self, layer: QuantisedLayer, tensors: Mapping[str, Tensor], steps: Tensor) -> None:
         """Quantise biases to 32-bit codes. A parameter that a merged head repeats for each row stays a parameter of its
-        module, rounded: its weights are zeros, so that with per-channel scales its codes are as fine as floats."""
+        module: its weights are zeros, so that its codes are as fine as floats."""
         if layer.is_lstm and layer.biases:
             first, second = layer.biases
             self.codes[first] = _bias_codes(tensors[first] + tensors[second], steps)
@@ -166,17 +163,12 @@ class QuantisedPass:
             if module in layer.modules:
                 self.codes[name] = _bias_codes(tensors[name], self._steps[module])
                 del self._others[name]
-            elif not layer.per_channel:
-                self._others[name] = _bias_codes(tensors[name], steps) * steps
 
     def _greatest_bias(self, layer: QuantisedLayer, tensors: Mapping[str, Tensor], scales: Tensor) -> Tensor:
-        """Magnitudes of the graph's bias: [], or [outputs] with per-channel scales."""
+        """Magnitudes of the graph's bias, [outputs]."""
         if layer.is_lstm:
             first, second = layer.biases
-            bias = (tensors[first] + tensors[second]).abs()
-            return bias if layer.per_channel else bias.max()
-        if not layer.per_channel:
-            return torch.stack([tensors[name].abs().amax() for name in layer.biases]).amax()
+            return (tensors[first] + tensors[second]).abs()
         rows = []
         for weight in layer.weights:
             bias_name = f"{weight.removesuffix('weight')}bias"
@@ -207,8 +199,7 @@ class QuantisedPass:
         prefix = f"{name}." if name else ""
         weight, bias, step = self.codes[f"{prefix}weight"], self.codes.get(f"{prefix}bias"), self._steps[name]
         factor = step if made is None else step / made.scale
-        if layer.per_channel:
-            factor = factor.view(-1, *[1] * (weight.dim() - 2))
+        factor = factor.view(-1, *[1] * (weight.dim() - 2))
 
         def forward(x: Tensor) -> Tensor:
             codes = arithmetic.quantise(x, how)
@@ -280,9 +271,7 @@ def _computing(module: nn.Module, forward: Forward) -> Iterator[None]:
 
 
 def _greatest(layer: QuantisedLayer, weights: list[Tensor]) -> Tensor:
-    """Greatest magnitudes of the weights that share a scale, [] or [outputs]; torch's infinite norm is far slower."""
-    if not layer.per_channel:
-        return torch.stack([weight.abs().amax() for weight in weights]).amax()
+    """Greatest magnitudes of the weights that share a scale, [outputs]; torch's infinite norm is far slower."""
     rows = [weight.flatten(1).abs().amax(1) for weight in weights]
     return torch.stack(rows).amax(0) if layer.is_lstm else torch.cat(rows)
 

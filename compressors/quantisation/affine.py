@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.compressors.arrays import Array, FloatArray
+from accel.compressors.arrays import FloatArray
 
 # an activation of two bytes: the low one is 64 ± 64, so that pairs of products with weights of 8 bits fit 16 bits
 LOW_CODES, LOW_ZERO, GREATEST_HIGH = 128, 64, 127
@@ -90,25 +90,15 @@ def two_byte_parameters(low: float, high: float) -> tuple[np.float32, int]:
     return np.float32(step), int(np.ceil(-low / (LOW_CODES * step)))
 
 
-def weight_scales(weight: FloatArray, codes: IntegerType, axis: int | None = None) -> NDArray[np.float32]:
-    """Symmetric scales of a weight: [], or [channels] along ``axis``; 1 where all weights are zero."""
-    return scales_of(magnitudes(weight, axis), codes)
-
-
-def magnitudes(weight: FloatArray, axis: int | None = None) -> NDArray[np.float32]:
-    """The greatest magnitude of a weight: [], or [channels] along ``axis``."""
-    others = None if axis is None else tuple(d for d in range(weight.ndim) if d != axis)
-    return np.asarray(np.maximum(weight.max(axis=others), -weight.min(axis=others)))
+def magnitudes(weight: FloatArray) -> NDArray[np.float32]:
+    """The greatest magnitude of each row of a weight [n, k]."""
+    return np.asarray(np.maximum(weight.max(axis=1), -weight.min(axis=1)))
 
 
 def scales_of(greatest: NDArray[np.float32], codes: IntegerType) -> NDArray[np.float32]:
-    """Symmetric scales for the greatest magnitudes of weights, of the same shape; 1 where a magnitude is zero."""
-    if np.ndim(greatest) == 0:
-        scale = 2.0 * float(greatest) / codes.levels
-        return np.asarray(1.0 if scale < SMALLEST_SCALE else scale, dtype=np.float32)
+    """Symmetric scales [n] for the greatest magnitudes of weights; 1 where a magnitude is zero."""
     scales = 2.0 * np.asarray(greatest, dtype=np.float64) / codes.levels
-    scales = np.where(scales < SMALLEST_SCALE, 1.0, scales)
-    return np.asarray(scales, dtype=np.float32)
+    return np.where(scales < SMALLEST_SCALE, 1.0, scales).astype(np.float32)
 
 
 def scales_for_bias(
@@ -118,13 +108,9 @@ def scales_for_bias(
     the finest that does not where all weights are zero.
 
     Args:
-        scales: [] or [channels]. greatest: magnitudes of the weights, likewise.
-        bias: [channels].
+        scales, bias: [n]. greatest: magnitudes of the weights, likewise.
     """
-    if scales.ndim == 0:
-        largest_bias = max(float(bias.max()), -float(bias.min()))
-        return _scale_for_bias(scales, float(input_scale), largest_bias, float(greatest))
-    # onnxruntime multiplies a per-channel bias in single precision, and a per-tensor one in double
+    # onnxruntime multiplies a bias with a scale for each output in single precision
     smallest = (BIAS_MARGIN * (2.0 * np.abs(bias))).astype(np.float64) / INT32_STEPS
     candidate = scales.astype(np.float64) * np.float64(input_scale)
     replaced = candidate < smallest
@@ -135,32 +121,6 @@ def scales_for_bias(
         return scales
     changed = scales.astype(np.float64) * (smallest / candidate)
     return np.where(replaced, changed.astype(np.float32), scales)
-
-
-def _scale_for_bias(
-    scale: NDArray[np.float32], input_scale: float, largest_bias: float, greatest: float
-) -> NDArray[np.float32]:
-    """The same for one scale and the bias's greatest magnitude; Python floats are faster than arrays of one."""
-    smallest = BIAS_MARGIN * 2.0 * largest_bias / INT32_STEPS
-    candidate = float(scale) * input_scale
-    is_empty = greatest == 0.0 and min(smallest, smallest / input_scale) >= SMALLEST_SCALE
-    if candidate < smallest or is_empty:
-        return np.asarray(float(scale) * (smallest / candidate), dtype=np.float32)
-    return scale
-
-
-def quantise_into(
-    target: Array, values: FloatArray, scales: NDArray[np.float32], axis: int | None, scratch: FloatArray
-) -> None:
-    """Write symmetric codes of ``values`` to ``target``; ``scratch`` is working memory like ``values``.
-
-    No clipping is needed: at scales from ``weight_scales`` or wider the quotient rounds to at most q_max.
-    """
-    if axis is not None:
-        scales = scales.reshape([-1 if d == axis else 1 for d in range(values.ndim)])
-    np.divide(values, scales, out=scratch)
-    np.rint(scratch, out=scratch)
-    np.copyto(target, scratch, casting="unsafe")
 
 
 def bias_codes(bias: FloatArray, input_scale: np.float32, scales: NDArray[np.float32]) -> NDArray[np.int32]:

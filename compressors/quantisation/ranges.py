@@ -1,14 +1,17 @@
-"""Running ranges of activations over recent real inputs: they widen immediately and narrow slowly."""
+"""Running ranges of activations over recent real inputs: they widen immediately and narrow slowly.
+
+What a dense layer reads is measured feature by feature, with means.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import NodeProto, helper
 
-from accel.compressors.arrays import Array
+from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.artifact import TensorSpec
 from accel.compressors.errors import CalibrationError
 from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
@@ -18,41 +21,53 @@ from accel.compressors.graph.subgraph import Subgraph
 KEEP = 0.93
 # Drift: a value this far outside a range, as a share of the range's width.
 DRIFT_TOLERANCE = 0.05
-_LOWS, _HIGHS = ":lows", ":highs"
 # Images whose activations are measured, spread over those given: each has thousands of positions.
 IMAGES = 64
 
 
 @dataclass(frozen=True)
 class Range:
-    """Least and greatest value of an activation."""
+    """Least and greatest values of an activation.
 
-    low: float
-    high: float
+    Attributes:
+        low, high: of all of it, or [k] by feature.
+        mean: [k], measured last; None where features are not told apart.
+        weight: [k] the greatest weight by which a feature is read, measured last.
+    """
+
+    low: float | FloatArray
+    high: float | FloatArray
+    mean: FloatArray | None = None
+    weight: FloatArray | None = None
 
     def after(self, measured: Range, keep: float = KEEP) -> Range:
         """This range after a calibration: widened to the measured one, or narrowed towards it by ``1 - keep``."""
-        return Range(
-            min(measured.low, keep * self.low + (1.0 - keep) * measured.low),
-            max(measured.high, keep * self.high + (1.0 - keep) * measured.high),
-        )
+        low = np.minimum(measured.low, keep * self.low + (1.0 - keep) * measured.low)
+        high = np.maximum(measured.high, keep * self.high + (1.0 - keep) * measured.high)
+        return replace(measured, low=low, high=high)
 
     def covering(self, measured: Range) -> Range:
         """The union of this range and a measured one."""
-        return Range(min(measured.low, self.low), max(measured.high, self.high))
+        return replace(self, low=np.minimum(measured.low, self.low), high=np.maximum(measured.high, self.high))
 
-    def exceeded_by(self, measured: Range, tolerance: float = DRIFT_TOLERANCE) -> bool:
-        """Whether measured values exceed this range by more than ``tolerance`` times its width."""
-        margin = tolerance * (self.high - self.low)
-        return measured.low < self.low - margin or measured.high > self.high + margin
+    def ends(self, steps: float | FloatArray = 1.0) -> tuple[float, float]:
+        """Least and greatest value of all, in steps by feature."""
+        return float(np.min(self.low / steps)), float(np.max(self.high / steps))
+
+    def exceeded_by(self, measured: Range, steps: float | FloatArray = 1.0, tolerance: float = DRIFT_TOLERANCE) -> bool:
+        """Whether measured values exceed this range by more than ``tolerance`` times its width, in steps by feature."""
+        (low, high), (least, greatest) = self.ends(steps), measured.ends(steps)
+        margin = tolerance * (high - low)
+        return least < low - margin or greatest > high + margin
 
 
 class RangeObserver:
-    """Measures the ranges of some values of a graph in single precision."""
+    """Measures the ranges of some values of a graph in single precision; those of ``dense`` [N, k] by feature."""
 
-    def __init__(self, graph: PolicyGraph, values: Sequence[str]) -> None:
+    def __init__(self, graph: PolicyGraph, values: Sequence[str], dense: Sequence[str] = ()) -> None:
         self._graph = graph
-        self._values = tuple(values)
+        self._whole = [name for name in values if name not in dense]
+        self._dense = tuple(dense)
         self._subgraph: Subgraph | None = None
 
     def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Range]:
@@ -62,18 +77,20 @@ class RangeObserver:
             CalibrationError: an input is missing, empty or misshapen, or an activation is not finite.
         """
         feeds = _few_images(check_inputs(self._graph.inputs, inputs))
-        if not self._values:
+        if not self._whole and not self._dense:
             return {}
         if self._subgraph is None:
-            self._subgraph = _range_subgraph(self._graph, self._values)
-        found = self._subgraph({**feeds, **parameters})
-        ranges = {}
-        for name, low, high in zip(self._values, found[_LOWS], found[_HIGHS], strict=True):
-            if not (np.isfinite(low) and np.isfinite(high)):
+            self._subgraph = _range_subgraph(self._graph, self._whole, [n for n in self._dense if n not in feeds])
+        found = {**feeds, **self._subgraph({**feeds, **parameters})}
+        ranges = {name: Range(float(found[f"{name}:low"]), float(found[f"{name}:high"])) for name in self._whole}
+        for name in self._dense:
+            rows = found[name].astype(np.float32, copy=False)
+            ranges[name] = Range(rows.min(axis=0), rows.max(axis=0), rows.mean(axis=0))
+        for name, seen in ranges.items():
+            if not np.isfinite(seen.ends()).all():
                 raise CalibrationError(
                     f"activation {name!r} is not finite on the calibration inputs; check inputs and weights"
                 )
-            ranges[name] = Range(float(low), float(high))
         return ranges
 
 
@@ -112,19 +129,16 @@ def _few_images(feeds: Mapping[str, Array]) -> Mapping[str, Array]:
     return {name: array[places] for name, array in feeds.items()}
 
 
-def _range_subgraph(graph: PolicyGraph, values: Sequence[str]) -> Subgraph:
-    """The graph, with two outputs: the vectors of least and greatest values."""
+def _range_subgraph(graph: PolicyGraph, whole: Sequence[str], rows: Sequence[str]) -> Subgraph:
+    """The graph, with the least and greatest of some values as outputs, and others as they are."""
     nodes: list[NodeProto] = []
-    for name in values:
-        for reduce, suffix in (("ReduceMin", "low"), ("ReduceMax", "high")):
-            nodes.append(helper.make_node(reduce, [name], [f"{name}:{suffix}:scalar"], keepdims=0))
-            nodes.append(helper.make_node("Reshape", [f"{name}:{suffix}:scalar", ":one"], [f"{name}:{suffix}"]))
-    nodes.append(helper.make_node("Concat", [f"{name}:low" for name in values], [_LOWS], axis=0))
-    nodes.append(helper.make_node("Concat", [f"{name}:high" for name in values], [_HIGHS], axis=0))
+    for name in whole:
+        for operator, part in (("ReduceMin", "low"), ("ReduceMax", "high")):
+            nodes.append(helper.make_node(operator, [name], [f"{name}:{part}"], keepdims=0))
     inputs = {spec.name: (np.dtype(spec.dtype), spec.shape) for spec in graph.inputs}
     inputs.update({name: (array.dtype, array.shape) for name, array in graph.parameters.items()})
-    constants = {**graph.constants, ":one": np.asarray([1], dtype=np.int64)}
-    return Subgraph([*graph.nodes, *nodes], inputs, constants, [_LOWS, _HIGHS], OPSET)
+    wanted = [node.output[0] for node in nodes]
+    return Subgraph([*graph.nodes, *nodes], inputs, graph.constants, [*wanted, *rows], OPSET)
 
 
 def _sizes(shape: Sequence[int | None]) -> str:

@@ -39,12 +39,12 @@ QEMU = ("qemu-system-arm", "-M", "mps2-an386", "-nographic", "-monitor", "none",
 COUNTING = ("-icount", "shift=0", "-semihosting-config", "enable=on,target=native")
 EPISODES = 20
 AFTER = (
-    *("fp32", "int8", "int8(x8)", "int8(per_channel,w4,x8)", "int8(per_channel,w3,x8)", "int8(per_channel,w2,x8)"),
+    *("fp32", "int8", "int8(x8)", "int8(w4,x8)", "int8(w3,x8)", "int8(w2,x8)"),
     *("prune(0.5)+int8", "lowrank(0.25)+int8", "distill(16x2)+int8"),
 )
 DURING = (
-    *("qat(x8)", "qat(per_channel,w4,x8)", "qat(per_channel,w3,x8)", "qat(per_channel,w2,x8)"),
-    *("qat(per_channel,w3,x6)", "qat(per_channel,w3,x4)", "qat(per_channel,w2,x6)"),
+    *("qat(x8)", "qat(w4,x8)", "qat(w3,x8)", "qat(w2,x8)"),
+    *("qat(w3,x6)", "qat(w3,x4)", "qat(w2,x6)"),
 )
 Row = dict[str, Any]
 

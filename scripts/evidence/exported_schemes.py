@@ -37,8 +37,8 @@ EPISODES = 20
 FIRST_SEED = 10_000  # of the episodes
 MARGIN = 0.05  # of the distance of full precision's return from random actions'
 AFTER = (
-    *("fp32", "fp16", "int8", "int8(per_channel)", "int4", "int8(w4)", "int8(per_channel,w4)", "int8(w3)"),
-    *("int8(per_channel,w3)", "prune(0.5)+int8", "prune(0.5)+int4", "lowrank(0.25)+int8", "distill(16x2)+int8"),
+    *("fp32", "fp16", "int8", "int4", "int8(w4)", "int8(w3)"),
+    *("prune(0.5)+int8", "prune(0.5)+int4", "lowrank(0.25)+int8", "distill(16x2)+int8"),
     *("distill(32x2)+int8", "int8(x8)", "int8(w4,x8)", "int8(w3,x8)"),
 )
 DURING = ("int8(w3)", "qat(w3)", "qat(w4)")

@@ -97,8 +97,6 @@ def test_observations_of_few_bits_compute_as_the_model_does(run: Path, tmp_path:
 
 
 def test_packed_weights_are_all_that_the_source_has_of_them(run: Path, tmp_path: Path) -> None:
-    bundle = export(
-        run, tmp_path / "bundle", scheme="int8(per_channel,w4,x8)", format="c", episodes=0, accept_loss=True
-    )
+    bundle = export(run, tmp_path / "bundle", scheme="int8(w4,x8)", format="c", episodes=0, accept_loss=True)
     assert len(re.findall(r"^const EMX_UNUSED uint32_t weight", source(bundle), re.MULTILINE)) == 3
     assert not re.search(r"\bint8_t weight\w+(matrix|weight_codes)", source(bundle))

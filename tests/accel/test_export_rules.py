@@ -63,7 +63,7 @@ def test_a_bundle_acts_as_the_trained_policy(name: str, tmp_path: Path) -> None:
     for wrong in (noise | {"noise": 5.0} if name == "d4pg" else noise, {"rule": "none"}):
         with pytest.raises(ValueError, match=r"output|rule|noise"):
             run_policy.check_contract({**bundle.contract, "action": {**action, "sampling": wrong}})
-    layers = ",".join(f"torso.{i}.block.{j}.convolution=per_channel" for i in range(10) for j in range(6))
+    layers = ",".join(f"torso.{i}.block.{j}.convolution=int8" for i in range(10) for j in range(6))
     run_policy.check_contract({**bundle.contract, "scheme": f"int8({layers})"})
     with pytest.raises(ValueError, match="scheme"):
         run_policy.check_contract({**bundle.contract, "scheme": f"int8({40 * layers})"})

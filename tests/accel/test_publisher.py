@@ -38,7 +38,6 @@ from tests.accel.live_policies import (
 
 PAIRS = [
     ("mlp:32x2", "int8", 0.04),
-    ("mlp:32x2", "int8(per_channel)", 0.04),
     ("mlp:32x2", "fp16", 0.002),
     ("mlp:32x2", "int4", 0.25),
     ("mlp:64x2", "prune(0.25)+int8", 0.15),

@@ -88,15 +88,24 @@ def test_a_finished_policys_encoding_and_shares_are_in_its_artifact(policy: Impo
     inputs = calibration_inputs(policy, "int8", 0)
     found = finish(policy, "int8", inputs)
     metadata = found.artifact.metadata
-    assert (found.artifact.scheme, metadata["encoding"]) == ("int8", found.encoding)
+    assert metadata["encoding"] == found.encoding
     layers = (4 * 32, 32 * 32, 32 * 2)  # the first reads observations, in floats as it is small
     floats = "module.4=float" in found.encoding
     inside = 1.0 - floats * layers[2] / sum(layers[1:])
     assert found.share_inside == metadata["integer_share_after_observations"] == pytest.approx(inside)
     assert found.share == pytest.approx(1.0 - (layers[0] + floats * layers[2]) / sum(layers))
-    text = found.cost(policy.compress("fp32"), inputs)
-    assert "bytes against" in text and f"{inside:.0%} of the multiply-adds after the observations" in text
-    few = {name: array[:3] for name, array in inputs.items()}
-    assert finish(policy, "int8", few).artifact.scheme == "int8"
+    assert "bytes against" in found.cost and f"{inside:.0%} of the multiply-adds after the observations" in found.cost
     plain = finish(policy, "fp16", inputs)
     assert (plain.encoding, plain.share) == ("fp16", None)
+
+
+@pytest.mark.parametrize(("width", "name"), [(4, "mixed"), (512, "int8")])
+def test_what_is_neither_faster_nor_smaller_is_not_called_int8(width: int, name: str) -> None:
+    """Four units gain nothing on any machine; of 512 a fourth of the bytes is left."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+    policy = import_policy(module, TrainConfig.create(env="CartPole-v1"))
+    few = {key: array[:3] for key, array in calibration_inputs(policy, "int8", 0).items()}
+    found = finish(policy, "int8", few)
+    assert found.artifact.scheme == name
+    assert ("int8 does not pay here" in found.cost) == (name == "mixed")

@@ -134,7 +134,7 @@ def test_suggested_schemes_are_read_back_and_cover_the_space() -> None:
     for scheme in schemes:
         assert make_compressor(scheme).scheme == scheme == str(parse_scheme(scheme))
     text = " ".join(schemes)
-    assert all(part in text for part in ("per_channel", "int4", "float", "prune(", "lowrank(", ")+prune("))
+    assert all(part in text for part in ("int8", "int4", "float", "prune(", "lowrank(", ")+prune("))
 
 
 def test_uniform_schemes_come_in_their_short_form() -> None:
@@ -151,7 +151,7 @@ def test_uniform_schemes_come_in_their_short_form() -> None:
     for parameters in queued:
         study.enqueue_trial(dict(parameters))
     first = [space.scheme_of(study.ask(dict(space.parameters)).params) for _ in queued]
-    assert first[: len(BITS)] == ["fp32", "int8(x8)", "int8(per_channel,x8)", "int4"]
+    assert first[: len(BITS)] == ["fp32", "int8(x8)", "int4"]
     assert first[len(BITS) :] == ["prune(0.25)", "prune(0.25)+int8(x8)"]
 
 

@@ -7,6 +7,7 @@ oracle quantises and we compute in floats gets some range, which nothing that is
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 
 import numpy as np
 import onnx
@@ -19,8 +20,9 @@ from torch import nn
 
 from accel.compressors.graph.policy_graph import OPSET
 from accel.compressors.int8.integer_graph import IntegerLayer
-from accel.compressors.int8.static import Int8Encoder
-from accel.compressors.pipeline import PipelinePlan
+from accel.compressors.int8.static import Int8, Int8Encoder
+from accel.compressors.pipeline import Pipeline, PipelinePlan, make_compressor
+from tests.compressors.policies import Case
 
 Arrays = dict[str, NDArray[np.generic]]
 _HANDS_ON = ("Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool", "Relu")
@@ -65,9 +67,26 @@ def _in_floats(node: NodeProto) -> Iterator[NodeProto]:
     yield helper.make_node("Mul", [real, node.input[1]], list(node.output))
 
 
-def quantised_by_onnxruntime(plan: PipelinePlan, module: nn.Module, per_channel: bool | None = None) -> Arrays:
-    """Initializers of the QDQ model at the ranges of an int8 plan, in its variant; scales of weights are the plan's if
-    ``per_channel`` is None."""
+class RoundedInt8(Int8):
+    """``int8`` whose steps and biases make up for nothing, as the oracle's."""
+
+    makes_up = False
+
+
+def rounded_plan(case: Case, scheme: str, module: nn.Module) -> PipelinePlan:
+    """As ``Case.bind``, with ``RoundedInt8``."""
+    pipeline = make_compressor(scheme)
+    assert isinstance(pipeline, Pipeline) and isinstance(pipeline.format, Int8)
+    options = {field.name: getattr(pipeline.format, field.name) for field in fields(Int8)}
+    plan = replace(pipeline, format=RoundedInt8(**options)).bind(
+        module, case.examples(), case.inputs(128, seed=1), output_names=case.outputs
+    )
+    assert isinstance(plan, PipelinePlan)
+    return plan
+
+
+def quantised_by_onnxruntime(plan: PipelinePlan, module: nn.Module) -> Arrays:
+    """Initializers of the QDQ model at the ranges of an int8 plan, in its variant."""
     encoder = plan.encoder
     assert isinstance(encoder, Int8Encoder)
     model = float_model(plan, module)
@@ -79,7 +98,7 @@ def quantised_by_onnxruntime(plan: PipelinePlan, module: nn.Module, per_channel:
             known.setdefault(node.output[0], known[node.input[0]])
     quantizer = QDQQuantizer(
         model,
-        per_channel=encoder.per_channel if per_channel is None else per_channel,
+        per_channel=True,
         reduce_range=encoder.variant == "reduce_range",
         weight_qType=QuantType.QInt8,
         activation_qType=QuantType.QInt8 if encoder.variant == "s8s8" else QuantType.QUInt8,
@@ -108,9 +127,7 @@ def assert_layer_is_the_oracles(layer: IntegerLayer, found: Arrays, wanted: Arra
     """Codes, scales and zero points of a weight, and codes of its bias; where all weights of a scale are zero, ours is
     finer, and the bias what it is."""
     codes = found[f"{layer.stem}:codes"]
-    axis = layer.channel_axis
-    others = None if axis is None else tuple(d for d in range(codes.ndim) if d != axis)
-    same = codes.any(axis=others)
+    same = codes.any(axis=tuple(d for d in range(codes.ndim) if d != layer.axis))
     for part, theirs in (("codes", "quantized"), ("scale", "scale"), ("zero", "zero_point")):
         ours, oracles = found[f"{layer.stem}:{part}"], wanted[f"{layer.weight}_{theirs}"]
         if part == "scale" and layer.bias:

@@ -150,9 +150,8 @@ def _quantise(values: NDArray[np.generic], numbers: dict[str, NDArray[np.generic
     return np.clip(np.rint(values / scale) + zero, 0, 255).astype(np.int64)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int8(per_channel)"])
 @pytest.mark.parametrize("scale", [1e-4, 1e-5, 1e-6])
-def test_a_bias_beside_tiny_weights_leaves_room_for_the_sum(scheme: str, scale: float) -> None:
+def test_a_bias_beside_tiny_weights_leaves_room_for_the_sum(scale: float) -> None:
     """At 32 bits a sum that passes its end wraps around, and the output's sign changes."""
     module = nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 3))
     generator = torch.Generator().manual_seed(0)
@@ -161,7 +160,7 @@ def test_a_bias_beside_tiny_weights_leaves_room_for_the_sum(scheme: str, scale: 
             parameter.copy_(factor * torch.rand(parameter.shape, generator=generator))
         module[2].bias.copy_(torch.tensor([10.0, 0.0, -10.0]))
     x = torch.rand(256, 4, generator=generator)
-    plan = make_compressor(scheme).bind(module, {"x": x[:2]}, {"x": x.numpy()}, output_names=["out"])
+    plan = make_compressor("int8").bind(module, {"x": x[:2]}, {"x": x.numpy()}, output_names=["out"])
     (found,) = run_artifact(plan.refresh(module, version=0), {"x": x.numpy()})
     np.testing.assert_allclose(found[:, [0, 2]], module(x).detach().numpy()[:, [0, 2]], rtol=0.01)
 

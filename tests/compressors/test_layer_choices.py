@@ -35,8 +35,8 @@ def test_the_longest_name_decides() -> None:
     "text",
     [
         "int8(torso.0=float)",
-        "int8(per_channel,u8s8,torso=int4,head=per_tensor)",
-        "prune(0.5,torso.0=0.25)+int8(per_channel,head=float)",
+        "int8(u8s8,torso=int4,head=int8)",
+        "prune(0.5,torso.0=0.25)+int8(head=float)",
         "prune(torso.0=0.5)",
         "lowrank(torso.2=0.25)+prune(torso.0=0.5)",
     ],
@@ -49,7 +49,7 @@ def test_schemes_with_layers_bind_and_keep_their_text(text: str) -> None:
 
 @pytest.mark.parametrize("case", ["tanh-mlp", "deep-relu-mlp", "nature-cnn", "resnet", "lstm"])
 def test_a_format_for_every_layer_is_that_format(case: str) -> None:
-    """All layers float is the policy itself; all per channel is ``int8(per_channel,x8)``, to the last bit."""
+    """All layers float is the policy itself; all int8 is ``int8(x8)``, to the last bit."""
     module, inputs = _policy(case), CASES[case].inputs(16, seed=5)
     top = ",".join(f"{name}={{0}}" for name, child in module.named_children() if list(child.parameters()))
 
@@ -58,9 +58,7 @@ def test_a_format_for_every_layer_is_that_format(case: str) -> None:
 
     for found, wanted in zip(outputs(f"int8({top.format('float')})"), run_module(module, inputs), strict=True):
         np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
-    for found, wanted in zip(
-        outputs(f"int8({top.format('per_channel')})"), outputs("int8(per_channel,x8)"), strict=True
-    ):
+    for found, wanted in zip(outputs(f"int8({top.format('int8')})"), outputs("int8(x8)"), strict=True):
         np.testing.assert_array_equal(found, wanted)
     for found, wanted in zip(outputs(f"int8({top.format('int4')})"), outputs("int4"), strict=True):
         np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)

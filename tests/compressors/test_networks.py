@@ -76,7 +76,7 @@ def _acting(name: str) -> Acting:
         ("fp32", 1e-5),
         ("fp16", 4e-3),
         ("int8(u8s8,x8)", 0.12),
-        ("int8(per_channel,s8s8,x8)", 0.12),
+        ("int8(s8s8,x8)", 0.12),
     ],
 )
 def test_formats_stay_close(scheme: str, limit: float, name: str) -> None:

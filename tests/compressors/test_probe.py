@@ -15,7 +15,7 @@ from accel.compressors.errors import ArtifactError, UnsupportedLayerError
 from accel.compressors.runtime import PolicySession
 from tests.compressors.policies import CASES, randomise
 
-SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int8(per_channel,s8s8)", "int4", "prune(0.5)+int8(s8s8)"]
+SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int4", "prune(0.5)+int8(s8s8)"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

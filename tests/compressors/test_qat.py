@@ -20,10 +20,10 @@ from accel.compressors.qat.differences import code_differences
 from accel.compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
 from accel.compressors.quantisation.affine import UINT8
 from accel.compressors.scheme import parse_scheme
-from tests.compressors.oracle import initializers
+from tests.compressors.oracle import initializers, rounded_plan
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
 
-OPTIONS = ["u8s8", "reduce_range", "s8s8", "per_channel,u8s8", "per_channel,reduce_range,w2"]
+OPTIONS = ["u8s8", "reduce_range", "s8s8", "reduce_range,w2"]
 NARROW = ["u8s8,x3", "s8s8,w3,x6"]
 POLICIES = ["tanh-mlp", "relu-mlp", "deep-relu-mlp", "nature-cnn", "resnet", "lstm"]
 
@@ -107,7 +107,7 @@ def test_a_dead_layer_has_the_codes_of_the_artifact(options: str) -> None:
     assert np.abs(ours - run_module(module, inputs)[0]).max() < 0.05
 
 
-@pytest.mark.parametrize("scheme", ["qat", "qat(per_channel)", "prune(0.5)+qat(u8s8)"])
+@pytest.mark.parametrize("scheme", ["qat", "prune(0.5)+qat(u8s8)"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_rounded_forward_is_what_the_artifact_computes(name: str, scheme: str) -> None:
     case, module, plan, quantiser = _bound(name, scheme, seed=2)
@@ -148,7 +148,7 @@ def test_pruning_takes_from_the_policy_what_the_artifact_lacks(name: str) -> Non
     assert found.greatest <= 1
 
 
-@pytest.mark.parametrize("options", ["x8", "x4", "per_channel,x6"])
+@pytest.mark.parametrize("options", ["x8", "x4", "x6"])
 def test_a_residual_on_observations_has_the_codes_of_the_artifact(options: str) -> None:
     """Also where observations are beyond the range that was measured."""
 
@@ -177,12 +177,9 @@ def test_a_residual_on_observations_has_the_codes_of_the_artifact(options: str) 
 def test_a_policy_of_one_layer_trains_with_its_rounding() -> None:
     module, observations = randomise(nn.Linear(6, 3), seed=0), torch.randn(64, 6)
     inputs = {"observations": observations.numpy()}
-    for options in ("", "(per_channel)"):
-        plan = make_compressor(f"qat{options}").bind(
-            module, {"observations": observations}, inputs, output_names=("params",)
-        )
-        ours = FakeQuantiser(plan, module)(module, observations)[0].detach().numpy()
-        np.testing.assert_allclose(ours, run_artifact(plan.refresh(module, 1), inputs)[0], atol=1e-5)
+    plan = make_compressor("qat").bind(module, {"observations": observations}, inputs, output_names=("params",))
+    ours = FakeQuantiser(plan, module)(module, observations)[0].detach().numpy()
+    np.testing.assert_allclose(ours, run_artifact(plan.refresh(module, 1), inputs)[0], atol=1e-5)
 
 
 def test_a_sum_of_codes_is_the_kernels_for_every_pair() -> None:
@@ -250,7 +247,7 @@ def test_gradients_are_those_of_the_definition() -> None:
 @pytest.mark.parametrize("name", ["resnet", "lstm"])
 def test_gradients_are_close_to_those_of_the_whole_policy(name: str) -> None:
     """Through residual sums and over time: rounding is small, so a wrong path would show."""
-    case, module, _, quantiser = _bound(name, "qat(per_channel,u8s8)")
+    case, module, _, quantiser = _bound(name, "qat(u8s8)")
     inputs = _tensors(case.inputs(64, seed=1))
     direction = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
     gradients = []
@@ -381,12 +378,13 @@ def test_a_layer_kept_whole_is_kept_whole() -> None:
     np.testing.assert_allclose(quantiser(module, *_tensors(inputs))[0].detach().numpy(), theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("text", ["qat", "qat(per_channel)", "prune(0.5)+qat", "qat(u8s8,torso.0=float)"])
+@pytest.mark.parametrize("text", ["qat", "prune(0.5)+qat", "qat(u8s8,torso.0=float)"])
 def test_the_scheme_parses_prints_and_makes_the_int8_graph(text: str) -> None:
     assert str(parse_scheme(text)) == text and make_compressor(text).scheme == text
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
-    ours, theirs = (case.bind(t, module).refresh(module, version=1) for t in (text, text.replace("qat", "int8")))
+    plans = case.bind(text, module), rounded_plan(case, text.replace("qat", "int8"), module)
+    ours, theirs = (plan.refresh(module, version=1) for plan in plans)
     assert ours.scheme == text and ours.model == theirs.model
 
 
@@ -398,7 +396,7 @@ def test_the_scheme_parses_prints_and_makes_the_int8_graph(text: str) -> None:
         ("prune(0.5)+lowrank(0.5)+qat", "lowrank"),
         ("qat+prune(0.5)", "'qat' must come last"),
         ("qat+int8", "2 number formats"),
-        ("qat(wat)", r"qat\(wat\): options are per_channel"),
+        ("qat(wat)", r"qat\(wat\): options are one of"),
         ("qat(head=int4)", r"qat\(head=int4\).*head=float, or the format int8"),
     ],
 )

@@ -11,7 +11,8 @@ from torch import nn
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import SchemeError
 from accel.compressors.graph.policy_graph import export_policy
-from accel.compressors.int8.calibrated import fitted_weight, folded, folds, rounded_codes
+from accel.compressors.int8.calibrated import fitted_weight, rounded_codes
+from accel.compressors.int8.feature_steps import feature_steps, folds, largest_weights
 from accel.compressors.kernels.chain import make_chain
 from accel.compressors.module_state import read_state
 from accel.compressors.pipeline import make_compressor
@@ -81,7 +82,7 @@ def test_any_chain_may_have_layers_of_two_bytes(network: str, suffix: str) -> No
 
 def test_two_bytes_are_finer_than_one_and_their_weights_have_eight_bits() -> None:
     module = mlp()
-    one, two = (error(module, compressed(module, scheme)) for scheme in ("int8(per_channel,x8)", WIDE))
+    one, two = (error(module, compressed(module, scheme)) for scheme in ("int8(x8)", WIDE))
     assert two < 0.6 * one
     assert error(module, compressed(module, WIDE, fit=True)) < 0.8 * two
 
@@ -125,13 +126,17 @@ def test_steps_per_feature_change_no_answer(activation: type[nn.Module]) -> None
     layers = [node for node in graph.nodes if node.op_type == "Gemm"]
     found = folds(graph, [node.input[0] for node in layers])
     assert len(found) == (0 if activation is nn.Tanh else 2)
-    parameters = graph.read(read_state(module))
+    parameters = dict(graph.read(read_state(module)))
     for fold in found:
-        values = graph.subgraph([fold.value])({"observations": x, **parameters})[fold.value]
-        parameters = folded(parameters, fold, np.abs(values).max(axis=0).astype(np.float64), 1.0)
-        values = graph.subgraph([fold.value])({"observations": x, **parameters})[fold.value]
-        ranges = np.abs(values).max(axis=0)
-        assert np.quantile(ranges, 0.9) < 1.01 * np.quantile(ranges, 0.3)
+        reach = np.abs(graph.subgraph([fold.value])({"observations": x, **parameters})[fold.value]).max(axis=0)
+        weights = np.max([largest_weights(parameters[name], axis) for name, axis in fold.readers], axis=0)
+        steps = feature_steps(reach, weights)
+        assert steps.max() > 1.3 * steps.min() and np.log(steps).mean() == pytest.approx(0.0, abs=1e-5)
+        for name, axis, reads in fold.parameters:
+            factors = steps if reads else 1.0 / steps
+            parameters[name] = parameters[name] * (
+                factors[:, None] if axis == 0 and parameters[name].ndim > 1 else factors
+            )
     outputs = graph.subgraph(["params"])({"observations": x, **parameters})["params"]
     np.testing.assert_allclose(outputs, module(torch.from_numpy(x)).detach(), rtol=1e-4, atol=1e-5)
 
