@@ -190,10 +190,8 @@ class MeasuredPolicy:
             try:
                 made[scheme] = self._artifact(scheme)
                 PolicySession(made[scheme], batch=1)
-                if made[scheme].scheme == MIXED:
-                    notify(
-                        f"{scheme} does not pay for {self.network}: its rows are of {made[scheme].metadata['encoding']}"
-                    )
+                if MIXED in made[scheme].metadata:
+                    notify(f"{scheme}: {made[scheme].metadata[MIXED]}")
             except CompressorError as error:
                 made.pop(scheme, None)
                 notify(refusal(scheme, self.network, error))

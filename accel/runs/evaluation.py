@@ -15,7 +15,7 @@ from accel.display.progress import Progress
 from accel.errors import ConfigError
 from accel.json_object import Json
 from accel.monitor.statistics import Interval, mean_interval
-from accel.runs.finishing import finish
+from accel.runs.finishing import MIXED, finish
 from accel.runs.loading import load_run
 from accel.runs.playing import DEFAULT_ENVS, Episodes, play
 from accel.runs.quality import (
@@ -44,6 +44,7 @@ class Evaluation:
         baseline: the same seeds in full precision, or None.
         quality: whether the policy that played keeps full precision's; None without a baseline, and of full precision.
         video: the file that shows one episode, or None.
+        mixed: why int8 does not pay for this policy, or None.
     """
 
     run: str
@@ -58,6 +59,7 @@ class Evaluation:
     baseline: Episodes | None = None
     quality: Quality | None = None
     video: str | None = None
+    mixed: str | None = None
 
     @property
     def mean(self) -> Interval | None:
@@ -87,6 +89,8 @@ class Evaluation:
             if self.difference is not None:
                 verdict = _verdict(self.difference, repeats=(self.episodes.caveat or self.baseline.caveat) is not None)
                 lines.append(f"{self.scheme} - {FULL_PRECISION} on the same seeds: {self.difference}, {verdict}")
+        if self.mixed is not None:
+            lines.append(self.mixed)
         if self.quality is not None:
             lines.append(self.quality.text())
         if self.video is not None:
@@ -180,6 +184,7 @@ def evaluate(
         baseline=full,
         quality=quality,
         video=None if video is None else str(video),
+        mixed=None if MIXED not in policy.metadata else str(policy.metadata[MIXED]),
     )
 
 

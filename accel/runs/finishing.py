@@ -184,7 +184,8 @@ class _Choice:
             scheme, why = MIXED, f"neither {LEAST_SPEED_UP} times as fast as fp32 nor a third of its bytes"
             if inside < LEAST_SHARE:
                 why = f"less than {LEAST_SHARE:.0%} of the multiply-adds are in integers"
-            text += f"\nint8 does not pay here, so that this is called {MIXED}: {why}"
+            told["mixed"] = f"int8 does not pay here, so that this is called {MIXED}: {why}"
+            text += f"\n{told['mixed']}"
         made = replace(artifact, scheme=scheme, metadata={**artifact.metadata, **told})
         return Finished(made, encoding, text, share, inside)
 

