@@ -56,6 +56,7 @@ SLOW = frozenset(
     accel/test_learning.py
     accel/test_live_evaluation.py
     accel/test_mismatch_sampling.py
+    accel/test_mutations.py
     accel/test_pettingzoo.py
     accel/test_play_progress.py
     accel/test_policies_page.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import tokenize
 from pathlib import Path
 from typing import cast
 
@@ -100,7 +101,7 @@ def read_npz(content: bytes, limit: int) -> dict[str, object]:
     """The arrays of an .npz file; no memory is taken for more than it may hold. Raises ValueError."""
     try:
         return {name.removesuffix(".npy"): _read_npy(array) for name, array in unpack(content, limit).items()}
-    except (SyntaxError, EOFError, OverflowError, MemoryError) as error:
+    except (SyntaxError, tokenize.TokenError, EOFError, OverflowError, MemoryError) as error:  # numpy parses headers
         raise ValueError(f"it is no sound .npz file: {error}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,18 +12,20 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, defs, helper, numpy_helper, shape_inference
 from torch import Tensor, nn
 
 from accel.compressors.runtime import session_options
 from accel.errors import CheckpointError, ConfigError
 from accel.imports.onnx_operators import Call, apply
-from accel.imports.policy_file import Array, PolicyFile, PolicyReader, ReadPolicy
+from accel.imports.policy_file import LIMIT_BYTES, Array, PolicyFile, PolicyReader, ReadPolicy
 from accel.imports.torch_modules import FactorySpec
 from accel.imports.traced_program import State, TracedProgram, in_order
 
 logger = logging.getLogger("accel")
 
+# in one value of a graph, beside what the file has: that of a policy on some rows has far fewer
+_MOST_NUMBERS = 2**26
 _DIRECTION = re.compile(r"(?:^|_)(?:ins?|inputs?|outs?|outputs?|next|new|prev|n)(?=_|$)")
 
 
@@ -44,8 +47,11 @@ class OnnxModels(PolicyReader):
         """See ``PolicyReader.read``."""
         model = onnx.load_from_string(file.content)
         try:
+            _check_external_data(model, file.path.parent)
             onnx.load_external_data_for_model(model, str(file.path.parent))
-            session = ort.InferenceSession(model.SerializeToString(), session_options(), ["CPUExecutionProvider"])
+            session = ort.InferenceSession(
+                model.SerializeToString(), session_options(), ["CPUExecutionProvider"], enable_fallback=False
+            )
         except Exception as error:  # onnx's and onnxruntime's errors share no base
             reason = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"ONNX model {file.path} cannot be loaded: {reason}") from error
@@ -82,10 +88,10 @@ class _OnnxPolicy:
     def _make(self, spec: FactorySpec) -> nn.Module:
         self._observed = in_order(self._observed, spec, self._path)
         for name, part in zip(self._observed, spec.inputs, strict=True):
-            _, *sizes = _sizes(self._inputs[name])
+            sizes = _sizes(self._inputs[name])[1:]
             if len(sizes) != len(part.shape) or any(a not in (0, b) for a, b in zip(sizes, part.shape, strict=True)):
                 raise ConfigError(
-                    f"{self._path} takes {name!r} of {sizes}, and observations have {list(part.shape)}: give "
+                    f"{self._path} takes {name!r} of {list(sizes)}, and observations have {list(part.shape)}: give "
                     "the environment of its training, with its --env-arg and --wrapper"
                 )
         examples = [torch.zeros(1, *part.shape) for part in spec.inputs]
@@ -173,6 +179,7 @@ class OnnxGraph:
             tensors = [
                 values[name] if name in values else self._tensor(name, constants) if name else None for name in names
             ]
+            self._check_size(node, {n: t for n, t in zip(names, tensors, strict=True) if t is not None}, constants)
             call = Call(node, tensors, [constants.get(name) for name in names], self._opset)
             found = apply(call) if node.domain in ("", "ai.onnx") else None
             if found is None:
@@ -191,11 +198,30 @@ class OnnxGraph:
     def _tensor(self, name: str, constants: Mapping[str, Array]) -> Tensor:
         return self.tensors[name] if name in self.tensors else torch.from_numpy(np.array(constants[name]))
 
+    def _check_size(
+        self, node: NodeProto, inputs: Mapping[str, Array | Tensor], constants: Mapping[str, Array]
+    ) -> None:
+        """Raises ConfigError, before a node runs, where it makes far more numbers than a policy has."""
+        types = {
+            name: helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, value.shape) for name, value in inputs.items()
+        }
+        sizes = {n: numpy_helper.from_array(constants[n]) for n in inputs if n in constants and constants[n].size < 99}
+        types |= {name: helper.make_tensor_type_proto(tensor.data_type, tensor.dims) for name, tensor in sizes.items()}
+        try:
+            schema = defs.get_schema(node.op_type, self._opset, node.domain)
+            found = shape_inference.infer_node_outputs(schema, node, types, sizes).values()
+        except (defs.SchemaError, shape_inference.InferenceError):
+            return  # neither will it run
+        for value in found:
+            if math.prod(dim.dim_value for dim in value.tensor_type.shape.dim) > _MOST_NUMBERS:
+                raise ConfigError(f"operator {node.op_type} {node.name!r} makes far more numbers than a policy has")
+
     def _evaluated(self, node: NodeProto, constants: Mapping[str, Array]) -> dict[str, Array]:
         from onnx.reference import ReferenceEvaluator
 
         if any(attribute.HasField("g") for attribute in node.attribute):
             raise ConfigError(f"the graph has control flow ({node.op_type} {node.name!r}): export it without branches")
+        self._check_size(node, {name: constants[name] for name in node.input if name}, constants)
         graph = helper.make_graph(
             [node],
             "constant",
@@ -205,6 +231,14 @@ class OnnxGraph:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
         found = ReferenceEvaluator(model).run(None, {name: constants[name] for name in node.input if name})
         return dict(zip(node.output, (np.asarray(value) for value in found), strict=True))
+
+
+def _check_external_data(model: ModelProto, directory: Path) -> None:
+    """Raises ValueError: weights in other files have more bytes than any that is read."""
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location" and (directory / entry.value).stat().st_size > LIMIT_BYTES:
+                raise ValueError(f"its weights in {entry.value} have more than {LIMIT_BYTES:,} bytes")
 
 
 def _states(inputs: Mapping[str, ValueInfoProto], outputs: Sequence[ValueInfoProto]) -> Iterator[State]:

@@ -24,7 +24,7 @@ Array = npt.NDArray[np.generic]
 Source = Callable[[Sequence[Array]], Sequence[Array]]
 """The file's own program: one row [1, *shape] of prepared observations and of states to outputs and next states."""
 
-_LIMIT_BYTES = 2**32
+LIMIT_BYTES = 2**32
 # what members that are packed, such as code, may take beside the weights, which are not
 _SPARE_BYTES = 2**26
 
@@ -79,7 +79,7 @@ class PolicyFile:
     def content(self) -> bytes:
         """All of it. Raises CheckpointError."""
         try:
-            return read_file(self.path, _LIMIT_BYTES)
+            return read_file(self.path, LIMIT_BYTES)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read {self.path}: {getattr(error, 'strerror', None) or error}") from error
 

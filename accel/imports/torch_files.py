@@ -31,7 +31,7 @@ def read_tensors(content: bytes, name: str) -> dict[str, Tensor]:
     if not is_safetensors(content):
         return checked_tensors(read_plain(content, name), name)
     try:
-        return load_safetensors(content)
+        return checked_tensors(load_safetensors(content), name)
     except (ValueError, SafetensorError) as error:
         raise CheckpointError(f"{name} cannot be read: {error}") from error
 
@@ -56,7 +56,8 @@ def checked_tensors(value: object, name: str) -> dict[str, Tensor]:
     ):
         raise CheckpointError(f"{name} holds a {type(value).__name__}, not tensors by name: save policy.state_dict()")
     for key, tensor in value.items():
-        is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        is_dense = is_dense and not (tensor.is_quantized or tensor.is_complex())
         if not is_dense or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise CheckpointError(f"{name}: '{key}' is no plain tensor with all its values: save policy.state_dict()")
     return dict(value)
@@ -79,9 +80,9 @@ def fill(module: nn.Module, weights: Mapping[str, Tensor], name: str, prefix: st
                 f"{name} are not of {type(module).__name__}: '{prefix}{key}' is {_described(found)} in the file and "
                 f"{_described(target)} in the module; save policy.state_dict() of the same class"
             )
-        if found.is_floating_point() and not found.isfinite().all():
-            raise CheckpointError(f"{name} are damaged: '{prefix}{key}' holds values that are not finite")
         target.copy_(found)
+        if not target.isfinite().all():
+            raise CheckpointError(f"{name} are damaged: '{prefix}{key}' holds values that are not finite")
 
 
 def _described(tensor: Tensor | None) -> str:

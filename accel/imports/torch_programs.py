@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from accel.errors import CheckpointError, ConfigError
+from accel.errors import AccelError, CheckpointError, ConfigError
 from accel.imports.policy_file import Array, PolicyFile, PolicyReader, ReadPolicy
 from accel.imports.torch_files import read_plain
 from accel.imports.torch_modules import FactorySpec
@@ -132,11 +132,13 @@ class ExportedPrograms(PolicyReader):
 
     def read(self, file: PolicyFile) -> ReadPolicy:
         """See ``PolicyReader.read``."""
-        self._require_tensors(file)
         try:
+            self._require_tensors(file)
             with warnings.catch_warnings(action="ignore"):
                 program = torch.export.load(io.BytesIO(file.content))
                 module = program.module(check_guards=False)
+        except AccelError:
+            raise
         except Exception as error:  # torch's errors share no base
             reason = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"torch.export program {file.path} cannot be loaded: {reason}") from error

@@ -85,7 +85,8 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
     names = list(dict.fromkeys(name for point in points for name in point))[:MAX_COLUMNS]
     columns = {name: np.array([point.get(name, math.nan) for point in points]) for name in names}
     if ELAPSED not in columns and TIME_KEY in columns:  # seconds since the first record replace the trainer's clock
-        columns[ELAPSED] = columns[TIME_KEY] - columns[TIME_KEY][0]
+        with np.errstate(invalid="ignore"):  # no record of ours has an infinite time
+            columns[ELAPSED] = columns[TIME_KEY] - columns[TIME_KEY][0]
     return Series(columns, found["whole"], found["damaged"])
 
 

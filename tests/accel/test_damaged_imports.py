@@ -1,13 +1,7 @@
-"""Loaders of other files than a run's own checkpoint and bundle, on damaged ones: a named error or sound values.
-
-Files: policies and statistics of others (zip, .pth, safetensors, npz, json), metrics, decisions, a sweep's journal,
-settings and trials, samples of runs. ``test_damaged_files`` has configurations, summaries, checkpoints, artifacts and
-bundles.
-"""
+"""Policies, statistics and sweeps that are far too large, cut, or of other versions; see ``test_mutations``."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -20,42 +14,35 @@ import zipfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import onnx
 import optuna
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from onnx import helper, numpy_helper
 from safetensors.torch import save as save_tensors
-from torch import nn
 
 from accel.config.files import load_toml
-from accel.envs.spaces import ActionSpec
-from accel.errors import AccelError, CheckpointError, ConfigError, ReportError, SweepError
-from accel.imports.normaliser import FixedNormaliser, read_normaliser
-from accel.imports.policy_file import PolicyFile, ReadPolicy
-from accel.imports.readers import load_weights, read_policy_file
+from accel.errors import AccelError, CheckpointError, ConfigError, SweepError
+from accel.imports.normaliser import read_normaliser
+from accel.imports.readers import read_policy_file
 from accel.imports.torch_files import read_tensors
-from accel.imports.torch_modules import FactorySpec
-from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.monitor.errors import MonitorError
-from accel.monitor.recorder import Recorder, read_metrics
-from accel.reports.reporting import load_run_record, sampled_runs
+from accel.monitor.recorder import Recorder
 from accel.runs.directory import RunDirectory
-from accel.sweep.directory import check_directory
 from accel.sweep.recovery import this_worker
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study
+from tests.accel.mutations import HOSTILE, zipped
 from tests.accel.sweeping import plan_for
-from tests.accel.test_damaged_files import HOSTILE, changed, damaged
+from tests.accel.test_hostile_bundles import BOMBS as ONNX_BOMBS
+from tests.accel.test_hostile_bundles import bomb, moved_outside
 from tests.accel.test_import_policy import ppo_weights
+from tests.accel.test_mutations import LAYOUT, onnx_policy
 from tests.contracts.ranks import ROOT
-
-fuzz = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
 
 
 def outcome(load: Callable[[], object]) -> object:
@@ -73,82 +60,6 @@ def torch_file(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def zipped(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return buffer.getvalue()
-
-
-LAYOUT = FactorySpec((4,), "float32", ActionSpec("categorical", (2,)))
-DATA = {"num_timesteps": 5, "policy_kwargs": {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>"}}
-
-
-def saved_policy(data: object = DATA, weights: object = None) -> bytes:
-    weights = ppo_weights(4, 2) if weights is None else weights
-    return zipped({"data": json.dumps(data).encode(errors="surrogatepass"), "policy.pth": torch_file(weights)})
-
-
-def check_policy(found: object) -> None:
-    assert isinstance(found, ReadPolicy | CheckpointError | ConfigError)
-    if isinstance(found, ReadPolicy):
-        assert found.make(LAYOUT)(torch.zeros(3, 4)).isfinite().all() and isinstance(found.env_steps, int)
-
-
-@given(data=st.data())
-@fuzz
-def test_policies_of_stable_baselines3(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    path = tmp_path_factory.getbasetemp() / "policy.zip"
-    original = saved_policy()
-    members = data.draw(
-        st.one_of(
-            damaged(original),
-            changed(DATA).map(saved_policy),
-            damaged(torch_file(ppo_weights(4, 2))).map(lambda pth: zipped({"data": b"{}", "policy.pth": pth})),
-        )
-    )
-    path.write_bytes(members)
-    check_policy(outcome(lambda: read_policy_file(path)))
-
-
-@given(data=st.data())
-@fuzz
-def test_policies_of_stable_baselines3_with_other_tensors(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "others.zip"
-    weights = ppo_weights(4, 2)
-    name = data.draw(st.sampled_from(sorted(weights)))
-    kind = data.draw(st.sampled_from(["gone", "flat", "empty", "nan", "whole", "complex", "scalar", "renamed", "huge"]))
-    tensor = weights.pop(name)
-    others = {
-        "flat": tensor.reshape(-1), "empty": tensor[:0], "nan": tensor * torch.nan, "whole": tensor.long(),
-        "complex": tensor.to(torch.complex64), "scalar": torch.tensor(1.0),
-        "huge": torch.zeros(1).expand(*(10**6 for _ in tensor.shape)),
-    }  # fmt: skip
-    if kind == "renamed":
-        weights["q_net.q_net.x"] = tensor
-    elif kind != "gone":
-        weights[name] = others[kind]
-    path.write_bytes(saved_policy(weights=weights))
-    check_policy(outcome(lambda: read_policy_file(path)))
-
-
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@given(data=st.data())
-@fuzz
-def test_weights(tmp_path_factory: pytest.TempPathFactory, suffix: str, data: st.DataObject) -> None:
-    module = nn.Linear(3, 2)
-    weights = module.state_dict()
-    original = torch_file(weights) if suffix == ".pth" else save_tensors(weights)
-    path = tmp_path_factory.getbasetemp() / f"weights{suffix}"
-    path.write_bytes(data.draw(damaged(original)))
-    found = outcome(lambda: load_weights(module, PolicyFile(path)))
-    assert found is None or isinstance(found, CheckpointError)
-    assert all(value.isfinite().all() for value in module.parameters())
-
-
 def statistics(suffix: str) -> bytes:
     mean, variance = np.arange(3.0), np.ones(3, np.float32)
     if suffix == ".json":
@@ -164,22 +75,6 @@ def test_a_clip_beyond_single_precision_clips_nothing(tmp_path: Path) -> None:
     path = tmp_path / "statistics.json"
     path.write_text('{"mean": [0.0], "var": [1.0], "clip": 1e40}')
     assert read_normaliser(path, (1,))(torch.full((1, 1), 5.0)).item() == pytest.approx(5.0)
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".json", ".safetensors"])
-@given(data=st.data())
-@fuzz
-def test_statistics_of_observations(tmp_path_factory: pytest.TempPathFactory, suffix: str, data: st.DataObject) -> None:
-    path = tmp_path_factory.getbasetemp() / f"statistics{suffix}"
-    original = statistics(suffix)
-    contents = damaged(original)
-    if suffix == ".json":
-        contents |= changed(json.loads(original)).map(lambda value: json.dumps(value).encode(errors="surrogatepass"))
-    path.write_bytes(data.draw(contents))
-    found = outcome(lambda: read_normaliser(path, (3,)))
-    assert isinstance(found, FixedNormaliser | ConfigError)
-    if isinstance(found, FixedNormaliser):
-        assert found(torch.full((2, 3), 0.5)).isfinite().all()
 
 
 @pytest.mark.parametrize(("mean", "var"), [(1e308, 1.0), (-1e39, 1.0), (0.0, 1e-200)])
@@ -248,33 +143,43 @@ def test_bombs_are_refused_before_memory_is_taken(bomb: str, tmp_path: Path) -> 
     assert name in done.stdout and "MemoryError" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("kind", [*ONNX_BOMBS, "Expand", "Tile"])
+def test_a_graph_that_asks_for_gigabytes_is_refused_before_it_runs(kind: str, tmp_path: Path) -> None:
+    """Of constants, or for each row of observations."""
+    path = tmp_path / "policy.onnx"
+    content = onnx_policy(path)
+    if kind in ONNX_BOMBS:
+        path.write_bytes(bomb(content, ONNX_BOMBS[kind]))
+    else:
+        model = onnx.load_from_string(content)
+        many = numpy_helper.from_array(np.array([1, 2**30]), "many")
+        model.graph.initializer.append(many)
+        model.graph.node.extend(
+            [
+                helper.make_node("ReduceMax", [model.graph.node[-1].output[0]], ["most"], keepdims=1),
+                helper.make_node(kind, ["most", "many"], ["big"]),
+                helper.make_node("ReduceMax", ["big"], ["last"], keepdims=1),
+            ]
+        )
+        model.graph.output[0].name = "last"
+        path.write_bytes(model.SerializeToString())
+    with pytest.raises(ConfigError, match="makes far more numbers than a policy has"):
+        read_policy_file(path).make(LAYOUT)
+
+
+def test_weights_in_other_files_are_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "policy.onnx"
+    path.write_bytes(moved_outside(onnx_policy(path), "weights.bin").SerializeToString())
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(20 << 30)
+    with pytest.raises(CheckpointError, match=r"weights\.bin have more than"):
+        read_policy_file(path)
+
+
 def test_tensors_without_their_values_are_refused() -> None:
     for tensor in (torch.zeros(10**6, 10**6, device="meta"), torch.zeros(3, 3).to_sparse()):
         with pytest.raises(CheckpointError, match=r"is no plain tensor|is no file of tensors"):
             read_tensors(torch_file({"a": tensor}), "a.pth")
-
-
-@given(data=st.data())
-@fuzz
-def test_metrics_and_decisions(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Whole lines before the damage stay; a run goes on after what is incomplete."""
-    path = tmp_path_factory.mktemp("run")
-    with Recorder(path, tensorboard=False, clock=lambda: 1.0) as recorder:
-        for step in (10, 20, 30):
-            recorder.record(step, {"return_mean": 1.5, "scheme": "int8"})
-    log = DecisionLog(path, clock=lambda: 1.0)
-    log.write(10, None, "hold", "a", "b", "why", {"x": 1.0})
-    log.write(20, 1, "hold", "b", "a", "why")
-    for name in ("metrics.jsonl", "decisions.jsonl"):
-        original = (path / name).read_bytes()
-        (path / name).write_bytes(data.draw(damaged(original)))
-    found = outcome(lambda: list(read_metrics(path / "metrics.jsonl")))
-    assert isinstance(found, MonitorError) or all("env_steps" in record for record in found)  # type: ignore[attr-defined]
-    resumed = outcome(lambda: Recorder(path, tensorboard=False, resume_env_steps=15).close())
-    assert resumed is None or isinstance(resumed, MonitorError)
-    decisions, _ = read_decisions(path)
-    assert all(isinstance(decision.env_steps, int) for decision in decisions)
-    log.go_on(15, "a")
 
 
 def test_metrics_that_are_nested_too_deeply(tmp_path: Path) -> None:
@@ -299,7 +204,6 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @given(data=st.data())
-@fuzz
 def test_journals(tmp_path_factory: pytest.TempPathFactory, journal: bytes, data: st.DataObject) -> None:
     """Cut anywhere, the whole records before are there; damaged inside, it is one message."""
     directory = tmp_path_factory.mktemp("sweep")
@@ -319,28 +223,6 @@ def test_journals(tmp_path_factory: pytest.TempPathFactory, journal: bytes, data
         assert found == journal[: journal.rfind(b"\n", 0, end) + 1].count(b'"op_code":4')
     else:
         assert isinstance(found, SweepError) and "is damaged inside" in str(found)
-
-
-@given(data=st.data())
-@fuzz
-def test_journals_of_other_values(
-    tmp_path_factory: pytest.TempPathFactory, journal: bytes, data: st.DataObject
-) -> None:
-    """Whole lines of JSON, one of which is changed."""
-    directory = tmp_path_factory.mktemp("sweep")
-    path = directory / "study.log"
-    lines = journal.splitlines()
-    place = data.draw(st.integers(0, len(lines) - 1))
-    lines[place] = json.dumps(data.draw(changed(json.loads(lines[place])))).encode()
-    path.write_bytes(b"\n".join(lines) + b"\n")
-    plan = plan_for(directory, url=f"journal:{path}")
-
-    def load() -> int:
-        with connected(plan.url) as storage:
-            return len(open_study(plan, storage, {"run": "a"}).trials)
-
-    found = outcome(load)
-    assert isinstance(found, SweepError) or found in (0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -369,34 +251,6 @@ def test_databases_of_other_values_and_versions(change: str, tmp_path: Path) -> 
         database.execute(change)
     with pytest.raises(SweepError, match=r"no longer compatible|is damaged"), connected(plan.url) as storage:
         open_study(plan, storage, {"run": "a"})
-
-
-@given(document=changed({"study": "s", "run": {"a": [1, "x"]}}))
-@fuzz
-def test_settings_of_sweeps(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
-    path = tmp_path_factory.mktemp("sweep")
-    (path / "study.json").write_bytes(json.dumps(document).encode(errors="surrogatepass"))
-    found = outcome(lambda: check_directory(path, {"study": "s"}))
-    present = {name: value for name, value in document.items() if value is not None}
-    assert found is None if present == {"study": "s"} else isinstance(found, SweepError)
-
-
-_SAMPLE = {
-    "name": "a", "config": {"env": "x"}, "machine": {}, "summary": {"seed": 1}, "starts": 1, "records": 2,
-    "damaged_lines": 0, "notes": ["n"], "decisions": [], "columns": {"env_steps": [1, 2], "return_mean": [None, 2.5]},
-}  # fmt: skip
-
-
-@given(document=changed({"runs": {"a": _SAMPLE}}))
-@fuzz
-def test_samples_of_runs(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
-    path = tmp_path_factory.mktemp("samples")
-    content = gzip.compress(json.dumps(document).encode(errors="surrogatepass"))
-    (path / "runs.json.gz").write_bytes(content)
-    found = outcome(lambda: [load_run_record(run) for run in sampled_runs(path)])
-    assert isinstance(found, ReportError) or all(isinstance(run.config, dict) for run in found)  # type: ignore[attr-defined]
-    (path / "runs.json.gz").write_bytes(content[:-9])
-    assert isinstance(outcome(lambda: sampled_runs(path)), ReportError)
 
 
 @pytest.mark.parametrize("version", [2, "1", True, None, *HOSTILE[:3]])

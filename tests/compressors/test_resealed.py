@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,10 +14,9 @@ from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.errors import ArtifactError
 from accel.compressors.runtime import PolicySession
 from tests.compressors.policies import CASES, randomise
-from tests.compressors.test_artifact import damage, sealed
+from tests.compressors.test_artifact import sealed
 
 ROWS = 3
-DAMAGES = 1500
 _START = 40  # bytes of prefix and checksum
 
 
@@ -47,27 +44,6 @@ def _load_and_run(payload: bytes) -> str:
     for spec in session.artifact.outputs:
         assert session.outputs[spec.name].shape == spec.with_batch(ROWS)
     return "ran"
-
-
-@pytest.mark.parametrize(
-    ("scheme", "name"),
-    [("fp32", "lstm"), ("fp16", "tanh-mlp"), ("int8", "tanh-mlp"), ("int8", "nature-cnn"), ("int4", "lstm-cell")],
-)
-@pytest.mark.parametrize("part", ["header", "model"])
-def test_resealed_damage_is_refused_or_runs(
-    scheme: str, name: str, part: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    artifact = _artifact(scheme, name)
-    whole = artifact.to_bytes()
-    header, model = whole[_START : -len(artifact.model)], artifact.model
-    rng = np.random.default_rng(0)
-    became: Counter[str] = Counter()
-    for _ in range(DAMAGES):
-        broken = sealed(damage(bytearray(header), rng), model) if part == "header" else None
-        became[_load_and_run(broken or sealed(header, damage(bytearray(model), rng)))] += 1
-    assert became["refused"] > DAMAGES / 3 and became["ran"] > 0
-    assert became.total() == DAMAGES
-    assert capfd.readouterr() == ("", "")
 
 
 def _changed(artifact: CompressedPolicy, what: str, change: dict[str, object], index: int = 0) -> CompressedPolicy:

@@ -1,0 +1,187 @@
+"""Files as strangers change them: bytes, values of documents, members of archives, tensors; from a seeded generator."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from random import Random
+from typing import Any
+
+import onnx
+import torch
+from google.protobuf import json_format
+from torch import Tensor
+
+Mutation = Callable[[Random], bytes]
+HOSTILE: tuple[Any, ...] = (
+    *(None, True, 0, -1, 1, 2**31, 2**63, 10**40, 1.5, -0.0, 1e308, "nan", "inf", "", "x", "\x1b[2J", "\ud800", "../x"),
+    *([], {}, [[]], [0], [-1], [2**40] * 4, ["x"], {"a": 1}, {"": None}, "9" * 5000, "mlp:999999x99", "int8+" * 50),
+)
+"""What a value of a document may become."""
+
+
+def damage(content: bytes, rng: Random) -> bytes:
+    """Flipped bits, cut ends, removed, doubled and foreign pieces; never the content itself."""
+    while True:
+        start, end = sorted(rng.randrange(len(content) + 1) for _ in range(2))
+        changed = bytearray(content)
+        match rng.randrange(6):
+            case 0:
+                for _ in range(rng.randint(1, 4)):
+                    changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            case 1:
+                del changed[start:]
+            case 2:
+                del changed[start : end + 1]
+            case 3:
+                changed[end:end] = changed[start:end]
+            case 4:
+                changed[start:start] = rng.randbytes(rng.randint(1, 40))
+            case _:
+                changed[start:end] = rng.randbytes(end - start)
+        if changed and bytes(changed) != content:
+            return bytes(changed)
+
+
+def places(value: Any) -> list[tuple[Any, ...]]:
+    """Paths of everything in a document but the whole of it."""
+    if not isinstance(value, dict | list) or not value:
+        return []
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return [path for key, item in items for path in ((key,), *((key, *rest) for rest in places(item)))]
+
+
+def change(document: Any, rng: Random) -> Any:
+    """A document of which one to three values are others, or are gone."""
+    copy = deepcopy(document)
+    for _ in range(rng.randint(1, 3)):
+        if not (paths := places(copy)):
+            return copy
+        *outer, last = rng.choice(paths)
+        part = copy
+        for key in outer:
+            part = part[key]
+        if rng.randrange(6):
+            part[last] = deepcopy(rng.choice(HOSTILE))
+        else:
+            del part[last]
+    return copy
+
+
+def as_json(value: object) -> bytes:
+    """As Python writes it, lone surrogates included."""
+    return json.dumps(value).encode(errors="surrogatepass")
+
+
+def damaged(content: bytes) -> Mutation:
+    """Its bytes."""
+    return lambda rng: damage(content, rng)
+
+
+def changed_json(content: bytes, write: Callable[[object], bytes] = as_json) -> Mutation:
+    """One of its values."""
+    document = json.loads(content)
+    return lambda rng: write(change(document, rng))
+
+
+def changed_lines(content: bytes) -> Mutation:
+    """A value in one of its lines of JSON."""
+    lines = content.splitlines()
+
+    def mutate(rng: Random) -> bytes:
+        place = rng.randrange(len(lines))
+        return b"\n".join([*lines[:place], as_json(change(json.loads(lines[place]), rng)), *lines[place + 1 :], b""])
+
+    return mutate
+
+
+def zipped(members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    """An archive of these."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def damaged_member(content: bytes) -> Mutation:
+    """One member of an archive, whose checksums are right."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+
+    def mutate(rng: Random) -> bytes:
+        name = rng.choice([name for name, member in members.items() if member])
+        is_text = members[name][:1] == b"{"
+        new = changed_json(members[name])(rng) if is_text and rng.randrange(2) else damage(members[name], rng)
+        return zipped({**members, name: new})
+
+    return mutate
+
+
+def changed_header(content: bytes) -> Mutation:
+    """The header of a file of safetensors."""
+    end = 8 + int.from_bytes(content[:8], "little")
+
+    def mutate(rng: Random) -> bytes:
+        header = as_json(change(json.loads(content[8:end]), rng))
+        return struct.pack("<Q", len(header)) + header + content[end:]
+
+    return mutate
+
+
+def changed_tensors(tensors: Mapping[str, Tensor], write: Callable[[dict[str, Tensor]], bytes]) -> Mutation:
+    """One of them: gone, renamed, or of another type, shape or value."""
+
+    def mutate(rng: Random) -> bytes:
+        rest = dict(tensors)
+        tensor = rest.pop(name := rng.choice(sorted(rest)))
+        others = [
+            *(tensor.reshape(-1), tensor[:0] if tensor.dim() else tensor.reshape(1, 1), tensor * torch.nan),
+            *(
+                tensor.long(),
+                tensor.to(torch.complex64),
+                torch.tensor(1.0),
+                torch.tensor(True),
+                tensor.double() * 1e300,
+            ),
+        ]
+        match rng.randrange(len(others) + 2):
+            case 0:
+                pass
+            case 1:
+                rest[f"q_net.{name}"] = tensor
+            case kind:
+                rest[name] = others[kind - 2].clone()
+        return write(rest)
+
+    return mutate
+
+
+def changed_model(content: bytes) -> Mutation:
+    """A value somewhere in an ONNX model, as far as its format holds it."""
+    document = json_format.MessageToDict(onnx.load_from_string(content), preserving_proto_field_name=True)
+
+    def mutate(rng: Random) -> bytes:
+        while True:
+            copy = change(document, rng)
+            try:
+                return bytes(json_format.ParseDict(copy, onnx.ModelProto()).SerializeToString())
+            except Exception:  # noqa: BLE001 - protobuf's errors are of its implementation
+                continue
+
+    return mutate
+
+
+def compressed(mutation: Mutation) -> Mutation:
+    """What is compressed then, or is damaged afterwards."""
+
+    def mutate(rng: Random) -> bytes:
+        content = gzip.compress(mutation(rng))
+        return content if rng.randrange(4) else damage(content, rng)
+
+    return mutate
