@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accel.bench.rows import FULL_PRECISION, Row, is_faster, number
+from accel.bench.rows import FULL_PRECISION, Row, gains, is_faster, number
 
 HIGHEST_KL = 0.1
 LOWEST_ESS = 0.3
@@ -46,6 +46,10 @@ def _recommended(rows: Sequence[Row], column: str, of: str) -> str:
     best = next((row for row in faster if _is_worth_it(row)), None)
     if best is None:
         why = f", as {faster[0]['scheme']} differs too much from fp32 or is no faster by itself" if faster else ""
+        doubtful = [row for row in schemes.values() if gains(row, baseline, column) and _is_worth_it(row)]
+        if doubtful and not faster:
+            times = ", ".join(f"{row['scheme']} ({_us(number(row, column))})" for row in doubtful)
+            why = f" beyond its spread, in which {times} lies: measure longer, or on an idle machine"
         return f"no compression: nothing else is worth more than {fp32}{why}"
     ratio = number(baseline, column) / number(best, column)
     text = f"{best['scheme']} ({_us(number(best, column))}) is {ratio:.2f} times as fast as {fp32}"

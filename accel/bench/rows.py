@@ -38,8 +38,12 @@ def number(row: Row, name: str) -> float:
 
 def is_faster(row: Row, baseline: Row, column: str) -> bool:
     """Whether a median is below the baseline's by ``LEAST_GAIN``, and below all but a tenth of its samples."""
-    time = number(row, column)
-    return time < (1.0 - LEAST_GAIN) * number(baseline, column) and time < number(baseline, f"{column}_low")
+    return gains(row, baseline, column) and number(row, column) < number(baseline, f"{column}_low")
+
+
+def gains(row: Row, baseline: Row, column: str) -> bool:
+    """Whether a median is below the baseline's by ``LEAST_GAIN``."""
+    return number(row, column) < (1.0 - LEAST_GAIN) * number(baseline, column)
 
 
 def speedups(row: Row, cells: Rows, column: str) -> Row:

@@ -186,10 +186,17 @@ def test_advice_names_the_fastest_scheme_and_its_figures() -> None:
 def test_advice_is_no_compression_where_nothing_is_worth_it(scheme: str, us: float, weights: str) -> None:
     rows = [policy_row("onnxruntime", "fp32", 40.0), policy_row("onnxruntime", scheme, us, weights=weights)]
     assert "no compression: nothing else is worth more than fp32 (40 µs per call)" in advise("policy", rows)[0]
+    assert ("measure longer" in advise("policy", rows)[0]) == (us == 39.0)
     better = [*rows, policy_row("onnxruntime", "int8(w4)", 30.0)]
     assert "int8(w4) (30 µs) is 1.33 times as fast" in advise("policy", better)[0]
     taught = policy_row("onnxruntime", "distill(8x1)+int8", 20.0)
     assert "distill(8x1)+int8 (20 µs)" in advise("policy", [rows[0], taught])[0], "a student that was taught"
+
+
+def test_advice_says_where_the_spread_hides_a_gain() -> None:
+    rows = [policy_row("onnxruntime", "fp32", 40.0) | {"us_low": 15.0}, policy_row("onnxruntime", "int8", 20.0)]
+    (advice,) = advise("policy", rows)
+    assert advice.endswith("in which int8 (20 µs) lies: measure longer, or on an idle machine")
 
 
 def test_texts_are_to_the_left_numbers_to_the_right() -> None:
