@@ -45,7 +45,7 @@ def _compiled(compiler: str, name: str, *flags: str) -> str:
     atexit.register(shutil.rmtree, directory)
     path, all_flags = f"{directory}/made", ("-O3", "-std=c11", "-Wall", "-Werror", "-DSOURCE=0u", *flags)
     sources = (f"-I{library.PATH.parent}", str(Path(__file__).with_name(name)))
-    subprocess.run([compiler, *all_flags, *sources, "-o", path], check=True, timeout=120)
+    subprocess.run([compiler, *all_flags, *sources, "-o", path], check=True, timeout=300)
     return path
 
 
