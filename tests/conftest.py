@@ -68,6 +68,7 @@ SLOW = frozenset(
     accel/test_ready.py
     accel/test_replay_files.py
     accel/test_report_commands.py
+    accel/test_sequence_torsos.py
     accel/test_session.py
     accel/test_signals.py
     accel/test_structured_observations.py

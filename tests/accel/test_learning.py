@@ -81,6 +81,8 @@ CASES: dict[str, tuple[dict[str, object], float]] = {
         100.0,
     ),
     "several discrete actions": (TARGETS, 9.5),
+    "a set, int8": (TARGETS | {"network": "tests.accel.sequence_torsos:Sets"}, 9.5),
+    "attention, int8": (TARGETS | {"network": "tests.accel.sequence_torsos:Attention", "learning_rate": 3e-3}, 9.5),
     "box": (BOX, 8.5),
     "squashed box, surrogate": (
         BOX | {"algorithm": "ppo", "passes": 4, "minibatches": 2, "squash_actions": True}, 8.5,
