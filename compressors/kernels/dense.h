@@ -341,6 +341,46 @@ TARGET void NAME(run)(const Chain *chain, int rows, float *const *arrays) {
       memcpy(*to + r * made->columns, floats + r * stride + made->from, made->columns * sizeof(float));
 }
 
+/* The greatest magnitude of each row of weights times factors; not finite where one of the row is not. */
+TARGET void NAME(magnitudes)(const float *weights, long rows, long columns, const float *factors, float *greatest) {
+  for (long r = 0; r < rows; r++, weights += columns) {
+    float lanes[LANES], most = 0.0f, odd = 0.0f;
+    FLOATS best = SET(0.0f), rest = SET(0.0f);
+    for (long i = 0; i < columns; i += LANES) {
+      FLOATS x = MULTIPLY(NAME(load_part)(weights + i, columns - i), NAME(load_part)(factors + i, columns - i));
+      best = MAX(best, MAX(x, SUBTRACT(SET(0.0f), x)));
+      rest = MULTIPLY_ADD(x, SET(0.0f), rest);
+    }
+    STORE(lanes, best);
+    for (int i = 0; i < LANES; i++) most = lanes[i] > most ? lanes[i] : most;
+    STORE(lanes, rest);
+    for (int i = 0; i < LANES; i++) odd += lanes[i];
+    greatest[r] = most + odd;
+  }
+}
+
+/* Codes of weights times factors at a scale for each row, and what rounding takes from each output at these inputs. */
+TARGET void NAME(write_codes)(const float *weights, long rows, long columns, const float *factors, const float *scales,
+                              const float *means, int8_t *codes, float *lost) {
+  for (long r = 0; r < rows; r++, weights += columns, codes += columns) {
+    float lanes[LANES], sum = 0.0f;
+    uint8_t made[LANES];
+    FLOATS scale = SET(scales[r]), missing = SET(0.0f);
+    for (long i = 0; i < columns; i += LANES) {
+      long left = columns - i < LANES ? columns - i : LANES;
+      FLOATS x = MULTIPLY(NAME(load_part)(weights + i, left), NAME(load_part)(factors + i, left));
+      INTEGERS code = TO_INTEGERS(DIVIDE(x, scale));
+      FLOATS error = SUBTRACT(x, MULTIPLY(TO_FLOATS(code), scale));
+      missing = MULTIPLY_ADD(error, NAME(load_part)(means + i, left), missing);
+      STORE_CODES(made, ADD_INTEGERS(code, SET_INTEGERS(128)));
+      for (int j = 0; j < left; j++) codes[i + j] = (int8_t)(made[j] ^ 0x80);
+    }
+    STORE(lanes, missing);
+    for (int i = 0; i < LANES; i++) sum += lanes[i];
+    lost[r] = sum;
+  }
+}
+
 #undef INLINE
 #undef ACTIVATION
 #undef FINISH

@@ -7,7 +7,7 @@ import functools
 import platform
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PATH = Path(__file__).with_name("_chain.so")
 SOURCES = ("chain.c", "dense.h")
@@ -32,6 +32,12 @@ class Kernels(NamedTuple):
     greatest: int = 128
     shift: int = 0
     library: ctypes.CDLL | None = None
+
+    def weights(self) -> tuple[Any, Any]:
+        """``magnitudes`` and ``write_codes``; see dense.h."""
+        names = (f"{name}_{self.suffix}" for name in ("magnitudes", "write_codes"))
+        first, second = (getattr(self.library, name) for name in names)
+        return first, second
 
 
 # in the order of their bits in chain.c
@@ -77,6 +83,10 @@ def load_or_why() -> tuple[tuple[Kernels, ...], str]:
         found = tuple(kernels._replace(library=library) for bit, kernels in enumerate(KERNELS) if bits >> bit & 1)
         for kernels in found:
             getattr(library, f"run_{kernels.suffix}").restype = None
+            magnitudes, write_codes = kernels.weights()
+            magnitudes.argtypes = (pointer, step, step, pointer, pointer)
+            write_codes.argtypes = (pointer, step, step, pointer, pointer, pointer, pointer, pointer)
+            magnitudes.restype = write_codes.restype = None
     except (OSError, AttributeError) as error:
         return (), f"the library does not load ({error}): install the package again"
     return found, "" if found else "this CPU has no AVX2"

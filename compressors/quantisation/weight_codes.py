@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.errors import WeightsError
+from accel.compressors.kernels.library import Kernels, kernels_here
 from accel.compressors.quantisation.affine import IntegerType, magnitudes, scales_for_bias, scales_of
-
-# weights quantised at a time, in whole rows: a megabyte of quotients
-BLOCK = 2**18
 
 
 class CodeWriter:
-    """Quantises weights into a model's bytes; reuses its working memory."""
+    """Quantises weights into a model's bytes, in compiled kernels where there are any."""
 
-    def __init__(self, codes: IntegerType) -> None:
+    def __init__(self, codes: IntegerType, kernels: Kernels | None = None) -> None:
+        """``kernels``: the best that this CPU runs when None."""
         self._codes = codes
-        self._scratch = np.empty(BLOCK, dtype=np.float32)
+        found = kernels_here() if kernels is None else (kernels,)
+        self._compiled = found[0].weights() if found and found[0].library is not None else None
 
     def write(
         self,
@@ -52,32 +52,30 @@ class CodeWriter:
         """
         values: FloatArray = weight.astype(np.float32, copy=False)
         rows, width = values.shape
-        step = max(1, BLOCK // width)
-        if self._scratch.size < width:
-            self._scratch = np.empty(width, dtype=np.float32)
-        scales, lost = np.empty(rows, np.float32), np.zeros(rows, np.float32)
-        for start in range(0, rows, step):
-            own = slice(start, start + step)
-            part = values[own]
-            scratch = self._scratch[: part.size].reshape(part.shape)
-            if factors is not None:
-                part = np.multiply(part, factors, out=scratch)
-            greatest = magnitudes(part)
-            found = scales_of(greatest, self._codes)
-            if not np.isfinite(found).all() or (bias is not None and not np.isfinite(bias[own]).all()):
-                raise WeightsError(
-                    f"layer {name!r} has a weight or bias that is not finite; do not publish it, lower the learning "
-                    "rate"
-                )
-            if bias is not None:
-                found = scales_for_bias(found, input_scale, bias[own], greatest)
-            if means is not None:
-                lost[own] = part @ means
-            np.rint(np.divide(part, found[:, None], out=scratch), out=scratch)
-            np.copyto(target[own], scratch, casting="unsafe")
-            if means is not None:
-                lost[own] -= (scratch @ means) * found
-            scales[own] = found
+        compiled = self._compiled if values.flags.c_contiguous and target.flags.c_contiguous else None
+        factors = np.ones(width, np.float32) if factors is None else factors
+        product = values
+        if compiled is None:
+            product = values * factors
+            greatest = magnitudes(product)
+        else:
+            sizes = (values.ctypes.data, rows, width, factors.ctypes.data)
+            greatest = np.empty(rows, np.float32)
+            compiled[0](*sizes, greatest.ctypes.data)
+        if not np.isfinite(greatest).all() or (bias is not None and not np.isfinite(bias).all()):
+            raise WeightsError(
+                f"layer {name!r} has a weight or bias that is not finite; do not publish it, lower the learning rate"
+            )
+        scales = scales_of(greatest, self._codes)
+        if bias is not None:
+            scales = scales_for_bias(scales, input_scale, bias, greatest)
+        means = np.zeros(width, np.float32) if means is None else means
+        if compiled is None:
+            codes = np.rint(product / scales[:, None])
+            np.copyto(target, codes, casting="unsafe")
+            return scales, (product - codes * scales[:, None]) @ means
+        lost = np.empty(rows, np.float32)
+        compiled[1](*sizes, scales.ctypes.data, means.ctypes.data, target.ctypes.data, lost.ctypes.data)
         return scales, lost
 
 

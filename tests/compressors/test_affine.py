@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
+from accel.compressors.errors import WeightsError
+from accel.compressors.kernels.library import Kernels, kernels_here
 from accel.compressors.quantisation.affine import (
     INT8,
     SMALLEST_SCALE,
@@ -22,7 +24,7 @@ from accel.compressors.quantisation.affine import (
     scales_for_bias,
     scales_of,
 )
-from accel.compressors.quantisation.weight_codes import BLOCK, CodeWriter
+from accel.compressors.quantisation.weight_codes import CodeWriter
 
 # the quotient is computed in single precision: half a step, and the rounding of numbers of up to 256 steps
 HALF = 0.5 + 2e-5
@@ -34,6 +36,7 @@ weights = arrays.arrays(
     | st.sampled_from([0.0, -1.0, 1.0, 127.0, -127.0, 0.5, 1e-30]),
 )
 ends = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
+PLAIN = Kernels("plain", "numpy", 1)
 WEIGHT_CODES = pytest.mark.parametrize("codes", [WEIGHT_INT8, WEIGHT_INT7], ids=["8 bits", "7 bits"])
 ACTIVATION_CODES = pytest.mark.parametrize("codes", [UINT8, INT8], ids=["unsigned", "signed"])
 
@@ -66,28 +69,29 @@ def test_the_greatest_weight_has_the_greatest_code(codes: IntegerType, weight: N
     assert (np.abs(found[wide].astype(int)) == codes.maximum).all()
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("shape", [(3, 2 * BLOCK + 5), (5 * BLOCK // 8, 2), (2 * BLOCK + 1, 1)])
-def test_codes_do_not_depend_on_the_blocks_in_which_they_are_written(shape: tuple[int, int], transposed: bool) -> None:
-    weight = np.random.default_rng(0).normal(size=shape[::-1] if transposed else shape).astype(np.float32)
-    weight = weight.T if transposed else weight
-    found, scale = _written(weight, WEIGHT_INT8)
-    np.testing.assert_array_equal(found, np.rint(weight / scale.astype(np.float32)))
+def test_of_columns_of_a_transposed_weight_codes_are_those_of_rows() -> None:
+    weight = np.random.default_rng(0).normal(size=(300, 7)).astype(np.float32)
+    np.testing.assert_array_equal(_written(weight.T, WEIGHT_INT8)[0], _written(weight.T.copy(), WEIGHT_INT8)[0])
 
 
-@pytest.mark.parametrize("rows", [3, BLOCK // 8])
-def test_what_rounding_takes_at_the_mean_is_told_and_columns_may_have_factors(rows: int) -> None:
+@pytest.mark.parametrize("kernels", [PLAIN, *kernels_here()], ids=lambda kernels: kernels.suffix)
+@pytest.mark.parametrize("width", [1, 7, 8, 40, 129])
+def test_what_rounding_takes_at_the_mean_is_told_and_columns_may_have_factors(kernels: Kernels, width: int) -> None:
     rng = np.random.default_rng(0)
-    weight, means, factors = (
-        rng.normal(size=s).astype(np.float32) + np.float32(2.0) for s in ((rows, 40), (40,), (40,))
-    )
+    weight = rng.normal(size=(33, width)).astype(np.float32)
+    means, factors = (rng.uniform(1.0, 3.0, width).astype(np.float32) for _ in range(2))
     target = np.zeros(weight.shape, np.int8)
-    scales, lost = CodeWriter(WEIGHT_INT8).write("layer", weight, target, factors=factors, means=means)
-    found, _ = _written(weight * factors, WEIGHT_INT8)
-    np.testing.assert_array_equal(target, found)
+    scales, lost = CodeWriter(WEIGHT_INT7, kernels).write("layer", weight, target, factors=factors, means=means)
+    wanted = np.abs(weight * factors).max(axis=1) / 64
+    np.testing.assert_allclose(scales, wanted, rtol=1e-6)
+    np.testing.assert_array_equal(target, np.rint(weight * factors / scales[:, None]))
     rest = (weight * factors).astype(np.float64) - target * scales[:, None].astype(np.float64)
-    np.testing.assert_allclose(lost, rest @ means, atol=2e-4)
-    assert np.abs(lost).max() > 0.01
+    np.testing.assert_allclose(lost, rest @ means, atol=1e-4)
+    assert width == 1 or np.abs(lost).max() > 0.01
+    for odd in (np.nan, np.inf, -np.inf):
+        weight[20, width - 1] = odd
+        with pytest.raises(WeightsError, match="not finite"):
+            CodeWriter(WEIGHT_INT7, kernels).write("layer", weight, target, factors=factors)
 
 
 @ACTIVATION_CODES
