@@ -283,10 +283,17 @@ class Int8Encoder(Encoder):
         self._ranges = {}
         self.merge_ranges(self.measure(parameters, feeds))
         self.encode(parameters)
-        wanted = self._graph.subgraph([layer.output for layer in dense])({**feeds, **parameters}) if dense else {}
+        if not dense:
+            return self.payload.to_bytes()
+        run = self._graph.subgraph([layer.output for layer in dense])
+        one = run({**{name: array[:1] for name, array in feeds.items()}, **parameters})
+        # a layer over the rows of a set or a sequence has several an observation, and needs as many fewer of these
+        few = {rows: {name: array[::rows] for name, array in feeds.items()} for rows in map(len, one.values())}
+        wanted = {rows: run({**chosen, **parameters}) for rows, chosen in few.items()}
         for layer in dense:
-            given = self._given(layer, feeds)
-            self._fit_layer(layer, parameters, given, wanted[layer.output].astype(np.float64))
+            rows = len(one[layer.output])
+            given = self._given(layer, few[rows])
+            self._fit_layer(layer, parameters, given, wanted[rows][layer.output].astype(np.float64))
         return self.payload.to_bytes()
 
     def _given(self, layer: IntegerLayer, feeds: Mapping[str, Array]) -> npt.NDArray[np.float64]:
