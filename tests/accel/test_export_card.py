@@ -36,7 +36,8 @@ def test_batches_share_a_line_only_where_every_figure_is_equal(bundle: Bundle, r
     for row in report["parity"]:
         row.update(relative=1e-3, greatest=2e-3)
     cells = parity_rows(model_card(bundle.contract, report))
-    stages = ["torch → fp32 as ONNX", "fp32 as ONNX → int8 as onnx", "torch → int8 as onnx"]
+    made = bundle.contract["scheme"]
+    stages = ["torch → fp32 as ONNX", f"fp32 as ONNX → {made} as onnx", f"torch → {made} as onnx"]
     assert [row[:3] for row in cells] == [
         [stage, inputs, batches]
         for inputs in ("real", "random")
@@ -94,7 +95,7 @@ def test_bounds_that_were_held_are_named(bundle: Bundle, report: dict[str, Any])
 
 def test_the_card_says_whether_the_policy_is_kept(bundle: Bundle, report: dict[str, Any]) -> None:
     card = model_card(bundle.contract, report)
-    assert report["quality"]["holds"] and "**int8 keeps the policy.**" in card
+    assert report["quality"]["holds"] and f"**{bundle.contract['scheme']} keeps the policy.**" in card
     assert "| 2,048 of own episodes | " in card and "in integers: " in card
     report["quality"]["verdict"] = "int8 does not keep the policy: 58 %"
     assert "does not keep" in model_card(bundle.contract, report) and "does not keep" in summary(

@@ -31,7 +31,8 @@ def stages(shown: str) -> list[str]:
 def test_an_export_says_what_it_is_at(run: Path, tmp_path: Path) -> None:
     stream = io.StringIO()
     progress = LineProgress(stream)
-    export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=2, progress=progress)
+    bundle = export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=2, progress=progress)
+    made = bundle.contract["scheme"]  # "mixed" where int8 does not pay
     shown = stages(stream.getvalue())
     begun = [stage for stage in shown if not stage.startswith("trying int8(")]
     assert begun != shown  # precision is chosen layer by layer
@@ -39,14 +40,14 @@ def test_an_export_says_what_it_is_at(run: Path, tmp_path: Path) -> None:
     assert begun == [
         COLLECTING,
         "compressing as int8",
-        "writing int8 as c",
+        f"writing {made} as c",
         begun[3],
         f"compiling {size / 1e6:.1f} MB of C",
-        "checking int8 as c against the test vectors",
+        f"checking {made} as c against the test vectors",
         *MEASURING,
         "playing fp32",
         "playing at random",
-        "playing int8 as c on the same seeds",
+        f"playing {made} as c on the same seeds",
     ]
     weights = 4 * 16 + 16 + 16 * 16 + 16 + 16 * 2 + 2
     generating, _, count = begun[3].removesuffix(" weights").rpartition(" ")
@@ -81,8 +82,10 @@ def test_what_would_take_too_long_plays_on_onnxruntime_and_says_so(
     assert json.loads((bundle.path / "report.json").read_text())["returns"]["engine"] == engine
     card = (bundle.path / "MODEL_CARD.md").read_text()
     if format == "c":
-        assert played == "playing int8 on onnxruntime (as c it would take 0 s) on the same seeds"
+        assert (
+            played == f"playing {bundle.contract['scheme']} on onnxruntime (as c it would take 0 s) on the same seeds"
+        )
         assert "ran on onnxruntime, as its target is too slow here" in card
     else:
-        assert played == "playing int8 as onnx on the same seeds"
+        assert played == f"playing {bundle.contract['scheme']} as onnx on the same seeds"
         assert "the compressed policy ran on onnxruntime." in card
