@@ -71,7 +71,8 @@ of the gain over random play. Returns are means of 20 greedy episodes of equal s
 with fp32's on the same runtime in brackets: compiled kernels for ours, onnxruntime for `quantize_static`, whose best
 calibration by the same rows is shown (a scale for each output). `published` is what an actor gets in training, rounded
 to the nearest. Of `int8` the shares of multiply-adds in integers are given, after the observations and of all, and the
-layers' forms. Margins were set on rows of another seed; all rows are of one commit. Times compare within a row.
+layers' forms; `mixed` is what int8 does not pay for. Margins were set on rows of another seed; all rows are of one
+commit. Times compare within a row.
 """.strip().splitlines()
 Row = dict[str, Any]
 
@@ -121,7 +122,12 @@ def measure(path: Path) -> Iterator[Row]:
         quality = measure_rows(run, artifact, judged, full)
         row = {"file": path.stem, "arm": arm, "bytes": len(artifact.to_bytes()), "us": us}
         if arm == "int8":
-            row |= {"encoding": finished.encoding, "share": finished.share, "share_inside": finished.share_inside}
+            row |= {
+                "called": finished.artifact.scheme,
+                "encoding": finished.encoding,
+                "share": finished.share,
+                "share_inside": finished.share_inside,
+            }
         yield row | _judged(run, artifact, quality, played, by_chance)
     yield {"file": path.stem, "arm": "quantize_static"} | _static(run, full, inputs, judged, played, by_chance)
 
@@ -244,9 +250,9 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
 def _cells(row: Row, full: Row) -> Iterator[str]:
     about = f" ({row['calibration']})" if "calibration" in row else ""
     if "encoding" in row:
-        layers = row["encoding"].partition(",")[2].strip(")").replace("module.", "")
+        layers = row["encoding"].removeprefix("int8(").strip(")").replace("module.", "")
         about = f" ({row['share_inside']:.0%}, {row['share']:.0%}; {layers})"
-    yield f"`{row['arm']}`{about}"
+    yield f"`{row.get('called', row['arm'])}`{about}"
     yield " · ".join(map(_figures, row["rows"]))
     yield "yes" if row["holds"] else "no"
     yield f"{np.mean(row['returns']):.4g}"
