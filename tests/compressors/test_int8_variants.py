@@ -11,7 +11,7 @@ from accel.compressors.checks.executed_kernels import float_kernels, integer_ker
 from accel.compressors.cpu import ARM, AVX2, VNNI
 from accel.compressors.errors import SchemeError
 from accel.compressors.pipeline import make_compressor
-from tests.compressors.oracle import initializers
+from tests.compressors.oracle import initializers, rounded_plan
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 
 VARIANTS = ["int8(u8s8,x8)", "int8(reduce_range,x8)", "int8(s8s8,x8)"]
@@ -47,6 +47,17 @@ def test_channels_and_features_of_different_sizes_keep_their_precision() -> None
     module.head.weight.data /= sizes[None]
     np.testing.assert_allclose(run_module(module, inputs)[0], wanted, atol=1e-4)
     assert error() < 1.5 * before
+
+
+@pytest.mark.parametrize("name", ["tanh-mlp", "deep-relu-mlp", "lstm"])
+def test_biases_make_up_for_what_rounding_takes_in_the_mean(name: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    inputs = case.inputs(128, seed=1)
+    wanted = run_module(module, inputs)[0].mean(axis=0)
+    plans = rounded_plan(case, "int8(reduce_range)", module), case.bind("int8(reduce_range)", module)
+    rounded, ours = (run_artifact(plan.refresh(module, 1), inputs)[0].mean(axis=0) for plan in plans)
+    assert np.abs(ours - wanted).mean() < 0.6 * np.abs(rounded - wanted).mean()
 
 
 @pytest.mark.parametrize(
