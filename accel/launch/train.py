@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from accel.errors import LaunchError
+import psutil
+
+from accel.errors import ConfigError, LaunchError
 from accel.launch.learners import learn
 from accel.launch.local_actors import learn_with_local_actors
 from accel.launch.single_process import learn_in_one_process
 from accel.supervision.activity import WAITING, Activity
+from accel.system.machine import usable_cores
 from accel.transport import detect_launch, is_actor
 
 if TYPE_CHECKING:
     from accel.config import TrainConfig
     from accel.runs.job import Job
     from accel.runs.summary import Summary
+
+# what an actor takes until it acts, measured on one core with HalfCheetah-v5: seconds, bytes; with MPI's rank
+_START, _START_WITH_MPI = (1.0, 50 << 20), (2.0, 80 << 20)
+_ACTORS_FILES, _OWN_FILES = 8, 256
+_LEAST_PER_CORE = 4
+_SURE = 0.6
+"""The part of what may start in time that is advised: a machine does other things too."""
 
 
 def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
@@ -60,6 +71,7 @@ def start(job: Job, *, leave: Callable[[int], NoReturn] | None = None, activity:
     """
     if job.config.acting.actors == 0:
         return learn_in_one_process(job, leave=leave, activity=activity)
+    _check_actors(job.config)
     if is_local(job.config):
         if activity is not None:
             activity.enter(WAITING)  # Its actors are watched one by one.
@@ -67,6 +79,32 @@ def start(job: Job, *, leave: Callable[[int], NoReturn] | None = None, activity:
     from accel.launch.distributed import start_mpirun
 
     return start_mpirun(job)
+
+
+def _check_actors(config: TrainConfig) -> None:
+    """Raises ConfigError: so many actors would not start on this machine in time, or not fit into its memory."""
+    acting, limit_s, cores = config.acting, config.run.peer_timeout_s, usable_cores()
+    if acting.hosts is not None or acting.hostfile is not None:
+        return
+    actor_s, actor_bytes = _START if is_local(config) else _START_WITH_MPI
+    in_time = max(int(cores * limit_s / actor_s), int(cores * _LEAST_PER_CORE), 1)
+    fitting = max(int(psutil.virtual_memory().available / actor_bytes), 1)
+    files = _ACTORS_FILES * acting.actors + _OWN_FILES
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < files:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if hard != resource.RLIM_INFINITY and hard < files:
+            most = max((hard - _OWN_FILES) // _ACTORS_FILES, 1)
+            raise ConfigError(f"actors = {acting.actors} need {files} open files (ulimit -n): give --actors {most}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    if acting.actors > fitting:
+        most = max(int(_SURE * fitting), 1)
+        raise ConfigError(f"actors = {acting.actors} do not fit into the memory that is free: give --actors {most}")
+    if acting.actors > in_time:
+        most, needed_s = max(int(_SURE * in_time), 1), acting.actors * actor_s / cores / _SURE
+        raise ConfigError(
+            f"actors = {acting.actors} would not start on {cores:g} cores within peer_timeout_s = {limit_s:g}: give "
+            f"--actors {most}, or --peer-timeout-s {needed_s:.0f}"
+        )
 
 
 def is_local(config: TrainConfig) -> bool:

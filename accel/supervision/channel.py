@@ -54,7 +54,7 @@ class Channel:
                 except BlockingIOError:
                     if not wait:
                         return
-                    select.select([], [self._socket], [])
+                    self._poll(select.POLLOUT, None)
         except OSError as error:
             raise ChannelClosedError from error
 
@@ -85,4 +85,10 @@ class Channel:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until something has come; False when the time is up."""
-        return bool(select.select([self._socket], [], [], timeout_s)[0])
+        return self._poll(select.POLLIN, timeout_s)
+
+    def _poll(self, event: int, timeout_s: float | None) -> bool:
+        """Not ``select``, which knows no file beyond the 1024th."""
+        poll = select.poll()
+        poll.register(self._socket, event)
+        return bool(poll.poll(None if timeout_s is None else 1000.0 * timeout_s))

@@ -231,4 +231,7 @@ def check_unroll_bytes(unroll_bytes: int, configured: int | None) -> None:
     if configured is not None:
         raise TransportError(f"the transport is configured already, for unrolls of {configured} bytes")
     if not 0 < unroll_bytes < 1 << 31:
-        raise TransportError(f"an unroll of {unroll_bytes} bytes cannot be sent; it must have 1 … 2³¹-1")
+        raise TransportError(
+            f"an unroll of {unroll_bytes} bytes cannot be sent, 2³¹-1 at most: lower --unroll-length or "
+            "--envs-per-actor"
+        )

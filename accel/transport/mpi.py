@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from typing import NoReturn, cast
 
@@ -38,6 +39,7 @@ _ONE_HOST_SETTINGS = {"OMPI_MCA_btl": "self,sm", "UCX_TLS": "self,sm"}
 LEAVE_S = 10.0
 """The longest time that leaving MPI takes when nothing is wrong."""
 _EXIT_ABORTED = 3
+_OPEN_MPI_BYTES = (1 << 31) - 1
 
 
 class MpiIncoming:
@@ -74,9 +76,15 @@ class MpiEndpoint:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.fault_tolerant = _has_ulfm()
+        self._most_bytes = _OPEN_MPI_BYTES if MPI.get_vendor()[0] == "Open MPI" else sys.maxsize
 
     def send(self, buffer: bytes | Bytes, rank: int, tag: int) -> Request:
         """Synchronous-mode send: a small one would otherwise count as done while it still queues at the receiver."""
+        if len(buffer) > self._most_bytes:
+            raise TransportError(
+                f"a message of {len(buffer):,} bytes is too large for Open MPI, which ends the job beyond "
+                f"{self._most_bytes:,}: make the network smaller, use MPICH, or on one machine no --launcher mpirun"
+            )
         try:
             return self._comm.Issend([buffer, MPI.BYTE], rank, tag)
         except MPI.Exception as error:

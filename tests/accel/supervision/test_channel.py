@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +36,19 @@ def test_messages_arrive_whole_and_in_order(bodies: list[dict[str, str]]) -> Non
             assert theirs.wait(10.0)
             found += theirs.receive()
         assert found == [("report", body) for body in bodies] and theirs.receive() == []
+
+
+def test_a_process_of_many_files_waits_for_each() -> None:
+    """As the learner of hundreds of actors, whose sockets have numbers beyond a thousand."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel, other = Channel(fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD, 1500)), Channel(theirs)
+        assert not channel.wait(0.0)
+        other.send("report")
+        assert channel.wait(10.0) and channel.receive() == [("report", {})]
+        channel.close()
 
 
 def test_more_than_fits_waits_at_the_sender_and_is_not_lost() -> None:
