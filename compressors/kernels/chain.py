@@ -190,7 +190,7 @@ class _Reader:
         return tuple(tuple(value for value, end in last.items() if end == index) for index in steps)
 
     def _take(self, node: Node) -> int:
-        if not node.inputs or self._graph.places.keys() & {*node.outputs}:
+        if not node.inputs or not node.outputs or self._graph.places.keys() & {*node.outputs}:
             raise _UnsuitedError
         if node.domain != _DOMAINS.get(node.operator, ""):
             raise _UnsuitedError

@@ -136,13 +136,13 @@ def change_weight(bundle: Path) -> None:
 
 
 def double_scale(bundle: Path) -> None:
-    """Every weight of the policy head at once."""
-    replace(bundle, r"float weight\d+_params_scale\[1\] = \{\s*(\S+f)", "2.0f * \\1")
+    """Every weight of an output of the policy head at once."""
+    replace(bundle, r"float weight\d+_params_scale\[\d+\] = \{\s*([^\s,]+f)", "2.0f * \\1")
 
 
 def make_not_a_number(bundle: Path) -> None:
     """A policy that answers with NaN."""
-    replace(bundle, r"float weight\d+_params_scale\[1\] = \{\s*(\S+f)", "(0.0f / 0.0f)")
+    replace(bundle, r"float weight\d+_params_scale\[\d+\] = \{\s*([^\s,]+f)", "(0.0f / 0.0f)")
 
 
 def replace(bundle: Path, pattern: str, by: str) -> None:
@@ -196,7 +196,7 @@ def test_the_bundles_python_program_says_that_it_runs_the_onnx_model(bundle: Pat
     done = run_program(bundle, "--verify")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
-    assert printed["target"] == "c" and printed["vectors"]["relative"] == 0
+    assert printed["target"] == "c" and printed["vectors"]["relative"] <= 1e-6
     assert printed["tested"] == (
         "model.onnx on onnxruntime; the files of target c were not run: MODEL_CARD.md says how"
     )

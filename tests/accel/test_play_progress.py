@@ -83,11 +83,12 @@ def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
     run, stream = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x2")), io.StringIO()
     clock = Clock()
     video = tmp_path / "v.gif"
-    evaluate(run, scheme="int8", episodes=2, baseline=True, video=video, progress=LineProgress(stream, clock=clock))
+    progress = LineProgress(stream, clock=clock)
+    played = evaluate(run, scheme="int8", episodes=2, baseline=True, video=video, progress=progress)
     assert stream.getvalue().splitlines() == [
         "compressing as int8",
         f"recording {video}",
-        "playing int8",
+        f"playing {played.scheme}",
         "playing fp32 on the same seeds",
         "playing at random",
         "comparing actions",

@@ -70,7 +70,8 @@ def resum(bundle: Path, change: Callable[[dict[str, Any]], None] = lambda contra
 
 def test_a_copy_verifies(bundle: Path) -> None:
     result = verify(bundle)
-    assert (result.scheme, result.vectors["relative"]) == ("fp32", 0.0)
+    # vectors are of compiled kernels, whose sums of floats round otherwise
+    assert result.scheme == "fp32" and float(str(result.vectors["relative"])) <= 1e-6
     resum(bundle)
     assert verify(bundle).vectors == result.vectors
 
@@ -349,7 +350,7 @@ def test_the_round_trip_needs_numpy_and_onnxruntime_only(original: Path, tmp_pat
     assert not {"torch", "onnx", "gymnasium", "accel-rl"} & set(found)
     verified = run_program(original, "--verify", python=python)
     assert verified.returncode == 0, verified.stderr
-    assert json.loads(verified.stdout)["vectors"]["relative"] == 0.0
+    assert json.loads(verified.stdout)["vectors"]["relative"] <= 1e-6
     _, steps = greedy_episodes(original.parent / "runs" / "run", 1)
     requests = [json.dumps({"observation": row, "first": i == 0}) for i, (row, _) in enumerate(steps)]
     answered = run_program(original, python=python, text="\n".join([*requests, "", "{}", "nonsense"]) + "\n")
