@@ -169,7 +169,9 @@ class Int8Encoder(Encoder):
         for fold in self._folds:
             for name, axis, reads in fold.parameters:
                 self._moved.setdefault(name, []).append((fold.value, axis, reads))
-        self._steps: dict[str, FloatArray] = {}
+        # ones until a calibration: what is looked at for drift alone has no weights to choose them by
+        sizes = {fold.value: graph.parameters[name].shape[axis] for fold in self._folds for name, axis in fold.readers}
+        self._steps: dict[str, FloatArray] = {value: np.ones(size, np.float32) for value, size in sizes.items()}
         self._observer = RangeObserver(graph, self._measured, self._sources)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}

@@ -49,6 +49,16 @@ def test_channels_and_features_of_different_sizes_keep_their_precision() -> None
     assert error() < 1.5 * before
 
 
+def test_ranges_from_a_look_for_drift_are_enough_to_refresh() -> None:
+    """It measures no weights, so that features have one step until a calibration."""
+    case = CASES["deep-relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    plan, inputs = case.bind("int8(reduce_range)", module, rows=0), case.inputs(128, seed=1)
+    plan.recalibrate_on_drift(inputs)
+    found = run_artifact(plan.refresh(module, 1), inputs)[0]
+    assert relative_error(found, run_module(module, inputs)[0]) < 0.06
+
+
 @pytest.mark.parametrize("name", ["tanh-mlp", "deep-relu-mlp", "lstm"])
 def test_biases_make_up_for_what_rounding_takes_in_the_mean(name: str) -> None:
     case = CASES[name]
