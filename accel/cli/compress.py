@@ -60,8 +60,8 @@ def main(arguments: Sequence[str]) -> int:
         policy = options.load()
         progress.begin(f"compressing as {scheme}")
         inputs = calibration_inputs(policy, scheme, options.seed, progress=progress)
-        finished, whole = finish(policy, scheme, inputs, progress=progress), policy.compress("fp32")
-        artifact = finished.artifact
+        finished = finish(policy, scheme, inputs, progress=progress)
+        artifact, whole = finished.artifact, finished.full
         content = artifact.to_bytes()
         try:
             write_atomically(options.out, content)

@@ -169,8 +169,7 @@ class _Builder:
         finished = finish(run, scheme, calibration, cpu=cpu, progress=progress)
         artifact = finished.artifact
         self._artifact = standard_artifact(artifact) if target.name == "onnx" else artifact
-        self._full = run.compress("fp32")
-        self._cost = finished.cost
+        self._full, self._cost = finished.full, finished.cost
         self._random = random_inputs(self._artifact.inputs, self._real, np.random.default_rng(seed))
 
     def run(self, gate: Gate, episodes: int) -> tuple[Contract, Json]:
