@@ -34,20 +34,19 @@ def fitted_weight(weight: Floats, inputs: Floats, targets: Floats) -> Floats:
 
 
 def rounded_codes(weight: Floats, scales: Floats, inputs: Floats, codes: IntegerType) -> npt.NDArray[np.int8]:
-    """Codes [n, k] of a weight at scales [n] or [], for inputs [N, k] less their means."""
+    """Codes [n, k] of a weight at scales [n], for inputs [N, k] less their means."""
     gram, _ = _gram(inputs, DAMPING)
     order = np.argsort(-np.diag(gram), kind="stable")
-    steps = np.broadcast_to(np.asarray(scales, np.float64), (len(weight),))
     # row i of the upper factor: how the inputs after i make up for i
     upper = np.linalg.cholesky(np.linalg.inv(gram[np.ix_(order, order)])).T
     left, found = weight[:, order].copy(), np.empty(weight.shape)
     for j in range(weight.shape[1]):
-        found[:, j] = np.clip(np.rint(left[:, j] / steps), codes.minimum, codes.maximum)
-        error = (left[:, j] - found[:, j] * steps) / upper[j, j]
+        found[:, j] = np.clip(np.rint(left[:, j] / scales), codes.minimum, codes.maximum)
+        error = (left[:, j] - found[:, j] * scales) / upper[j, j]
         left[:, j + 1 :] -= np.outer(error, upper[j, j + 1 :])
     back = np.empty_like(found)
     back[:, order] = found
-    return _descended(back, weight, steps, gram, order, codes).astype(np.int8)
+    return _descended(back, weight, scales, gram, order, codes).astype(np.int8)
 
 
 def _descended(

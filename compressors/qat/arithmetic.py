@@ -84,8 +84,7 @@ def weight_scales(greatest: Tensor, codes: IntegerType) -> Tensor:
 def scales_for_bias(scales: Tensor, input_scale: float, largest_bias: Tensor, greatest: Tensor) -> Tensor:
     """Weight scales where biases and weights have these magnitudes; the formula of ``affine.scales_for_bias``."""
     # onnxruntime's precision, see there
-    doubled = 2.0 * (largest_bias if largest_bias.dim() else largest_bias.double())
-    smallest = (BIAS_MARGIN * doubled).double() / INT32_STEPS
+    smallest = (BIAS_MARGIN * (2.0 * largest_bias)).double() / INT32_STEPS
     candidate = scales.double() * input_scale
     is_empty = (greatest == 0.0) & (torch.minimum(smallest, smallest / input_scale) >= SMALLEST_SCALE)
     replaced = (candidate < smallest) | is_empty
