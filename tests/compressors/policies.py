@@ -207,3 +207,15 @@ def run_artifact(artifact: CompressedPolicy, inputs: Inputs) -> list[NDArray[np.
 def relative_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     """Root mean square difference over the root mean square of what was wanted."""
     return float(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)))
+
+
+def assert_refresh_is_exact(case: Case) -> None:
+    """A plan of one binding answers as the module does, for other weights and numbers of rows."""
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("fp32", module)
+    for seed, rows in ((1, 1), (2, 3), (3, 8)):
+        randomise(module, seed)
+        inputs = case.inputs(rows, seed)
+        found = run_artifact(plan.refresh(module, version=seed), inputs)
+        for array, wanted in zip(found, run_module(module, inputs), strict=True):
+            np.testing.assert_allclose(array, wanted, atol=2e-5, rtol=1e-4)

@@ -13,20 +13,20 @@ from accel.compressors.fp32 import Float32
 from accel.compressors.graph.policy_graph import export_policy
 from accel.compressors.module_state import read_state
 from accel.compressors.pipeline import compose
-from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
+from tests.compressors.policies import (
+    CASES,
+    MLP,
+    Case,
+    assert_refresh_is_exact,
+    randomise,
+    run_artifact,
+    run_module,
+)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_refresh_is_exact_for_any_weights_and_batch(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("fp32", module)
-    for seed, rows in ((1, 1), (2, 3), (3, 8)):
-        randomise(module, seed)
-        inputs = case.inputs(rows, seed)
-        found = run_artifact(plan.refresh(module, version=seed), inputs)
-        for array, wanted in zip(found, run_module(module, inputs), strict=True):
-            np.testing.assert_allclose(array, wanted, atol=2e-5, rtol=1e-4)
+    assert_refresh_is_exact(CASES[name])
 
 
 def test_the_comparison_notices_weights_of_another_policy() -> None:

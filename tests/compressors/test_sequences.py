@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,14 @@ from accel.compressors.checks.executed_kernels import float_kernels, integer_ker
 from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.qat.fake_quantiser import FakeQuantiser
-from tests.compressors.policies import Case, randomise, relative_error, run_artifact, run_module
+from tests.compressors.policies import (
+    Case,
+    assert_refresh_is_exact,
+    randomise,
+    relative_error,
+    run_artifact,
+    run_module,
+)
 
 torch.set_num_threads(1)
 
@@ -83,14 +89,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_refresh_is_exact_for_any_weights_and_batch(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("fp32", module)
-    for seed, rows in ((1, 1), (2, 3), (3, 8)):
-        randomise(module, seed)
-        inputs = case.inputs(rows, seed)
-        (found,), (wanted,) = run_artifact(plan.refresh(module, seed), inputs), run_module(module, inputs)
-        np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=1e-4)
+    assert_refresh_is_exact(CASES[name])
 
 
 def test_every_dense_layer_is_integers(name: str) -> None:
