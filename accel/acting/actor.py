@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.supervision.activity import PREPARING, STEPPING, WAITING
 from accel.system.signals import Interrupted
 from accel.transport.base import ActorTransport, InferenceTransport, PolicyUpdate, Stopped
+
+if TYPE_CHECKING:
+    from accel.experience.stores.base import Experience
 
 SEND, WAIT, PULL, DESERIALISE, LOAD, TIMING = (
     ACTOR_PHASES.index(name) for name in ("send", "wait", "pull", "deserialise", "load", "timing")
@@ -285,16 +288,46 @@ def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvi
     )
 
 
-class InlineActor:
-    """The one actor of a run in a single process, which takes turns with the learner."""
+class TurnActor(Protocol):
+    """The actor of a run in a single process, as ``Actor`` describes it.
 
-    def __init__(self, transport: ActorTransport) -> None:
-        self._transport = transport
-        self.actor: Actor | None = None
+    ``turn`` pushes an unroll, or returns it where there is no transport between the two.
+    """
+
+    spec: EnvSpec
+    is_over: Callable[[], object]
+
+    def start(self) -> None:
+        """See ``Actor.start``."""
+
+    def turn(self, is_over: Callable[[], object]) -> Experience | None:
+        """See ``Actor.turn``."""
+
+    def close(self) -> None:
+        """See ``Actor.close``."""
+
+    def generator_state(self) -> Mapping[str, object]:
+        """See ``Actor.generator_state``."""
+        ...
+
+    def set_generator_state(self, state: Mapping[str, object]) -> None:
+        """See ``Actor.set_generator_state``."""
+
+
+MakeActor = Callable[[ActorConfig, ActorTransport], TurnActor]
+Introduced = TypeVar("Introduced", bound=TurnActor)
+
+
+class InlineActor:
+    """The one actor of a run in a single process, which takes turns with the learner; ``make``: which one."""
+
+    def __init__(self, transport: ActorTransport, make: MakeActor = Actor) -> None:
+        self._transport, self._make = transport, make
+        self.actor: TurnActor | None = None
 
     def join(self) -> None:
         """Take the welcome, make the environments, answer. Raises EnvError, MissingExtraError."""
-        self.actor = join(self._transport, 0.0)
+        self.actor = introduce(self._make, ActorConfig.from_json(self._transport.welcome(0.0)), self._transport)
         self._transport.activity.enter(WAITING)
 
 
@@ -312,8 +345,15 @@ def join(transport: ActorTransport, timeout_s: float, pin: Callable[[int], objec
     config = ActorConfig.from_json(transport.welcome(timeout_s))
     if config.pin_cores and not config.env_workers:  # Workers would share the actor's core.
         pin(config.learners)
+    return introduce(Actor, config, transport)
+
+
+def introduce(
+    make: Callable[[ActorConfig, ActorTransport], Introduced], config: ActorConfig, transport: ActorTransport
+) -> Introduced:
+    """Make an actor and answer the learner's welcome. Raises AccelError: as ``join``."""
     try:
-        actor = Actor(config, transport)
+        actor = make(config, transport)
     except AccelError as error:
         transport.hello({"error": str(error), "kind": type(error).__name__})
         raise

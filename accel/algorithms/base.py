@@ -152,8 +152,9 @@ class GradientAlgorithm:
         normaliser = self.network.normaliser
         if normaliser is None:
             return
-        observations = torch.from_numpy(unroll["observations"][:-1])
-        normaliser.collect(to_device(observations[torch.from_numpy(unroll["valid"][:-1])], self.device))
+        observations = torch.as_tensor(unroll["observations"][:-1])
+        valid = torch.as_tensor(unroll["valid"][: len(observations)])
+        normaliser.collect(to_device(observations[valid], self.device))
 
     def share_statistics(self) -> None:
         """Make what all learners observed since the last time part of every learner's normaliser.

@@ -126,6 +126,8 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     if sources["resume"]:
         values |= load_toml(Path(sources["resume"]) / "config.toml")
     chosen_kinds = {kind: value for kind in CHOICES if (value := _value(argv, kind)) is not None}
+    if _value(argv, "backend") == "device":  # Has defaults of its own.
+        chosen_kinds |= {name: value for name in ("backend", "env") if (value := _value(argv, name)) is not None}
     if sources["preset"]:
         preset = load_preset(sources["preset"])
         # Another algorithm on top of a preset takes what it reads of it.

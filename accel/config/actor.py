@@ -62,7 +62,7 @@ class ActorConfig(_Message):
     tasks: tuple[str, ...]
     env_args: Mapping[str, EnvValue]
     wrappers: tuple[str, ...]
-    backend: Literal["gymnasium", "envpool", "pettingzoo"]
+    backend: Literal["gymnasium", "envpool", "pettingzoo", "device"]
     squash_actions: bool
     actors: int
     envs_per_actor: int

@@ -39,9 +39,11 @@ class AlgorithmConfig(Clips):
         stores: the stores that it can learn from; empty for any.
         many_learners: whether several learners can share its updates.
         asynchronous_gradients: whether they do so without waiting for each other, one's gradients after another's.
+        device_system: option defaults that go with environments on the learner's device; empty where it has none.
     """
 
     system: ClassVar[Mapping[str, object]] = {}
+    device_system: ClassVar[Mapping[str, object]] = {}
     stores: ClassVar[tuple[str, ...]] = ()
     many_learners: ClassVar[bool] = False
     asynchronous_gradients: ClassVar[bool] = False
@@ -96,6 +98,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """
 
     system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous", "normalise_rewards": True}
+    device_system: ClassVar[Mapping[str, object]] = {"actors": 0, "envs_per_actor": 4096, "unroll_length": 16}
     stores: ClassVar[tuple[str, ...]] = ("fifo",)
     many_learners: ClassVar[bool] = True
 
@@ -176,6 +179,12 @@ class SurrogateConfig(ActorCriticConfig):
     """PPO's clipped surrogate, whatever the schedule: batches of 2048 steps with eight environments."""
 
     system: ClassVar[Mapping[str, object]] = {**ActorCriticConfig.system, "unroll_length": 256, "learning_rate": 5e-4}
+    device_system: ClassVar[Mapping[str, object]] = {
+        **ActorCriticConfig.device_system,
+        "passes": 2,
+        "minibatches": 8,
+        "learning_rate": 1e-3,
+    }
 
     corrector: Literal["vtrace", "none"] = Field("vtrace", description="off-policy correction")
     lambda_: float = Field(0.95, ge=0, le=1, description="λ of the trace")
@@ -223,6 +232,7 @@ class PtrPpoConfig(SurrogateConfig):
     """PTR-PPO: PPO on new batches and on old trajectories, drawn by priority."""
 
     system: ClassVar[Mapping[str, object]] = {**SurrogateConfig.system, "store": "trajectories", "passes": 4}
+    device_system: ClassVar[Mapping[str, object]] = {}
     stores: ClassVar[tuple[str, ...]] = ("trajectories",)
     many_learners: ClassVar[bool] = False
 

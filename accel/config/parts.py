@@ -13,7 +13,11 @@ from accel.config.base import Clip, Clips, Count, EnvValue, Options, at_most, pa
 class EnvironmentConfig(Options):
     """The environments."""
 
-    env: str = Field("CartPole-v1", min_length=1, description="gymnasium id, or module:id to import the module first")
+    env: str = Field(
+        "CartPole-v1",
+        min_length=1,
+        description="gymnasium id, or module:id to import the module first; module:factory with backend device",
+    )
     task: tuple[str, ...] = Field(
         (),
         description="another environment of the same spaces, which one policy learns too; actors share out env and "
@@ -21,8 +25,10 @@ class EnvironmentConfig(Options):
     )
     env_arg: tuple[str, ...] = Field((), description="k=v passed to the environment's constructor; may be repeated")
     wrapper: tuple[str, ...] = Field((), description="module:function applied to each environment; may be repeated")
-    backend: Literal["gymnasium", "envpool", "pettingzoo"] = Field(
-        "gymnasium", description="what steps the environments"
+    backend: Literal["gymnasium", "envpool", "pettingzoo", "device"] = Field(
+        "gymnasium",
+        description="what steps the environments; device: the learner's process, thousands at once as tensors on its "
+        "device",
     )
     squash_actions: bool = Field(False, description="tanh-squash Box actions into their bounds instead of clipping")
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, Self, get_args, get_origin
+from typing import Literal, Self, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from accel.config.algorithms import ALGORITHMS, AnyAlgorithm, CustomAlgorithmConfig, OptimiserConfig
+from accel.config.algorithms import ALGORITHMS, AlgorithmConfig, AnyAlgorithm, CustomAlgorithmConfig, OptimiserConfig
 from accel.config.base import Options
 from accel.config.experience import (
     SCHEDULES,
@@ -24,6 +24,7 @@ from accel.config.experience import (
     AnyStore,
     AsynchronousConfig,
     BatchesConfig,
+    CircularConfig,
     FifoConfig,
     ReplayingConfig,
     SamplesPerInsertConfig,
@@ -102,6 +103,8 @@ class TrainConfig(BaseModel):
 
     def _check(self) -> None:
         """What concerns several parts."""
+        if self.environment.backend == "device":
+            self._check_device()
         if self.acting.actor_runtime == "torch" and self.compression.compressor != "fp32":
             raise ConfigError("actor_runtime = 'torch' runs the uncompressed policy: set compressor = 'fp32' with it")
         if re.search(r"\bqat\b", self.compression.compressor) and self.learner.mixed_precision == "bf16":
@@ -146,6 +149,39 @@ class TrainConfig(BaseModel):
                 f"store '{self.store.store}' always has another sample, so that schedule 'asynchronous' would update "
                 "without end on few steps, and without any new one in a single process: use --schedule "
                 "samples-per-insert"
+            )
+
+    def _check_device(self) -> None:
+        """Whether the rest of the run goes with environments of tensors, on which the learner's own network acts."""
+        environment, acting, algorithm = self.environment, self.acting, self.algorithm.algorithm
+        first = "backend = 'device' steps environments of tensors in the learner's process: "
+        if ":" not in environment.env:
+            raise ConfigError(
+                f"{first}env = {environment.env!r} is no module:factory that makes such; give one, such as --env "
+                "accel.envs.torch_classic:CartPole, or leave --backend out"
+            )
+        if not self.algorithm.device_system or not isinstance(self.store, FifoConfig | CircularConfig):
+            able = ", ".join(name for name, model in ALGORITHMS.items() if model.device_system)
+            raise ConfigError(
+                f"{first}algorithm '{algorithm}' with store '{self.store.store}' keeps experience on the host; use "
+                f"--algorithm {DEFAULT_ALGORITHM}, or another of {able}"
+            )
+        unread = {
+            "actors": (acting.actors, 0), "task": (environment.task, ()), "wrapper": (environment.wrapper, ()),
+            "env_workers": (acting.env_workers, 0), "learners": (self.learner.learners, 1),
+            "actor_runtime": (acting.actor_runtime, "native"), "compressor": (self.compression.compressor, "fp32"),
+        }  # fmt: skip
+        for name, (given, only) in unread.items():
+            if given != only:
+                raise ConfigError(
+                    f"{first}{name} = {given!r} has nothing to act on there; leave it out"
+                    + (", and compress the policy afterwards (accel compress)" if name == "compressor" else "")
+                    + (": its factory wraps an environment" if name == "wrapper" else "")
+                )
+        if re.search(r"\+(lstm|gru|transformer)\b", self.policy.network):
+            raise ConfigError(
+                f"{first}network = {self.policy.network!r} is recurrent, and they reset within a step, where the value "
+                "of an episode's last observation would need a state that is gone; use a network without it"
             )
 
     def _check_rounds(self) -> None:
@@ -406,8 +442,10 @@ def _default_compressor(values: Mapping[str, object]) -> str:
 
 
 def system_of(options: Mapping[str, object]) -> Mapping[str, object]:
-    """The defaults that go with the algorithm that these options choose. Raises ConfigError: there is none such."""
-    return _choose("algorithm", options.get("algorithm", DEFAULT_ALGORITHM)).system  # type: ignore[attr-defined,no-any-return]
+    """The defaults that go with the algorithm and the backend of these options. Raises ConfigError: there is no such
+    algorithm."""
+    chosen = cast(type[AlgorithmConfig], _choose("algorithm", options.get("algorithm", DEFAULT_ALGORITHM)))
+    return {**chosen.system, **chosen.device_system} if options.get("backend") == "device" else chosen.system
 
 
 def _choose_models(values: Mapping[str, object]) -> dict[str, type[Options]]:

@@ -23,7 +23,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 StepResult: TypeAlias = tuple[Observations, Floats, Flags, Flags]
 Seed: TypeAlias = int | Sequence[int]
-Implementation: TypeAlias = Literal["loop", "vector", "atari", "envpool", "pettingzoo"]
+Implementation: TypeAlias = Literal["loop", "vector", "atari", "envpool", "pettingzoo", "device"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class VectorEnvironment(ABC):
         metadata: one environment's own.
         num_envs: B, rows: environments, times agents where one environment has several.
         implementation: which code steps the environments: a ``loop`` over single environments, the environment's own
-            ``vector`` implementation, ``atari`` (ALE's C++ one) or ``envpool``.
+            ``vector`` implementation, ``atari`` (ALE's C++ one), ``envpool``, or tensors on a ``device``.
         failures: environments that raised and are made anew; whoever reads them empties the list.
         activity: where a loop over single environments shows that it resets one; the actor's own when it has one.
     """

@@ -21,7 +21,7 @@ from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv
 from accel.errors import AccelError, EnvError
 
-Backend = Literal["gymnasium", "envpool", "pettingzoo"]
+Backend = Literal["gymnasium", "envpool", "pettingzoo", "device"]
 _ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
 # A vector step in numpy costs about as much as six steps of one environment in plain Python (CartPole-v1: 43 and 7 us).
 _VECTOR_PAYS_FROM = 6
@@ -50,7 +50,8 @@ def make_vector_env(
         id: a gymnasium id, or ``module:id`` to import a module that registers it first.
         num_envs: B, at least 1.
         backend: ``gymnasium``; ``envpool`` for EnvPool's C++ environments (one thread) where it has the id;
-            ``pettingzoo`` for a module of PettingZoo's parallel environments, whose agents are rows.
+            ``pettingzoo`` for a module of PettingZoo's parallel environments, whose agents are rows; ``device`` for a
+            ``module:factory`` of environments that are tensors.
         env_args: the environment's own arguments; ``max_episode_steps`` changes its time limit.
         wrappers: ``package.module:function`` each, called with a single environment and returning the wrapped one,
             applied in this order.
@@ -76,8 +77,12 @@ def make_vector_env(
         from accel.envs.pettingzoo_backend import PettingZooEnv
 
         return PettingZooEnv(request)
+    if backend == "device":
+        from accel.envs.device_backend import DeviceEnv
+
+        return DeviceEnv(request)
     if backend != "gymnasium":
-        raise EnvError(f"unknown environment backend {backend!r}: choose gymnasium, envpool or pettingzoo")
+        raise EnvError(f"unknown environment backend {backend!r}: choose gymnasium, envpool, pettingzoo or device")
     registration = find_registration(id)
     try:
         return _make(registration, request)

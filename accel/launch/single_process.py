@@ -50,6 +50,11 @@ def learn_in_one_process(
         end = transport.actor(0)
         end.activity = activity or end.activity
         inline = InlineActor(end)
+        if job.config.environment.backend == "device":
+            from accel.acting.device import DeviceActor
+            from accel.learning.device import choose_device
+
+            inline = InlineActor(end, partial(DeviceActor, device=choose_device(job.config.learner.device)))
         limits_s = job.config.acting.actor_timeout_s, job.config.run.peer_timeout_s
         with interruptible(lambda: end.activity.words[1] != WAITING) as interrupt:
             hung = partial(_end_hang, job, interrupt, leave)

@@ -8,6 +8,8 @@ from typing import cast
 
 import torch
 
+from accel.acting.device import DeviceActor
+from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.cuda_graphs import make_runner
 from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
@@ -15,6 +17,7 @@ from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batcher
+from accel.experience.on_device import DeviceBatcher, DeviceRewards
 from accel.experience.rewards import RewardTransform
 from accel.learning.asynchronous import AsynchronousGradients
 from accel.learning.coordination import Coordination, NoCoordination, SynchronousLearners
@@ -55,13 +58,20 @@ class Learner:
         self.algorithm = make_algorithm(config, spec, device, self.exchange, self.runner)
         self.agreement, self.layout = agree(config, self.algorithm)
         channels_last = self.algorithm.network.channels_last
-        self.batcher = Batcher(spec, device, channels_last=channels_last)
-        self.rewards = RewardTransform(config.rewards, config.algorithm.discount)
+        self.on_device = config.environment.backend == "device"
+        self.batcher = DeviceBatcher() if self.on_device else Batcher(spec, device, channels_last=channels_last)
+        transform = DeviceRewards if self.on_device else RewardTransform
+        self.rewards = transform(config.rewards, config.algorithm.discount)
         share = config.share(self.exchange.learner)
         self.store = make_store(share, self.layout, device, self.batcher, self.rewards, actors)
         self.schedule = make_schedule(config)
         self.counters = Counters(config.run.stop_window)
         self.coordination: Coordination = NoCoordination()
+
+    def lend_network(self, actor: object) -> None:
+        """Where environments are on the device: let their actor act with this network."""
+        if isinstance(actor, DeviceActor):
+            actor.act_for(cast(GradientAlgorithm, self.algorithm), lambda: self.counters.updates)
 
     def synchronise(self) -> None:
         """Start from the state of learner 0, where there are several learners."""

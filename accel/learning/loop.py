@@ -14,7 +14,7 @@ import numpy.typing as npt
 from accel.acting.timing import split_update
 from accel.algorithms.base import Update
 from accel.errors import DivergenceError, EnvError, TransportError
-from accel.experience.faults import remove_faults
+from accel.experience.on_device import remove_faults_anywhere
 from accel.experience.stores.base import Experience, Sample
 from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.learning.actors import Actors
@@ -73,8 +73,8 @@ class Loop:
         publisher: compresses policies. sampler: measures mismatch on what arrives.
         steering: decides which policies are published and who gets them.
         callback: see ``Callback``.
-        collect: with a single process, produces one more unroll on the transport, or raises Stopped as soon as what it
-            is given says that the run is over; None when actors are elsewhere.
+        collect: with a single process, produces one more unroll, on the transport unless it returns it, or raises
+            Stopped as soon as what it is given says that the run is over; None when actors are elsewhere.
         stop_requested: polled between updates and between minibatches; a reason ends the run in good order, and has to
             stay once it is there.
     Attributes:
@@ -93,7 +93,7 @@ class Loop:
         sampler: MismatchSampler | NoSampler,
         steering: Steering,
         callback: Callback,
-        collect: Callable[[Callable[[], object]], None] | None = None,
+        collect: Callable[[Callable[[], object]], Experience | None] | None = None,
         stop_requested: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.config, self.algorithm, self.store = learner.config, learner.algorithm, learner.store
@@ -294,27 +294,32 @@ class Loop:
         for _ in range(self.transport.actors):
             if not (self.store.accepts and self.schedule.accepts(self._counts())):
                 return
-            if wait and self._collect is not None:
-                try:
-                    self._collect(self._reason_to_stop)
-                except Stopped:
-                    self._timer.mark("wait")
-                    self._check_actors()
-                    return
-            idle_s = PREPARING_S if self.publisher.preparing else self._learner.coordination.idle_s
-            arrival = self.transport.receive(idle_s if wait else 0.0)
+            try:
+                experience = self._next(wait=wait)
+            except Stopped:
+                experience = None
             self._timer.mark("wait")
-            if arrival is None:
+            if experience is None:
                 if wait and not self.publisher.preparing:
                     self._check_actors()
                 return
-            unroll = self._view(arrival.buffer)
-            self.steering.admit(arrival.actor, unroll)
-            if self._admit(arrival.actor, unroll):
-                yield Experience(arrival.actor, unroll, partial(self.transport.release, arrival))
+            self.steering.admit(experience.actor, experience.unroll)
+            if self._admit(experience.actor, experience.unroll):
+                yield experience
                 wait = False
             else:
-                self.transport.release(arrival)
+                experience.release()
+
+    def _next(self, *, wait: bool) -> Experience | None:
+        """The next unroll, collected here or received. Raises Stopped: the run ended meanwhile."""
+        collected = self._collect(self._reason_to_stop) if wait and self._collect is not None else None
+        if collected is not None:
+            return collected
+        idle_s = PREPARING_S if self.publisher.preparing else self._learner.coordination.idle_s
+        arrival = self.transport.receive(idle_s if wait else 0.0)
+        if arrival is None:
+            return None
+        return Experience(arrival.actor, self._view(arrival.buffer), partial(self.transport.release, arrival))
 
     def _view(self, buffer: npt.NDArray[np.uint8]) -> Unroll:
         """The unroll in an arrival's buffer; buffers come from a pool, so views are made once."""
@@ -340,7 +345,7 @@ class Loop:
             # Or every actor's next unroll would be too old again, for ever.
             self._wants_policy |= self._published_version < counters.updates
             return False
-        for fault in remove_faults(unroll, self.layout.spec.float_bytes):
+        for fault in remove_faults_anywhere(unroll, self.layout.spec.float_bytes):
             counters.faulty_environments += 1
             logger.warning("%s", fault.text(actor))
             if counters.faulty_environments - self._faults_before > MAX_FAULTS:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from accel.acting.actor import Actor
+    from accel.acting.actor import TurnActor
     from accel.algorithms.gradient_exchange import GradientExchange
 
 _PATIENCE_S = 4.0  # for what goes on beside training, where other learners' ranks end ten seconds after it
@@ -58,7 +58,7 @@ class Session(Callback):
         run: RunDirectory,
         group: ActorGroup,
         place: LearnerPlace,
-        actor: Actor | None = None,
+        actor: TurnActor | None = None,
         connect: Callable[[torch.device], GradientExchange] | None = None,
     ) -> None:
         self.job, self.run, self.transport, self.actor = job, run, place.transport, actor
@@ -68,14 +68,15 @@ class Session(Callback):
         self._evaluation = LiveEvaluation()
         actors = Actors(place.transport, group.processes)
         self.learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect)
+        self.learner.lend_network(actor)
         self._compression = Compression(self.learner, group.cpu_features, place, run.path)
-        self.publisher, self.sampler = self._compression.publisher, self._compression.sampler
+        self.publisher = self._compression.publisher
         self.loop = Loop(
             self.learner,
             place.transport,
             actors,
             self.publisher,
-            self.sampler,
+            NoSampler() if self.learner.on_device else self._compression.sampler,  # There its own network acts.
             self._compression.steer(),
             callback=self,
             collect=None if actor is None else actor.turn,

@@ -143,6 +143,12 @@ class PolicyNetwork(nn.Module):
             return NetworkOutput(params, None, predictions.view(length, batch, -1), state)
         return NetworkOutput(params, predictions.view(length, batch), None, state)
 
+    def act(self, observations: Tensor) -> Tensor:
+        """The policy side of ``forward`` alone, without a recurrent core: observations [N, *obs] to [N, P]."""
+        inputs = split_observations(self.spec, observations)
+        parts = PolicyParts(self)
+        return parts.head(parts.torso(_prepare_all(self.spec, inputs, self.normaliser, self.channels_last)))
+
     def differentiator(self) -> Differentiator:
         """``forward`` without a graph, and its way back, by hand where that is quicker.
 

@@ -165,7 +165,8 @@ def policy_inputs(
 
 def _observations(unroll: Unroll, layout: UnrollLayout, rows: Indices, columns: Indices) -> Array:
     if "frames" not in unroll:
-        return unroll["observations"][rows, columns]
+        chosen: Array | torch.Tensor = unroll["observations"][rows, columns]
+        return chosen.cpu().numpy() if isinstance(chosen, torch.Tensor) else chosen
     spec = layout.spec
     first = unroll["first"].view(np.bool_)
     needed, places = np.unique(columns, return_inverse=True)
