@@ -211,11 +211,11 @@ def _check_comparable(groups: Sequence[Group], force: bool) -> None:
 
 
 def _measure(group: Group, threshold: float, choices: Choices) -> GroupResult:
-    returns = _finals(group)
+    returns = group.final_returns
     final: Interval | None = None
     if len(returns) >= LEAST_SEEDS:
         final = mean_interval(returns, confidence=choices.confidence)
-    elif returns:
+    elif len(returns):
         final = Interval(float(np.mean(returns)), math.nan, math.nan, choices.confidence, len(returns))
     by_quantity = {name: values_of(group, name, threshold) for name in QUANTITIES}
     reached = sum(run.crossing(threshold) is not None for run in group.runs)
@@ -243,9 +243,9 @@ def _compare(baseline: Group, group: Group, threshold: Target, margin: Target, c
 
 def _verdict(baseline: Group, group: Group, margin: Target, choices: Choices) -> ReturnVerdict:
     """By construction where every run stopped at the same target, otherwise by test."""
-    ours, theirs = _finals(baseline), _finals(group)
+    ours, theirs = baseline.final_returns, group.final_returns
     target = _stopped_at(baseline, group)
-    if not ours or not theirs:
+    if not len(ours) or not len(theirs):
         return ReturnVerdict("untested", "no finished episode")
     if target is not None and min(len(ours), len(theirs)) >= MIN_SEEDS:
         difference = difference_of_means(theirs, ours, confidence=1 - 2 * choices.alpha)
@@ -262,10 +262,6 @@ def _stopped_at(baseline: Group, group: Group) -> float | None:
     if target is None or any(run.crossing(target) is None for side in (baseline, group) for run in side.runs):
         return None
     return target
-
-
-def _finals(group: Group) -> list[float]:
-    return [value for run in group.runs if math.isfinite(value := run.final_return)]
 
 
 def _us_per_step(group: Group, side: str) -> dict[str, float]:

@@ -13,10 +13,11 @@ import numpy as np
 from accel.monitor.decisions import acting
 from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from accel.monitor.plain_text import percent
+from accel.reports.aggregates import performance_profile
 from accel.reports.analysis import Analysis
 from accel.reports.comparison import MIN_SEEDS, QUANTITIES
 from accel.reports.curves import Curve, aggregate
-from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Reference
+from accel.reports.figure import Axis, Bars, Figure, Line, Mark, Panel, Points, Reference
 from accel.reports.runs import Group, Run
 from accel.reports.series import Floats
 
@@ -26,6 +27,7 @@ RATIOS = (0.1, 10.0)
 MAX_SINGLE = 12
 """Runs of which each has a line of its own; those of more would hide their means."""
 MAX_TIME_LINES = 4
+PROFILE_POINTS = 101
 KL_FLOOR = 1e-6
 """Nats. Less than that is what rounding makes of equal policies."""
 _FACTORS = re.compile(r"^(staleness|compression|total)_(ess|kl)(?:/(.+))?$")
@@ -90,6 +92,7 @@ def figures(analysis: Analysis) -> tuple[Figure, ...]:
         learning_curve(analysis, "seconds"),
         learning_curve(analysis, "steps"),
         *(metric_figure(analysis, name) for name in METRIC_FIGURES),
+        final_returns(analysis),
         speedups(analysis),
         mismatch(analysis),
         time_per_step(analysis, "actor"),
@@ -123,6 +126,28 @@ def learning_curve(analysis: Analysis, axis: str) -> Figure | None:
     )
     title = "Return against wall-clock" if axis == "seconds" else "Return against environment steps"
     return Figure(f"return_{axis}", title, [panel], caption, f"{title} in {analysis.environment}: {ends}.")
+
+
+def final_returns(analysis: Analysis) -> Figure | None:
+    """The share of runs above each final return; None with fewer than ``MIN_SEEDS`` seeds of every configuration."""
+    scores = {group.label: [group.final_returns] for group in analysis.groups if len(group.final_returns)}
+    if not scores or max(len(finals) for (finals,) in scores.values()) < MIN_SEEDS:
+        return None
+    shown = "; ".join(f"{label}: {np.median(finals):.4g}" for label, (finals,) in scores.items())
+    return profile(scores, Axis("final return"), f"Medians: {shown}.")
+
+
+def profile(scores: Mapping[str, Sequence[Floats]], axis: Axis, alt: str, reference: Reference | None = None) -> Figure:
+    """The share of each configuration's runs above each score, averaged over its environments."""
+    everything = np.concatenate([task for tasks in scores.values() for task in tasks])
+    grid = np.linspace(min(0.0, float(everything.min())), float(everything.max()), PROFILE_POINTS)
+    marks: list[Mark] = [
+        Line(label, grid, performance_profile(tasks, grid), colour=i, steps=True)
+        for i, (label, tasks) in enumerate(scores.items())
+    ]
+    panel = Panel([*marks, *([] if reference is None else [reference])], axis, Axis("share of runs above"))
+    caption = "The share of runs that score above each value; a curve above another is better there."
+    return Figure("profile", "Performance profile", [panel], caption, alt)
 
 
 def speedups(analysis: Analysis) -> Figure | None:

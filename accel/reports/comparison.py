@@ -12,6 +12,7 @@ import numpy as np
 
 from accel.monitor.statistics import Interval, difference_of_means, ratio_of_means
 from accel.reports.runs import Group, Run
+from accel.reports.series import Floats
 
 NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0.95, 0)
 MIN_SEEDS = 5
@@ -196,7 +197,12 @@ def speedup(baseline: Group, group: Group, quantity: str, threshold: float, conf
 
 
 def compare_returns(
-    baseline: Sequence[float], group: Sequence[float], margin: float, *, alpha: float = 0.05, source: str = ""
+    baseline: Sequence[float] | Floats,
+    group: Sequence[float] | Floats,
+    margin: float,
+    *,
+    alpha: float = 0.05,
+    source: str = "",
 ) -> ReturnVerdict:
     """One-sided Welch test of "the final return is lower than the baseline's by ``margin`` or more", at level α.
 

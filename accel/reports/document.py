@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from accel.errors import ReportError
 from accel.monitor.plain_text import one_line, without_controls
-from accel.reports import plotting, tables, wording
+from accel.reports import across, pages, plotting, tables, wording
+from accel.reports.across import Across
 from accel.reports.analysis import Analysis, Choices, GroupResult
 from accel.reports.charts import figures
 from accel.reports.comparison import QUANTITIES
 from accel.reports.curves import Curve
-from accel.reports.pages import render
+from accel.reports.figure import Figure
 from accel.reports.runs import Run
 
 PAGE, MARKDOWN, JSON_FILE = "index.html", "report.md", "report.json"
@@ -72,19 +74,46 @@ def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool
         ReportError: ``out`` exists or cannot be written; nothing is left behind.
     """
     check_target(out, overwrite=overwrite)
-    drawn = figures(analysis)
+    return _write(out, pages.of_analysis(analysis), figures(analysis), to_json(analysis), written)
+
+
+def write_across(compared: Across, out: Path, *, written: str, overwrite: bool = False) -> WrittenReport:
+    """Write a comparison over several environments, with a report of each in a directory of its own below it.
+
+    Raises: ReportError: as ``write_report``.
+    """
+    check_target(out, overwrite=overwrite)
+    below = {name: re.sub(r"[^\w.-]+", "-", name) for name in compared.analyses}
+    content = pages.of_environments(compared, below)
+    numbers = {
+        "format_version": FORMAT_VERSION,
+        "headline": content["headline"],
+        "baseline": compared.baseline,
+        "environments": below,
+        "scores": {label: [task.tolist() for task in tasks] for label, tasks in compared.scores.items()},
+        "interquartile_mean": {label: asdict(value) for label, value in compared.overall.items()},
+    }
+    report = _write(out, content, (across.figure(compared),), numbers, written)
+    for name, analysis in compared.analyses.items():
+        write_report(analysis, out / below[name], written=written)
+    return report
+
+
+def _write(
+    out: Path, content: pages.Content, drawn: Sequence[Figure], numbers: Mapping[str, object], written: str
+) -> WrittenReport:
     files = {f"{figure.name}.{kind}": data for figure in drawn for kind, data in plotting.render(figure).items()}
-    texts = {JSON_FILE: json.dumps(_finite(to_json(analysis)), indent=1, allow_nan=False, default=str) + "\n"}
+    texts = {JSON_FILE: json.dumps(_finite(numbers), indent=1, allow_nan=False, default=str) + "\n"}
     svgs = {figure.name: plotting.inline(files[f"{figure.name}.svg"].decode()) for figure in drawn}
-    texts[PAGE] = render("page.html", analysis, drawn, written=written, svgs=svgs)
-    texts[MARKDOWN] = render("report.md", analysis, drawn, written=written, svgs=svgs)
+    texts[PAGE] = pages.render("page.html", content, drawn, written=written, svgs=svgs)
+    texts[MARKDOWN] = pages.render("report.md", content, drawn, written=written, svgs=svgs)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         (temporary / "figures").mkdir(parents=True)
         for name, text in texts.items():
             (temporary / name).write_text(without_controls(text), encoding="utf-8", errors="replace")
-        for name, content in files.items():
-            (temporary / "figures" / name).write_bytes(content)
+        for name, data in files.items():
+            (temporary / "figures" / name).write_bytes(data)
         if out.exists():
             shutil.rmtree(out)
         temporary.rename(out)
@@ -92,7 +121,7 @@ def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool
         raise ReportError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return WrittenReport(out, one_line(wording.headline(analysis)))
+    return WrittenReport(out, one_line(content["headline"]))
 
 
 def to_json(analysis: Analysis) -> dict[str, object]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from accel.monitor.plain_text import one_line, percent
-from accel.reports import tables, wording
+from accel.reports import across, tables, wording
+from accel.reports.across import Across
 from accel.reports.analysis import Analysis
 from accel.reports.comparison import QUANTITIES, RETURN_CLAIMS
 from accel.reports.figure import Figure
@@ -23,9 +24,13 @@ _TILES = ("time_to_threshold_s", "actor_us_per_step", "env_steps_per_s", "traini
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 
 
+Content = Mapping[str, Any]
+"""What the templates print, by their names for it."""
+
+
 def render(
     template: Literal["page.html", "report.md"],
-    analysis: Analysis,
+    content: Content,
     figures: Sequence[Figure],
     *,
     written: str,
@@ -34,7 +39,7 @@ def render(
     """One of the two texts.
 
     Args:
-        analysis: its numbers. figures: in order; the Markdown expects them as ``figures/NAME.png``.
+        content: of one of the functions below. figures: in order; the Markdown expects them as ``figures/NAME.png``.
         written: when and by what, for the footer.
         svgs: the figures for a page, by name.
     """
@@ -47,6 +52,13 @@ def render(
         keep_trailing_newline=True,
     )
     environment.filters |= {"md": _escaped, "md_table": _markdown_table, "one_line": one_line}
+    return environment.get_template(template).render(
+        **content, figures=figures, svgs=svgs, written=written, colours=colour_variables()
+    )
+
+
+def of_analysis(analysis: Analysis) -> Content:
+    """A report or a comparison in one environment."""
     runs, groups = len(analysis.runs), len(analysis.groups)
     kind = "Report" if analysis.baseline is None else f"Comparison with {analysis.baseline.label}"
     counts = f"{runs} run{'s' * (runs != 1)}, {groups} configuration{'s' * (groups != 1)}"
@@ -59,26 +71,45 @@ def render(
         "Machines": [tables.machines_table(analysis)],
     }
     known = [(title, [table for table in found if table is not None]) for title, found in sections.items()]
-    return environment.get_template(template).render(
-        headline=wording.headline(analysis),
-        kind=f"{kind} · {analysis.environment} · {counts}",
-        verdicts=[
+    return {
+        "headline": wording.headline(analysis),
+        "kind": f"{kind} · {analysis.environment} · {counts}",
+        "verdicts": [
             (c.verdict.outcome, RETURN_CLAIMS[c.verdict.outcome], c.group.label, wording.verdict(c, analysis), c.marks)
             for c in analysis.comparisons
         ],
-        tiles=_tiles(analysis),
-        outcomes=wording.outcomes_beside(analysis),
-        differing=tables.differing_table(analysis),
-        caveats=analysis.caveats,
-        figures=figures,
-        svgs=svgs,
-        sections=[(title, found) for title, found in known if found],
-        commands=tables.commands(analysis),
-        options=tables.options_table(analysis),
-        method=wording.method(analysis),
-        written=written,
-        colours=colour_variables(),
-    )
+        "tiles": _tiles(analysis),
+        "outcomes": wording.outcomes_beside(analysis),
+        "differing": tables.differing_table(analysis),
+        "caveats": analysis.caveats,
+        "sections": [(title, found) for title, found in known if found],
+        "commands": tables.commands(analysis),
+        "options": tables.options_table(analysis),
+        "method": wording.method(analysis),
+    }
+
+
+def of_environments(compared: Across, pages: Mapping[str, str]) -> Content:
+    """A comparison over several environments; ``pages``: the directory of each one's own page."""
+    environments = [(name, wording.headline(analysis)) for name, analysis in compared.analyses.items()]
+    notes = [f"{name}: {note}" for name, analysis in compared.analyses.items() for note in analysis.caveats]
+    return {
+        "headline": across.headline(compared),
+        "kind": f"Comparison with {compared.baseline} · {', '.join(compared.analyses)}",
+        "verdicts": [],
+        "tiles": [],
+        "outcomes": [(name, f"{text}. Its page: {pages[name]}/index.html.") for name, text in environments],
+        "differing": None,
+        "caveats": notes,
+        "sections": [("Scores", [across.scores_table(compared)])],
+        "commands": (),
+        "options": None,
+        "method": [
+            "A score is a run's gain in return, from the baseline's mean first return on, by the baseline's mean gain "
+            "in the same environment. Interquartile means, bootstrap and profile are those of rliable (Agarwal et al. "
+            "2021, arXiv 2108.13264)."
+        ],
+    }
 
 
 def _tiles(analysis: Analysis) -> list[tuple[str, str]]:

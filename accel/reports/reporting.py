@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from accel.errors import AccelError, MissingExtraError, ReportError
 from accel.monitor.decisions import read_decisions
 from accel.monitor.plain_text import one_line
-from accel.reports.analysis import Choices, analyse
+from accel.reports.across import over_environments
+from accel.reports.analysis import Analysis, Choices, analyse
 from accel.reports.runs import Run, group_runs
 from accel.reports.samples import run_from_json
 from accel.reports.series import MAX_POINTS, read_series
@@ -77,7 +78,8 @@ def compare(
         written = accel.compare(Path("runs/fp32"), [Path("runs/int8"), Path("runs/torch")])
 
     Args:
-        baseline: a run, or a directory of runs of one configuration; those of ``runs`` that are its seeds join it.
+        baseline: a run, or a directory of runs of one configuration; those of ``runs`` that are its seeds join it. With
+            runs in several environments each one is compared by itself, and gains over all of them as rliable does.
         runs: the runs to compare with it, as for ``report``.
         out: the directory to make; default: ``comparison`` in the working directory.
         choices: also the margin of "same return" and ``force``, which compares runs of another environment, machine or
@@ -186,7 +188,7 @@ def _write(
 ) -> WrittenReport:
     if missing := missing_distributions("report"):
         raise MissingExtraError(f"reports need {', '.join(missing)}: {install_command('report')}")
-    from accel.reports.document import check_target, write_report
+    from accel.reports.document import check_target, write_across, write_report
 
     check_target(out, overwrite=overwrite)
     first, left_out = _load(paths[:baselines])
@@ -194,14 +196,43 @@ def _write(
     runs, chosen = first + others, choices or Choices()
     if not chosen.group_by and all("variant" in run.config for run in runs):
         chosen = replace(chosen, group_by=("variant",))
-    if baselines is not None:
-        _check_one_configuration(first, chosen)
-    if not chosen.force:
-        _check_one_environment([runs] if baselines is None else [g.runs for g in group_runs(runs, chosen.group_by)])
-    analysis = analyse(runs, chosen, None if baselines is None else first[0])
-    analysis = replace(analysis, caveats=(*left_out, *also_left_out, *analysis.caveats))
     written = f"Written by accel {__version__} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."
+    if baselines is not None and len(environments := _by_environment(first)) > 1:
+        if strange := _by_environment(others).keys() - environments.keys():
+            raise ReportError(
+                f"{', '.join(sorted(strange))}: the baseline has no run there to measure by: leave it out"
+            )
+        compared = over_environments(
+            {
+                env: _compared(baseline, _by_environment(others).get(env, []), chosen)
+                for env, baseline in environments.items()
+            }
+        )
+        return write_across(compared, out, written=written, overwrite=overwrite)
+    if baselines is None:
+        if not chosen.force:
+            _check_one_environment([runs])
+        analysis = analyse(runs, chosen)
+    else:
+        analysis = _compared(first, others, chosen)
+    analysis = replace(analysis, caveats=(*left_out, *also_left_out, *analysis.caveats))
     return write_report(analysis, out, written=written, overwrite=overwrite)
+
+
+def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(str(run.config.get("env", "unknown")), []).append(run)
+    return found
+
+
+def _compared(baseline: Sequence[Run], others: Sequence[Run], choices: Choices) -> Analysis:
+    """A comparison in one environment."""
+    _check_one_configuration(baseline, choices)
+    runs = [*baseline, *others]
+    if not choices.force:
+        _check_one_environment([group.runs for group in group_runs(runs, choices.group_by)])
+    return analyse(runs, choices, baseline[0])
 
 
 def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -224,14 +255,11 @@ def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
 def _check_one_environment(together: Sequence[Sequence[Run]]) -> None:
     """Raises ReportError when runs that share a curve or an axis of returns are of different environments."""
     for runs in together:
-        names: dict[str, list[str]] = {}
-        for run in runs:
-            names.setdefault(str(run.config.get("env", "unknown")), []).append(run.name)
-        if len(names) > 1:
-            found = "; ".join(f"{env}: {', '.join(members)}" for env, members in names.items())
+        if len(environments := _by_environment(runs)) > 1:
+            found = "; ".join(f"{env}: {', '.join(run.name for run in those)}" for env, those in environments.items())
             raise ReportError(
                 f"returns of different environments mean nothing beside one another ({found}): make a report of each, "
-                "by naming its runs"
+                "by naming its runs, or compare with a directory of baselines in all of them (accel compare)"
             )
 
 

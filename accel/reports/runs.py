@@ -199,6 +199,12 @@ class Group:
         return tuple(value for i, value in enumerate(found) if value not in found[:i])
 
     @property
+    def final_returns(self) -> Floats:
+        """[n] final returns of the runs that finished an episode."""
+        finals = np.array([run.final_return for run in self.runs], np.float64)
+        return finals[np.isfinite(finals)]
+
+    @property
     def time_shares(self) -> TimeShares | None:
         """Medians over its runs of where their time went, and with them the bottleneck; None where it is unknown."""
         known = [shares for run in self.runs if (shares := run.time_shares) is not None]

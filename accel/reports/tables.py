@@ -15,8 +15,9 @@ from accel.monitor.decisions import acting
 from accel.monitor.divergence import GREEDY_TOLERANCE
 from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from accel.monitor.plain_text import percent
+from accel.reports.aggregates import stratified_bootstrap
 from accel.reports.analysis import Analysis
-from accel.reports.comparison import QUANTITIES
+from accel.reports.comparison import MIN_SEEDS, QUANTITIES
 from accel.reports.runs import NOT_CONFIGURATION, Group, Run
 from accel.reports.wording import interval, number, plain
 
@@ -74,13 +75,14 @@ class Table:
 
 def results_table(analysis: Analysis) -> Table:
     """One row a group: what it reached and how fast; medians over seeds."""
-    titles = ("configuration", "seeds", "final return, mean", "threshold reached", "bottleneck")
+    titles = ("configuration", "seeds", "final return, mean", "interquartile mean", "threshold reached", "bottleneck")
     names = [name for name in QUANTITIES if any(result.by_quantity[name] for result in analysis.results)]
     rows = tuple(
         (
             result.group.label,
             str(len(result.group.runs)),
             "–" if result.final_return is None else interval(result.final_return),
+            _interquartile(result.group, analysis.choices.confidence),
             f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
             "–" if result.time_shares is None else _limit(result.time_shares),
             *(_spread(result.by_quantity[name]) for name in names),
@@ -97,6 +99,10 @@ def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, 
     interval_of = f"mean over seeds, with Student's {percent(analysis.choices.confidence)} interval from three seeds on"
     return (
         ("final return", f"mean of the last tenth of a run's steps, or the target at which it stopped; {interval_of}"),
+        (
+            "interquartile mean",
+            f"of the middle half of the seeds' final returns, with a bootstrapped interval, from {MIN_SEEDS} seeds on",
+        ),
         *([("threshold reached", reached)] if math.isfinite(analysis.threshold) else []),
         (
             "bottleneck",
@@ -105,6 +111,12 @@ def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, 
         ),
         *((QUANTITIES[name].title, QUANTITIES[name].meaning) for name in names),
     )
+
+
+def _interquartile(group: Group, confidence: float) -> str:
+    if len(finals := group.final_returns) < MIN_SEEDS:
+        return "–"
+    return interval(stratified_bootstrap([finals], confidence=confidence))
 
 
 def _limit(shares: TimeShares) -> str:

@@ -10,7 +10,7 @@ import pytest
 from accel.monitor.bottleneck import TimeShares, shares_of
 from accel.reports.analysis import Choices, analyse
 from accel.reports.document import to_json
-from accel.reports.pages import render
+from accel.reports.pages import of_analysis, render
 from accel.reports.runs import Group, Run
 from accel.reports.tables import results_table
 from tests.accel.recorded_run import run_record
@@ -75,7 +75,7 @@ def test_every_form_of_the_report_says_it() -> None:
     value = to_json(analysis)
     assert value["groups"][0]["bottleneck"]["limit"] == "policy"  # type: ignore[index]
     for template in ("page.html", "report.md"):
-        assert told in html.unescape(render(template, analysis, (), written="now", svgs={}))
+        assert told in html.unescape(render(template, of_analysis(analysis), (), written="now", svgs={}))
 
 
 def test_an_environment_that_took_longer_beside_the_variant_is_told() -> None:
