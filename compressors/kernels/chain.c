@@ -53,8 +53,9 @@ typedef struct {
 } Chain;
 
 /* Least and greatest code of a number less the zero point, as floats: sums beyond 32 bits saturate too. */
-#define LEAST(zero) ((float)-(zero))
-#define GREATEST(zero) ((float)(255 - (zero)))
+#define LEAST(zero) SET((float)-(zero))
+#define GREATEST(zero) SET((float)(255 - (zero)))
+#define BOUNDED(v, zero) MIN(MAX(v, LEAST(zero)), GREATEST(zero))
 
 /* Bits of the kernels that a CPU runs, best first, in the order of library.py. */
 enum { AVX512 = 1, AVX_VNNI = 2, AVX2 = 4, DOT_PRODUCTS = 8, NEON = 16 };
@@ -102,6 +103,7 @@ enum { AVX512 = 1, AVX_VNNI = 2, AVX2 = 4, DOT_PRODUCTS = 8, NEON = 16 };
 #undef LOAD_INTEGERS
 #undef LOAD_CODES
 #undef STORE_CODES
+#undef BOUNDED
 
 #define OF(operation) _mm256_##operation
 #define LANES 8
@@ -110,9 +112,11 @@ enum { AVX512 = 1, AVX_VNNI = 2, AVX2 = 4, DOT_PRODUCTS = 8, NEON = 16 };
 #define INTEGERS __m256i
 #define LOAD_INTEGERS(p) _mm256_loadu_si256((const __m256i *)(p))
 #define LOAD_CODES(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
+/* what is below, or a NaN, becomes the least integer, and that the least code */
+#define BOUNDED(v, zero) MIN(GREATEST(zero), v)
 #define STORE_CODES(p, v) store_eight(p, v)
 static inline __attribute__((target("avx2"))) void store_eight(uint8_t *p, __m256i v) {
-  __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
 }
 

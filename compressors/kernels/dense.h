@@ -32,7 +32,7 @@ ACTIVATION(tanh) {
   return DIVIDE(MULTIPLY(p, x), q);
 }
 
-/* 2^n (e^r - 1), and 2^n, whose sum is e^x: x = n ln 2 + r with |r| <= ln 2 / 2, so the difference to 1 is exact too.
+/* e^r - 1, and 2^n, with e^x = 2^n e^r: x = n ln 2 + r with |r| <= ln 2 / 2, so the difference to 1 is exact too.
    The polynomial and the two parts of ln 2 are those of Cephes' expf. For x up to 88; below -87 it is as there. */
 INLINE FLOATS NAME(exponential)(FLOATS x, FLOATS *power) {
   x = MAX(SET(-87.0f), x);
@@ -45,17 +45,18 @@ INLINE FLOATS NAME(exponential)(FLOATS x, FLOATS *power) {
   FLOATS low = MULTIPLY_ADD(SET(1.6666665459e-1f), r, SET(5.0000001201e-1f));
   FLOATS p = MULTIPLY_ADD(MULTIPLY_ADD(high, square, middle), square, low);
   *power = POWER_OF_TWO(n);
-  return MULTIPLY(*power, MULTIPLY_ADD(p, square, r));
+  return MULTIPLY_ADD(p, square, r);
 }
 
 ACTIVATION(sigmoid) {
   FLOATS power, rest = NAME(exponential)(MIN(SET(88.0f), SUBTRACT(SET(0.0f), x)), &power);
-  return DIVIDE(SET(1.0f), ADD(SET(1.0f), ADD(power, rest)));
+  return DIVIDE(SET(1.0f), ADD(SET(1.0f), MULTIPLY_ADD(power, rest, power)));
 }
 
 ACTIVATION(elu) {
   FLOATS power, rest = NAME(exponential)(MIN(SET(0.0f), x), &power);
-  return MULTIPLY_ADD(SET(step->alpha), ADD(rest, SUBTRACT(power, SET(1.0f))), MAX(SET(0.0f), x));
+  FLOATS less_one = MULTIPLY_ADD(power, rest, SUBTRACT(power, SET(1.0f)));
+  return MULTIPLY_ADD(SET(step->alpha), less_one, MAX(SET(0.0f), x));
 }
 
 /* The product of x and a factor that vanishes far below 0: x is bounded there, so that huge numbers become 0. */
@@ -92,7 +93,7 @@ ACTIVATION(gelu) {
 ACTIVATION(softplus) {
   FLOATS positive = MAX(SET(0.0f), x), negative = MIN(SET(0.0f), x);
   FLOATS power, rest = NAME(exponential)(SUBTRACT(negative, positive), &power);
-  FLOATS t = ADD(power, rest), z = DIVIDE(t, ADD(SET(2.0f), t)), square = MULTIPLY(z, z);
+  FLOATS t = MULTIPLY_ADD(power, rest, power), z = DIVIDE(t, ADD(SET(2.0f), t)), square = MULTIPLY(z, z);
   FLOATS p = SET(0.134257490f);
   p = MULTIPLY_ADD(p, square, SET(0.141183099f));
   p = MULTIPLY_ADD(p, square, SET(0.200037803f));
@@ -103,7 +104,7 @@ ACTIVATION(softplus) {
 
 /* Codes of v; a NaN becomes the least. */
 INLINE void NAME(round)(FLOATS v, float step, int zero, uint8_t *codes) {
-  v = MIN(MAX(DIVIDE(v, SET(step)), SET(LEAST(zero))), SET(GREATEST(zero)));
+  v = BOUNDED(DIVIDE(v, SET(step)), zero);
   STORE_CODES(codes, ADD_INTEGERS(TO_INTEGERS(v), SET_INTEGERS(zero)));
 }
 
