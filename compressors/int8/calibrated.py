@@ -26,16 +26,15 @@ RIDGE, DAMPING = 1e-2, 1e-4
 DESCENT_PASSES = 3
 
 
-def fitted_weight(weight: Floats, inputs: Floats, targets: Floats) -> Floats:
-    """W* [n, k] of a layer whose weight is [n, k], for inputs [N, k] and targets [N, n], both less their means."""
-    gram, ridge = _gram(inputs, RIDGE)
-    mixed = targets.T @ inputs / len(inputs) + ridge * weight
-    return np.asarray(np.linalg.solve(gram, mixed.T).T)
+def fitted_weight(weight: Floats, gram: Floats, covariance: Floats) -> Floats:
+    """W* [n, k] of a layer whose weight is [n, k], for G [k, k] and YᵀX̂ / N [n, k]."""
+    damped, ridge = _damped(gram, RIDGE)
+    return np.asarray(np.linalg.solve(damped, (covariance + ridge * weight).T).T)
 
 
-def rounded_codes(weight: Floats, scales: Floats, inputs: Floats, codes: IntegerType) -> npt.NDArray[np.int8]:
-    """Codes [n, k] of a weight at scales [n], for inputs [N, k] less their means."""
-    gram, _ = _gram(inputs, DAMPING)
+def rounded_codes(weight: Floats, scales: Floats, gram: Floats, codes: IntegerType) -> npt.NDArray[np.int8]:
+    """Codes [n, k] of a weight at scales [n], for G [k, k]."""
+    gram, _ = _damped(gram, DAMPING)
     order = np.argsort(-np.diag(gram), kind="stable")
     # row i of the upper factor: how the inputs after i make up for i
     upper = np.linalg.cholesky(np.linalg.inv(gram[np.ix_(order, order)])).T
@@ -63,8 +62,7 @@ def _descended(
     return found
 
 
-def _gram(inputs: Floats, damping: float) -> tuple[Floats, float]:
+def _damped(gram: Floats, damping: float) -> tuple[Floats, float]:
     """G + λ d, and λ d."""
-    gram = inputs.T @ inputs / len(inputs)
     ridge = damping * max(float(np.diag(gram).mean()), 1e-12)
     return gram + ridge * np.eye(len(gram)), ridge

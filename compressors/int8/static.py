@@ -41,6 +41,7 @@ from accel.compressors.methods import Encoder, Format
 from accel.compressors.module_state import require_finite
 from accel.compressors.plan import PlanStatistics
 from accel.compressors.quantisation.affine import (
+    BIAS_MARGIN,
     GREATEST_HIGH,
     INT8,
     LOW_CODES,
@@ -188,12 +189,14 @@ class Int8Encoder(Encoder):
 
     def _check_sums(self, options: Int8) -> None:
         """Sums wrap silently beyond 32 bits, in the kernels and in onnxruntime."""
-        most = np.iinfo(np.int32).max // (self._codes.levels * self.weight_codes.maximum)
+        room = np.iinfo(np.int32).max / (self._codes.levels * self.weight_codes.maximum)
         for layer in self.layers:
+            most = int(room * (1.0 - 1.0 / BIAS_MARGIN) if layer.bias else room)
             if layer.inputs > most:
                 raise UnsupportedLayerError(
                     f"{options.scheme}: layer {layer.name!r} sums {layer.inputs:,} products, and more than {most:,} "
-                    f"can exceed 32 bits: keep it in floats (int8({layer.name}=float)), or use fp16 or fp32"
+                    f"{'beside a bias ' if layer.bias else ''}can exceed 32 bits: keep it in floats "
+                    f"(int8({layer.name}=float)), or use fp16 or fp32"
                 )
 
     def codes_of(self, activation: str) -> IntegerType:
@@ -321,7 +324,9 @@ class Int8Encoder(Encoder):
         weight, factors = self._rows(layer, parameters).astype(np.float64), self._steps.get(layer.source, 1.0)
         means = [array.mean(axis=0) if layer.bias else np.zeros(array.shape[1]) for array in (given, wanted)]
         centred = given - means[0]
-        fitted = fitted_weight(weight * factors, centred, wanted - means[1])
+        gram = centred.T @ centred / len(centred)
+        covariance = (wanted - means[1]).T @ centred / len(centred)
+        fitted = fitted_weight(weight * factors, gram, covariance)
         codes = WEIGHT_INT8 if layer.wide else self.weight_codes
         input_scale = self._scales[layer.activation]
         greatest = magnitudes(fitted.astype(np.float32))
@@ -329,7 +334,7 @@ class Int8Encoder(Encoder):
         if layer.bias:
             likely = (means[1] - fitted @ means[0]).astype(np.float32)
             scales = scales_for_bias(scales, input_scale, likely, greatest)
-        rounded = rounded_codes(fitted, scales.astype(np.float64), centred, codes)
+        rounded = rounded_codes(fitted, scales.astype(np.float64), gram, codes)
         views[f"{stem}:codes"][...] = rounded if layer.axis == 0 else rounded.T
         bias = means[1] - (rounded * scales[:, None].astype(np.float64)) @ means[0]
         self._write_scales(layer, scales, bias.astype(np.float32))

@@ -29,8 +29,8 @@ _STEP_DIGITS = 4096
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _INT32 = np.iinfo(np.int32)
 INT32_STEPS = float(_INT32.max) - float(_INT32.min + 1)
-# Of 32 bits a bias takes 1 / margin at most, so that products have room: of 13,000 inputs at their greatest
-BIAS_MARGIN = 1.25
+# Of 32 bits a bias takes 1 / margin at most, so that products have room: of 33,000 inputs at their greatest
+BIAS_MARGIN = 2.0
 
 
 @dataclass(frozen=True)

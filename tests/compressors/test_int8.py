@@ -63,11 +63,13 @@ def test_pixels_reach_the_first_convolution_as_they_are() -> None:
     assert set(found) == {"QLinearConv", "Flatten", "QGemm"}
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("scheme", "most"), [("int8(s8s8)", 66_311), ("int8(reduce_range)", 131_586)])
-def test_sums_that_can_exceed_32_bits_are_refused(scheme: str, most: int) -> None:
+def test_sums_that_can_exceed_32_bits_are_refused(scheme: str, most: int, bias: bool) -> None:
+    most = most // 2 if bias else most
     for inputs in (most, most + 1):
         case = Case(nn.Module, {"observations": (inputs,)})
-        policy = nn.Sequential(nn.Linear(inputs, 2), nn.ReLU(), nn.Linear(2, 2))
+        policy = nn.Sequential(nn.Linear(inputs, 2, bias), nn.ReLU(), nn.Linear(2, 2))
         if inputs == most:
             case.bind(scheme, policy, rows=0)
             continue
@@ -150,10 +152,10 @@ def _quantise(values: NDArray[np.generic], numbers: dict[str, NDArray[np.generic
     return np.clip(np.rint(values / scale) + zero, 0, 255).astype(np.int64)
 
 
-@pytest.mark.parametrize("scale", [1e-4, 1e-5, 1e-6])
-def test_a_bias_beside_tiny_weights_leaves_room_for_the_sum(scale: float) -> None:
+@pytest.mark.parametrize(("scale", "width"), [(1e-4, 256), (1e-5, 256), (1e-6, 256), (1e-9, 33_000)])
+def test_a_bias_beside_tiny_weights_leaves_room_for_the_sum(scale: float, width: int) -> None:
     """At 32 bits a sum that passes its end wraps around, and the output's sign changes."""
-    module = nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 3))
+    module = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter, factor in zip(module.parameters(), (1.0, 0.0, scale, 0.0), strict=True):

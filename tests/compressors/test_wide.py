@@ -110,13 +110,14 @@ def test_rounding_to_rows_is_nearer_than_rounding_to_the_nearest() -> None:
     weight = rng.standard_normal((7, 24))
     coarse = np.abs(weight).max(axis=1) / 7
     nearest = np.rint(weight / coarse[:, None])
-    found = rounded_codes(weight, coarse, inputs, WEIGHT_INT8)
+    gram = inputs.T @ inputs / len(inputs)
+    found = rounded_codes(weight, coarse, gram, WEIGHT_INT8)
 
     def lost(codes: NDArray[np.generic]) -> float:
         return float(np.square(inputs @ (codes * coarse[:, None] - weight).T).mean())
 
     assert lost(found) < 0.2 * lost(nearest)
-    np.testing.assert_allclose(fitted_weight(weight, inputs, inputs @ weight.T), weight, atol=1e-9)
+    np.testing.assert_allclose(fitted_weight(weight, gram, weight @ gram), weight, atol=1e-9)
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.Tanh])
