@@ -93,13 +93,15 @@ class Pipeline:
         *,
         output_names: Sequence[str],
         metadata: Mapping[str, Json] | None = None,
+        graph: PolicyGraph | None = None,
     ) -> Plan:
         """See ``Compressor.bind``."""
         smaller, bound = module, []
         for reduction in self.reductions:
             bound.append(reduction.reduce(smaller, example_inputs))
             smaller = bound[-1].module
-        graph = export_policy(smaller, example_inputs, output_names)
+        if graph is None or bound:
+            graph = export_policy(smaller, example_inputs, output_names)
         plan = PipelinePlan(self.scheme, tuple(bound), graph, self.format.encoder(graph), dict(metadata or {}), module)
         if calibration is not None:
             plan.calibrate(calibration)

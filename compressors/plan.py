@@ -17,6 +17,8 @@ from accel.compressors.artifact import CompressedPolicy, Json
 if TYPE_CHECKING:
     import torch
 
+    from accel.compressors.graph.policy_graph import PolicyGraph
+
 
 @dataclass(frozen=True)
 class PlanStatistics:
@@ -170,6 +172,7 @@ class Compressor(Protocol):
         *,
         output_names: Sequence[str],
         metadata: Mapping[str, Json] | None = None,
+        graph: PolicyGraph | None = None,
     ) -> Plan:
         """Export, fuse and lay out a policy; slow, once per architecture.
 
@@ -179,6 +182,8 @@ class Compressor(Protocol):
             calibration: name to array [N, *shape] of real inputs, for schemes with activation ranges.
             output_names: names of the outputs, in order.
             metadata: plain JSON carried by every artifact.
+            graph: what ``export_policy`` makes of these, where it is there already; schemes that reduce the module
+                export what they make of it.
 
         Raises:
             GraphError: the module cannot be exported so that its weights can be refreshed.

@@ -1,10 +1,10 @@
 """``int8`` of a policy that is given or finished: the cheapest encoding that keeps it, chosen layer by layer.
 
-All dense layers but a small one that reads observations begin with activations of two bytes. Where that holds the bar
-(``accel.runs.quality``), layers go to activations of one byte, the least sensitive first, as long as it still holds.
-Where it does not, layers go to single precision, each time the one that helps most, as long as three quarters of the
-multiply-adds after the observations stay in integers. Sensitivity is measured on rows that calibrated nothing, and the
-verdict is given later on rows of other episodes.
+All dense layers but a small one that reads observations have activations of one byte where that holds the bar
+(``accel.runs.quality``). Else they begin with two bytes. Where that holds, layers go to activations of one byte, the
+least sensitive first, as long as it still holds. Where it does not, layers go to single precision, each time the one
+that helps most, as long as three quarters of the multiply-adds after the observations stay in integers. Sensitivity is
+measured on rows that calibrated nothing, and the verdict is given later on rows of other episodes.
 
 What is neither 1.2 times as fast as fp32 nor a third of its bytes, or has fewer multiply-adds in integers, is not
 called int8: its scheme is ``mixed``.
@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from accel.compressors.artifact import CompressedPolicy, Json
-from accel.compressors.graph.policy_graph import export_policy
 from accel.compressors.int8.input_layers import input_layers, small_input_layers
 from accel.compressors.layer_inventory import policy_layers
 from accel.display.progress import Progress
@@ -118,17 +117,18 @@ class _Choice:
         self._calibration, *halves = ({name: array[part] for name, array in inputs.items()} for part in parts)
         self._halves = dict(zip(("first", "second"), halves, strict=True))
         self._full = full
-        names = run.policy.output_names
-        layers = policy_layers(run.policy, run.example_inputs, names)
+        layers = policy_layers(run.policy, run.example_inputs, run.policy.output_names)
         self._macs = _multiply_adds(run, {layer.name: layer.outputs * layer.inputs for layer in layers})
-        graph = export_policy(run.policy, run.example_inputs, names)
-        self._inputs, self._in_floats = input_layers(graph), small_input_layers(graph)
+        self._inputs, self._in_floats = input_layers(run.graph), small_input_layers(run.graph)
         self._dense = [layer.name for layer in layers if layer.kind == "linear" and layer.name not in self._in_floats]
 
     def finished(self) -> Finished:
         """The cheapest encoding that holds, or the one that is nearest to it."""
         if len(self._dense) > _MOST_LAYERS:
             return self._as(dict.fromkeys(self._dense, "x16"))
+        cheapest = dict.fromkeys(self._dense, "int8")
+        if self._excess(cheapest) <= _MOST_EXCESS:
+            return self._as(cheapest)
         choice = dict.fromkeys(self._dense, "x16")
         excess = self._excess(choice)
         while excess > _MOST_EXCESS:

@@ -18,6 +18,7 @@ from torch import Tensor
 from accel.acting.rules import ActionRule, ActorPlace, RuleSpec, make_rule
 from accel.algorithms.distributions import ActionDistribution
 from accel.compressors.artifact import CompressedPolicy, Json
+from accel.compressors.graph.policy_graph import PolicyGraph, export_policy
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Compressor, Plan
 from accel.config import TrainConfig
@@ -119,6 +120,11 @@ class TrainedPolicy(ABC):
         """One row of zeros for each input of ``policy``, in order; a mask of ones."""
         return example_inputs(self.spec, self.policy.state_shapes)
 
+    @cached_property
+    def graph(self) -> PolicyGraph:
+        """The exported policy, which every scheme that reduces nothing begins with. Raises GraphError."""
+        return export_policy(self.policy, self.example_inputs, self.policy.output_names)
+
     @property
     def metadata(self) -> dict[str, Json]:
         """Metadata of artifacts: the action space, the environment and the network's text."""
@@ -159,6 +165,7 @@ class TrainedPolicy(ABC):
             None if _DISTILL in scheme else calibration,  # the taught student is calibrated instead
             output_names=self.policy.output_names,
             metadata=self.metadata,
+            graph=self.graph,
         )
 
     def teach(self, plan: Plan, inputs: Inputs) -> None:
