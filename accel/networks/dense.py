@@ -1,7 +1,7 @@
 """A dense stack as one differentiable call: what the learner runs on a CPU, where torch's own pieces are slow.
 
-torch's vectorised tanh is 6 times slower than numpy's, and its gradient of a narrow layer's weight asks the matrix
-library for the slow one of two orientations.
+torch's vectorised tanh is slow, and its gradient of a narrow layer's weight asks the matrix library for the slow one of
+two orientations.
 """
 
 from __future__ import annotations
@@ -49,16 +49,20 @@ def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], ac
     return output
 
 
-def _numpys_tanh(x: Tensor) -> None:
-    array = x.numpy()
-    np.tanh(array, array)
+def _fast_tanh(x: Tensor) -> None:
+    """In place: numpy's, which is many times as fast with AVX-512; else 2 σ(2x) − 1, which takes half as long."""
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        array = x.numpy()
+        np.tanh(array, array)
+    else:
+        x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)
 
 
 _aten = torch.ops.aten
 # Activations whose derivative is a function of their output: in place, and from the gradient of the output to that of
 # the input.
 _IN_PLACE: Mapping[Activation, Callable[[Tensor], object]] = MappingProxyType(
-    {"tanh": _numpys_tanh, "relu": torch.relu_, "elu": partial(F.elu, inplace=True), "sigmoid": torch.sigmoid_}
+    {"tanh": _fast_tanh, "relu": torch.relu_, "elu": partial(F.elu, inplace=True), "sigmoid": torch.sigmoid_}
 )
 _BACKWARD: Mapping[Activation, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType({
     "tanh": lambda gradient, output, into: _aten.tanh_backward.grad_input(gradient, output, grad_input=into),
@@ -111,19 +115,21 @@ def pull(
     activation: Activation,
     into: Sequence[Tensor | None],
     to_input: bool,
+    add: bool = False,
 ) -> tuple[Tensor | None, list[Tensor]]:
     """From the gradient of the last of ``run``'s layers those of x (None unless asked for), weights and biases.
 
     Args:
         into: where those of all weights, then of all biases, are written; None: into a new tensor.
+        add: to what is there, instead of in its place.
     """
     depth = len(weights)
     found: list[Tensor] = [gradient] * (2 * depth)
     for index in range(depth - 1, -1, -1):
         output, inputs = layers[index + 1], layers[index]
         gradient = _of_sum(gradient, output, activation, own=index < depth - 1)
-        found[index] = of_weight(gradient, inputs, into[index])
-        found[depth + index] = torch.sum(gradient, 0, out=into[depth + index])
+        found[index] = of_weight(gradient, inputs, into[index], add)
+        found[depth + index] = of_bias(gradient, into[depth + index], add)
         if index > 0 or to_input:
             gradient = torch.mm(gradient, weights[index])
     return gradient if to_input else None, found
@@ -145,11 +151,18 @@ def _of_sum(gradient: Tensor, output: Tensor, activation: Activation, *, own: bo
     return _BACKWARD[activation](gradient, output, into)
 
 
-def of_weight(gradient: Tensor, inputs: Tensor, into: Tensor | None = None) -> Tensor:
+def of_weight(gradient: Tensor, inputs: Tensor, into: Tensor | None = None, add: bool = False) -> Tensor:
     """The gradient [out, in] of a layer's weight from that of its output [N, out], in the quicker orientation."""
     if inputs.shape[1] < gradient.shape[1]:
-        return torch.mm(inputs.t(), gradient, out=None if into is None else into.t()).t()
+        return of_weight(inputs, gradient, None if into is None else into.t(), add).t()
+    if add and into is not None:
+        return into.addmm_(gradient.t(), inputs)
     return torch.mm(gradient.t(), inputs, out=into)
+
+
+def of_bias(gradient: Tensor, into: Tensor | None = None, add: bool = False) -> Tensor:
+    """The gradient [out] of a layer's bias from that of its output [N, out]."""
+    return into.add_(gradient.sum(0)) if add and into is not None else torch.sum(gradient, 0, out=into)
 
 
 class _Dense(torch.autograd.Function):

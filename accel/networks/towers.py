@@ -19,6 +19,8 @@ from accel.networks import dense
 from accel.networks.heads import GaussianHead
 from accel.networks.torsos import MLPTorso
 
+BLOCK = 4096
+"""Rows that pass through all layers together, so that a CPU's caches hold what one layer leaves to the next."""
 Pull = Callable[[Tensor, Tensor | None], None]
 """Takes the gradients of a network's params and of its predictions (None where it has none), and writes those of all
 parameters."""
@@ -47,23 +49,28 @@ class Towers:
 
     def run(self, x: Tensor) -> tuple[Tensor, Tensor | None, Pull]:
         """Params [N, P] and predictions [N, n] of x [N, F], which ``dense.suits``, and their way back."""
-        x = self._rows(x)
-        layers = [tower.run(x) for tower in self._towers]
-        params, *rest = (output for tower, its in zip(self._towers, layers, strict=True) for output in tower.heads(its))
+        blocks = [self._run_block(block) for block in torch.split(self._rows(x), BLOCK)]
+        params, *rest = (_joined(parts) for parts in zip(*(outputs for outputs, _ in blocks), strict=True))
 
         def pull(of_params: Tensor, of_predictions: Tensor | None) -> None:
             if self._gaussian is not None:
                 of_params, of_log_std = of_params.chunk(2, dim=-1)
                 torch.sum(of_log_std, 0, out=_slot(self._gaussian.log_std))
-            of_rest = [] if of_predictions is None else [of_predictions]
-            if len(layers) == 1:
-                self._towers[0].pull([of_params, *of_rest], layers[0])
-            else:
-                self._towers[0].pull([of_params], layers[0])
-                self._towers[1].pull(of_rest, layers[1])
+            of_outputs = [of_params] if of_predictions is None else [of_params, of_predictions]
+            parts = zip(*(torch.split(gradient, BLOCK) for gradient in of_outputs), strict=True)
+            for number, ((_, layers), gradients) in enumerate(zip(blocks, parts, strict=True)):
+                shared = len(layers) == 1
+                self._towers[0].pull(gradients if shared else gradients[:1], layers[0], add=number > 0)
+                if not shared:
+                    self._towers[1].pull(gradients[1:], layers[1], add=number > 0)
 
         predictions = rest[0] if self._predicts else None
         return params if self._gaussian is None else self._gaussian.join(params), predictions, pull
+
+    def _run_block(self, x: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """The heads' outputs of some rows, and each tower's layers."""
+        layers = [tower.run(x) for tower in self._towers]
+        return [output for tower, its in zip(self._towers, layers, strict=True) for output in tower.heads(its)], layers
 
 
 @dataclass(frozen=True)
@@ -93,12 +100,13 @@ class Tower:
         """The heads' outputs."""
         return [torch.addmm(head.bias, layers[-1], head.weight.t()) for head in self._heads]
 
-    def pull(self, gradients: Sequence[Tensor], layers: Sequence[Tensor]) -> None:
-        """From the gradient of each head's output to those of the parameters."""
+    def pull(self, gradients: Sequence[Tensor], layers: Sequence[Tensor], *, add: bool = False) -> None:
+        """From the gradient of each head's output to those of the parameters; ``add``: to what is there."""
         for gradient, head in zip(gradients, self._heads, strict=True):
-            dense.of_weight(gradient, layers[-1], head.of_weight)
-            torch.sum(gradient, 0, out=head.of_bias)
-        dense.pull(self._of_features(gradients), layers, self._weights, self._activation, self._into, to_input=False)
+            dense.of_weight(gradient, layers[-1], head.of_weight, add)
+            dense.of_bias(gradient, head.of_bias, add)
+        of_features = self._of_features(gradients)
+        dense.pull(of_features, layers, self._weights, self._activation, self._into, to_input=False, add=add)
 
     def pull_input(self, gradients: Sequence[Tensor], layers: Sequence[Tensor], first: int) -> Tensor:
         """From the gradient of each head's output to that of x's columns from ``first`` on; parameters' stay."""
@@ -109,6 +117,10 @@ class Tower:
         for gradient, head in zip(gradients[1:], self._heads[1:], strict=True):
             total.addmm_(gradient, head.weight)
         return total
+
+
+def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _tower_of(torso: MLPTorso, heads: Sequence[nn.Linear]) -> Tower:
