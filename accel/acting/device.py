@@ -40,7 +40,7 @@ class DeviceActor:
         config: from the learner. transport: this actor's end, of which only messages are used.
         device: the learner's.
     Attributes:
-        spec, is_over: as of ``Actor``.
+        spec, is_over: as of ``Actor``. environment: what is stepped.
     Raises:
         EnvError: the environment cannot be made, or is none of tensors.
     """
@@ -51,8 +51,8 @@ class DeviceActor:
         request = EnvRequest(
             config.tasks[0], config.envs_per_actor, config.env_args, (), int(seeds[0]), config.squash_actions
         )
-        self._environment = DeviceSteps(request, device)
-        self.spec: EnvSpec = self._environment.spec
+        self.environment = DeviceSteps(request, device)
+        self.spec: EnvSpec = self.environment.spec
         self._seed = int(seeds[0])
         self._generator = torch.Generator(device).manual_seed(int(seeds[1]))
         self._unrolls = 0
@@ -65,7 +65,7 @@ class DeviceActor:
     def start(self) -> None:
         """Reset the environments."""
         before = self._activity.enter(PREPARING)
-        self._observations = self._environment.reset(self._seed)
+        self._observations = self.environment.reset(self._seed)
         self._returns = torch.zeros(self._config.envs_per_actor, device=self._device)
         self._lengths = torch.zeros(self._config.envs_per_actor, dtype=torch.int32, device=self._device)
         self._activity.enter(before)
@@ -86,7 +86,7 @@ class DeviceActor:
     def close(self) -> None:
         """Close the environments."""
         self._activity.enter(PREPARING)
-        self._environment.close()
+        self.environment.close()
 
     def generator_state(self) -> Mapping[str, object]:
         """State of the sampling noise's generator, for a checkpoint."""
@@ -110,7 +110,7 @@ class DeviceActor:
             actions = algorithm.distribution(params, None).sample(self._generator)
             fields["actions"][t] = actions
             before = perf_counter()
-            observations, rewards, terminated, truncated, ended_with = self._environment.step(actions)
+            observations, rewards, terminated, truncated, ended_with = self.environment.step(actions)
             after = perf_counter()
             env_s += after - before
             fields["rewards"][t], fields["terminated"][t], fields["truncated"][t] = rewards, terminated, truncated

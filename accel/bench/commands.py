@@ -92,9 +92,10 @@ class EnvironmentOptions(BenchOptions):
     wrapper: Annotated[
         tuple[str, ...], tyro.conf.arg(help="module:function around each environment; may be repeated")
     ] = ()
-    backend: Annotated[Literal["gymnasium", "envpool"], tyro.conf.arg(help="library that steps the environments")] = (
-        "gymnasium"
-    )
+    backend: Annotated[
+        Literal["gymnasium", "envpool", "device"],
+        tyro.conf.arg(help="what steps the environments; device: tensors, for bench learner"),
+    ] = "gymnasium"
     squash_actions: Annotated[bool, tyro.conf.arg(help="tanh-squash Box actions into their bounds")] = False
     normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise observations in the exported graph")] = False
     network: Networks = None
@@ -372,6 +373,8 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
         from accel.bench.learner import bench_learner
         from accel.bench.policies import default_spec, environment_spec
 
+        if self.backend == "device":
+            return self._on_device()
         spec, config, given = self.spec(), self.training(), self.networks()
         if self.run is not None:
             from accel.runs.loading import load_run
@@ -405,6 +408,22 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
         )
         line = "compression gains nothing where the actors together are faster than the learner"
         return BenchResult("learner", rows, title, [line])
+
+    def _on_device(self) -> BenchResult:
+        """Environments of tensors, collected and learned from."""
+        from accel.bench.device import bench_device
+
+        config, networks = self.environment(), self.networks("mlp:64x2")
+        if config is None or len(networks) > 1:
+            raise ConfigError("--backend device measures one training: give --env module:factory, and one --network")
+        config = self.changed(config.replace(network=networks[0]))
+        rows = bench_device(config, seconds=self.seconds, repeats=self.repeats)
+        first = rows[0]
+        title = (
+            f"Device: µs per environment step; {first['T']} x {first['B']} steps of {self.env}, {first['algorithm']}, "
+            f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
+        )
+        return BenchResult("learner", rows, title, [])
 
 
 Options = (
