@@ -1,17 +1,16 @@
-"""PolicySession: a loaded artifact that acts on one thread. Imports numpy and onnxruntime, never torch or onnx.
+"""PolicySession: a loaded artifact that acts on one thread. Imports numpy, never torch or onnx.
 
 A policy of dense layers, recurrent ones included, runs in one call of a compiled kernel (``kernels``) where the CPU has
-one, anything else on onnxruntime.
+one, anything else on onnxruntime, which is imported then: a device whose policies are such does without it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
@@ -19,14 +18,13 @@ from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import ArtifactError
 from accel.compressors.kernels.chain import make_chain, why_no_chain
 
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
 Array = NDArray[np.generic]
 Runtime = Literal["native", "onnxruntime"]
 
-_LEVELS = {
-    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-}
+_LEVELS = {"none": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "all": "ORT_ENABLE_ALL"}
 _FATAL_ONLY = 4  # log level: errors are raised with the same message
 _NOWHERE = "/dev/null/nowhere"
 # onnxruntime's names of the types that an artifact's header may have
@@ -39,11 +37,13 @@ _TYPES = {
 
 def session_options(optimisation: str = "none") -> ort.SessionOptions:
     """Options of every session: one thread, no spinning, no log."""
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = _LEVELS[optimisation]
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[optimisation])
     options.log_severity_level = _FATAL_ONLY
     # fold 16- and 4-bit weights to single precision instead of fusing them into quantised layers
     options.add_session_config_entry("session.disable_quant_qdq", "1")
@@ -80,8 +80,8 @@ class PolicySession:
             runtime: ``native``: on a compiled kernel if it is made of dense layers and this CPU has one for it, else
                 on onnxruntime; ``onnxruntime``: there in any case.
         Raises:
-            ArtifactError: the CPU lacks a feature that the artifact needs, or its model cannot be loaded or has other
-                inputs or outputs than its header.
+            ArtifactError: the CPU lacks a feature that the artifact needs, its model cannot be loaded or has other
+                inputs or outputs than its header, or it runs on onnxruntime and that is not installed.
             ValueError: the batch is not positive.
         """
         if batch < 1:
@@ -97,7 +97,7 @@ class PolicySession:
         self.runtime: Runtime = "onnxruntime" if self._kernel is None else "native"
         wanted = self.runtime == runtime
         self.ran_on = self.runtime if wanted else f"{self.runtime} ({why_no_chain(artifact)})"
-        self._session = _load(artifact) if self._kernel is None else None
+        self._session = _load(artifact, self.ran_on) if self._kernel is None else None
         self._bind(batch)
 
     def with_batch(self, batch: int) -> PolicySession:
@@ -146,7 +146,14 @@ def _zeros(spec: TensorSpec, batch: int) -> Array:
     return np.zeros(spec.with_batch(batch), dtype=spec.dtype)
 
 
-def _load(artifact: CompressedPolicy) -> ort.InferenceSession:
+def _load(artifact: CompressedPolicy, ran_on: str) -> ort.InferenceSession:
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise ArtifactError(
+            f"policy {artifact.scheme!r} runs on {ran_on}, which is not installed: pip install "
+            "'accel-rl-runtime[onnxruntime]'"
+        ) from error
     try:
         return ort.InferenceSession(
             artifact.model,

@@ -48,6 +48,8 @@ def missing_extra(error: BaseException, wanted_by: str) -> MissingExtraError | N
     module = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     if module == "accel":
         return MissingExtraError(f"{wanted_by} is not in {DISTRIBUTION}-runtime: install {DISTRIBUTION} instead")
+    if module == "onnxruntime":
+        return MissingExtraError(f"{wanted_by} needs onnxruntime: pip install '{DISTRIBUTION}-runtime[onnxruntime]'")
     if module not in _EXTRA_OF_MODULE:
         return None
     return MissingExtraError(f"{wanted_by} needs the module {module!r}: {install_command(_EXTRA_OF_MODULE[module])}")

@@ -52,6 +52,8 @@ class Subgraph:
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The wanted values by name."""
+        if not self._wanted:
+            return {}
         contiguous = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
         results = cast("list[Array]", self._session.run(self._wanted, contiguous))
         return dict(zip(self._wanted, results, strict=True))
