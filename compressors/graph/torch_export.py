@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import onnx
 import torch
 from onnx import ModelProto
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from accel.compressors.errors import GraphError
 
@@ -31,7 +34,7 @@ def export_model(
     """
     file = io.BytesIO()
     try:
-        with _quiet(module), _unfused_attention():
+        with _quiet(module), _unfused_attention(), _Decomposed():
             torch.onnx.export(
                 module,
                 tuple(examples.values()),
@@ -46,6 +49,45 @@ def export_model(
     except Exception as error:  # the exporter raises anything from RuntimeError to its own types
         raise GraphError(_explain(error, module, examples)) from error
     return onnx.load_from_string(file.getvalue())
+
+
+class _Decomposed(TorchFunctionMode):
+    """Computes by other operations what ONNX's operators of this version do not have."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        return _DECOMPOSITIONS.get(function, function)(*args, **(kwargs or {}))
+
+
+def _rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    axes = tuple(range(-len(normalized_shape), 0))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    normal = x * torch.rsqrt(x.square().mean(axes, keepdim=True) + eps)
+    return normal if weight is None else normal * weight
+
+
+def _bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W_o y for each output o: products of x with all columns at once, and then with y."""
+    outputs, _, columns = weight.shape
+    rows = (x @ weight.permute(1, 0, 2).flatten(1)).reshape(*x.shape[:-1], outputs, columns)
+    made = torch.matmul(rows, y.unsqueeze(-1)).squeeze(-1)
+    return made if bias is None else made + bias
+
+
+def _vdot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum()
+
+
+_DECOMPOSITIONS: dict[Callable[..., object], Callable[..., object]] = {
+    functional.rms_norm: _rms_norm, functional.bilinear: _bilinear, torch.vdot: _vdot, torch.dot: _vdot,
+}  # fmt: skip
 
 
 @contextmanager

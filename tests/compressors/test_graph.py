@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -244,6 +246,37 @@ def test_attention_is_exported_in_parts() -> None:
     found = run_artifact(plan.refresh(randomise(module, seed=1), version=1), inputs)[0]
     np.testing.assert_allclose(found, run_module(module, inputs)[0], atol=1e-5)
     assert torch.backends.mha.get_fastpath_enabled() == fast
+
+
+class _Squared(nn.Module):
+    """A bilinear layer of a value with itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(11, 11, 5)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.layer(observations, observations)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.RMSNorm(11),
+        lambda: nn.RMSNorm((11,), eps=0.1, elementwise_affine=False),
+        _Squared,
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(11, 5)),
+    ],
+    ids=["RMSNorm", "RMSNorm without weight", "Bilinear", "spectral norm"],
+)
+def test_what_onnx_has_no_operator_for_is_exported_in_parts(make: Callable[[], nn.Module]) -> None:
+    """Beside what the module computes without the export."""
+    module = nn.Sequential(nn.Linear(11, 11), make()).eval()
+    case = Case(nn.Module, {"observations": (11,)})
+    plan = case.bind("fp32", module)
+    inputs = case.inputs(5)
+    found = run_artifact(plan.refresh(module, version=1), inputs)[0]
+    np.testing.assert_allclose(found, run_module(module, inputs)[0], atol=1e-5)
 
 
 def test_wrong_number_of_output_names_is_refused() -> None:
