@@ -25,7 +25,7 @@ _TENSOR, _ARRAY, _TUPLE, _MAPPING, _FLOAT = "$tensor", "$array", "$tuple", "$map
 def flatten(tree: Tree, tensors: dict[str, Tensor], path: str) -> Json:
     """Put the tree's tensors and arrays into ``tensors`` and return the rest as JSON that refers to them by name.
 
-    Tensors are copied to the CPU, so later changes of the state do not affect the result.
+    Tensors on the CPU are the state's own: what changes there later changes the result.
 
     Args:
         tree: tensors, numpy arrays and scalars, numbers, strings, None, in lists, tuples and mappings with string or
@@ -38,7 +38,7 @@ def flatten(tree: Tree, tensors: dict[str, Tensor], path: str) -> Json:
     if isinstance(tree, Tensor):
         return {_TENSOR: _put(tensors, path, tree.detach().to("cpu", copy=True).contiguous())}
     if isinstance(tree, np.ndarray):
-        return {_ARRAY: _put(tensors, path, torch.from_numpy(np.array(tree, order="C")))}
+        return {_ARRAY: _put(tensors, path, torch.from_numpy(np.require(tree, requirements=["C", "W"])))}
     if isinstance(tree, np.generic):
         return flatten(tree.item(), tensors, path)
     if tree is None or isinstance(tree, bool | int | str):

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import psutil
-
 from accel.errors import ConfigError, LaunchError
 from accel.launch.learners import learn
 from accel.launch.local_actors import learn_with_local_actors
 from accel.launch.single_process import learn_in_one_process
 from accel.supervision.activity import WAITING, Activity
-from accel.system.machine import usable_cores
+from accel.system.machine import available_memory_bytes, usable_cores
 from accel.transport import detect_launch, is_actor
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ def _check_actors(config: TrainConfig) -> None:
         return
     actor_s, actor_bytes = _START if is_local(config) else _START_WITH_MPI
     in_time = max(int(cores * limit_s / actor_s), int(cores * _LEAST_PER_CORE), 1)
-    fitting = max(int(psutil.virtual_memory().available / actor_bytes), 1)
+    fitting = max(int(available_memory_bytes() / actor_bytes), 1)
     files = _ACTORS_FILES * acting.actors + _OWN_FILES
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < files:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

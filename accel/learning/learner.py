@@ -38,7 +38,8 @@ class Learner:
         config: the run's.
         spec: the environment's layout.
         cores: what this process may use; decides torch's threads where the config does not.
-        actors: how many actors this learner waits for at the moment.
+        actors: how many actors this learner waits for at the moment. actors_here: how many other processes of its host
+            act.
         connect: connects to the run's other learners, once the gradients' device is known; None: there are none.
     """
 
@@ -49,9 +50,10 @@ class Learner:
         cores: tuple[int, ...],
         actors: Callable[[], int],
         connect: Callable[[torch.device], GradientExchange] | None = None,
+        actors_here: int = 0,
     ) -> None:
         self.config, self.device = config, device = _prepare_torch(config, cores)
-        check_memory(config, spec, device)
+        check_memory(config, spec, device, actors_here)
         self.spec = spec
         self.exchange: GradientExchange = LocalGradients() if connect is None else connect(device)
         self.runner = make_runner(config, self.exchange, device)

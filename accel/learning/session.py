@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -67,7 +68,8 @@ class Session(Callback):
         self._before_s, self._made_s = max(time.time() - job.started_at, 0.0), time.monotonic()
         self._evaluation = LiveEvaluation()
         actors = Actors(place.transport, group.processes)
-        self.learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect)
+        here = 0 if actor is not None else group.hosts.count(os.uname().nodename)
+        self.learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect, here)
         self.learner.lend_network(actor)
         self._compression = Compression(self.learner, group.cpu_features, place, run.path)
         self.publisher = self._compression.publisher

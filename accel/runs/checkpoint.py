@@ -5,25 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
-import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as deserialise
-from safetensors.torch import save as serialise
 from torch import Tensor
 
 from accel.algorithms.state_tree import Json, Tree, flatten, unflatten
 from accel.errors import CheckpointError
 from accel.system.atomic import remove_partial_files, write_atomically
+from accel.system.machine import available_memory_bytes
 
 FORMAT = "accel-checkpoint"
 FORMAT_VERSION = 1
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32",
+    torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""As safetensors names them."""
 _FILE_NAME = re.compile(r"step-(\d{12,})\.safetensors")
 
 
@@ -106,14 +112,33 @@ def save_checkpoint(path: Path, state: CheckpointState) -> None:
     """
     text, tensors = _document(state)
     metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "document": text, "sha256": checksum(text, tensors)}
-    write_atomically(path, serialise(tensors, metadata))
+    write_atomically(path, _safetensors(tensors, metadata))
+
+
+def _safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """The parts of a file of safetensors, without a copy of any tensor; its own library's writer makes two of all."""
+    header: dict[str, object] = {"__metadata__": metadata}
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)  # so that each is aligned
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for _, tensor in ordered:
+        yield _bytes(tensor)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def pack_state(state: CheckpointState) -> bytes:
     """A state as it travels between the learners of a run; ``unpack_state`` restores it to the last bit."""
     text, tensors = _document(state)
     head = text.encode()
-    return len(head).to_bytes(8, "little") + head + serialise(tensors)
+    return b"".join((len(head).to_bytes(8, "little"), head, *_safetensors(tensors, {})))
 
 
 def unpack_state(content: bytes) -> CheckpointState:
@@ -196,7 +221,7 @@ def load_generators(packed: Mapping[str, Tree], **generators: np.random.Generato
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     try:
-        size, free = path.stat().st_size, psutil.virtual_memory().available
+        size, free = path.stat().st_size, available_memory_bytes()
         if 2 * size > free:  # the file's pages, and the tensors
             raise CheckpointError(f"{path} has {size:,} bytes: too much for the {free:,} bytes of memory that are free")
         with safe_open(path, framework="pt") as file:
@@ -226,5 +251,5 @@ def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_bytes(tensor))
     return digest.hexdigest()

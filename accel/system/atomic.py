@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 TEMPORARY_SUFFIX = ".partial"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content``: written beside it, forced to disk, renamed over it, directory forced to disk.
+def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
+    """Replace ``path`` by ``content``, a whole or parts that follow each other: written beside it, forced to disk,
+    renamed over it, directory forced to disk.
 
     Raises: OSError; the old file is then as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

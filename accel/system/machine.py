@@ -73,7 +73,6 @@ def read_machine(root: Path = Path("/"), *, allowed_cores: int | None = None) ->
     import psutil  # which a device's runtime has not
 
     cpuinfo = _fields(_read(root / "proc/cpuinfo"))
-    memory, limit = psutil.virtual_memory(), _container_memory_bytes(root)
     flags = set(cpuinfo.get("flags", cpuinfo.get("Features", "")).split())
     return Machine(
         host=platform.node(),
@@ -83,8 +82,8 @@ def read_machine(root: Path = Path("/"), *, allowed_cores: int | None = None) ->
         int8_flags=tuple(flag for flag in _INT8_FLAGS if flag in flags),
         cores=os.cpu_count() or 1,
         usable_cores=usable_cores(allowed_cores, root),
-        memory_bytes=min(memory.total, limit),
-        available_memory_bytes=min(memory.available, limit),
+        memory_bytes=min(psutil.virtual_memory().total, _container_memory_bytes(root)),
+        available_memory_bytes=available_memory_bytes(root),
         gpus=read_gpus(),
     )
 
@@ -124,6 +123,13 @@ def read_source(home: Path | None = None) -> dict[str, str | bool | None]:
 def describe_machine(machine: Machine | None = None) -> Json:
     """The content of a run's ``machine.json``: the node (read when not given), the versions and the source."""
     return {**(machine or read_machine()).to_json(), "versions": read_versions(), **read_source()}
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that is not in use now, within the container's limit."""
+    import psutil
+
+    return min(psutil.virtual_memory().available, _container_memory_bytes(root))
 
 
 def usable_cores(allowed: int | None = None, root: Path = Path("/")) -> float:

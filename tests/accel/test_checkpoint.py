@@ -141,14 +141,6 @@ def normalise_nan(tree: Any) -> Any:
     return math.nan if isinstance(tree, float) and math.isnan(tree) else tree
 
 
-def test_flattening_takes_a_copy() -> None:
-    tensor, array, tensors = torch.ones(3), np.ones(3), {}
-    flatten({"t": tensor, "a": array}, tensors, "root")
-    tensor.zero_()
-    array[:] = 0
-    assert all(copy.sum() == 3 for copy in tensors.values())
-
-
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", {(1, 2): 3}, {True: 1}, {None: 1}])
 def test_what_cannot_be_held_is_refused_by_place(tmp_path: Path, value: Any) -> None:
     with pytest.raises(TypeError, match=r"counters\.odd"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from gymnasium import spaces
@@ -30,6 +32,17 @@ def test_a_network_that_does_not_fit_is_refused_before_it_is_made() -> None:
     config = TrainConfig.create(network="mlp:65536x9", envs_per_actor=1, unroll_length=8)
     with pytest.raises(ConfigError, match="for the network 'mlp:65536x9'"):
         check_memory(config, EnvSpec((4,), "float32", ACTION), CPU)
+
+
+def test_actors_of_this_host_need_memory_too() -> None:
+    """A policy of 1 GB, for which a learner alone takes 70 GB."""
+    config = TrainConfig.create(network="mlp:4096x16", envs_per_actor=1, unroll_length=8)
+    found = []
+    for actors_here in (10_000, 20_000):
+        with pytest.raises(ConfigError, match=rf"in the learner and [\d.]+ GiB in {actors_here} actors") as error:
+            check_memory(config, EnvSpec((4,), "float32", ACTION), CPU, actors_here)
+        found.append(float(re.findall(r"([\d.]+) GiB in \d+ actors", str(error.value))[0]))
+    assert found[1] == pytest.approx(2 * found[0], rel=1e-4)
 
 
 def test_what_fits_passes() -> None:
