@@ -121,6 +121,7 @@ def open_study(plan: StudyPlan, storage: BaseStorage, subject: Mapping[str, obje
         found = _StudyAttributes.model_validate(study.user_attrs).sweep
         for trial in study.get_trials(deepcopy=False):
             _TrialAttributes.model_validate(trial.user_attrs)
+        study.sampler = make_sampler(plan, _worker_entropy(study, plan.search.seed))
     except (AccelError, *storage_errors()):  # type: ignore[misc]
         raise
     except Exception as error:  # Optuna checks no values
@@ -129,7 +130,6 @@ def open_study(plan: StudyPlan, storage: BaseStorage, subject: Mapping[str, obje
             f"study {plan.name!r} in {without_passwords(plan.url)} is damaged ({reason}): restore the storage, "
             "or give another"
         ) from error
-    study.sampler = make_sampler(plan, _worker_entropy(study, plan.search.seed))
     described = {
         "objectives": [objective.name for objective in plan.objectives],
         "constraints": [constraint.text for constraint in plan.constraints],
