@@ -100,7 +100,10 @@ MAX_TOLD, MAX_TRACE = 4_000, 16_000
 
 def message_of(error: BaseException) -> str:
     """An exception's kind and message, cut where it is long."""
-    text = f"{type(error).__name__}: {error}"
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception as another:  # noqa: BLE001 - somebody else's code
+        text = f"{type(error).__name__}, of which no message can be made: {type(another).__name__}"
     return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]} …"
 
 

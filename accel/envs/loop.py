@@ -160,14 +160,14 @@ class EnvLoop(VectorEnvironment):
         return self._observations, rewards, terminated, truncated
 
     def _checked_once(self, i: int) -> Callable[[object], StepOfOne]:
-        """Environment i's ``step``, which looks at its first observation and reward, and costs nothing after it."""
+        """Environment i's ``step``, which looks at its first result, and costs nothing after it."""
         step = self.envs[i].step
 
         def first(action: object) -> StepOfOne:
             result: object = step(action)
             if isinstance(result, tuple) and len(result) == 5:
                 self.layout.check(result[0])
-                _check_reward(result[1])
+                _check_numbers(*result[1:4])
             self._steps[i] = step
             return cast(StepOfOne, result)
 
@@ -198,8 +198,7 @@ class EnvLoop(VectorEnvironment):
             if isinstance(error, EnvError):
                 raise error
             raise EnvError(
-                f"environment {i} raised {type(error).__name__} again before an episode of it ended: {error}; mend the "
-                "environment"
+                f"environment {i} raised again before an episode of it ended: {message_of(error)}; mend the environment"
             ) from error
         self._unproven.add(i)
         self._broken.add(i)
@@ -224,10 +223,12 @@ class EnvLoop(VectorEnvironment):
             self.envs = []
 
 
-def _check_reward(reward: object) -> None:
-    """Raises InterfaceError: it is no number, which numpy may still take for one."""
+def _check_numbers(reward: object, *ends: object) -> None:
+    """Raises InterfaceError: a reward or end is no number, which numpy may still take for one."""
+    if word := next((value for value in ends if isinstance(value, str | bytes)), None):
+        raise InterfaceError(f"{word!r:.80} (a {type(word).__name__}) is no end of an episode: return True or False")
     shape = np.shape(cast("Any", reward))
-    if isinstance(reward, str | bytes) or shape:
+    if reward is None or isinstance(reward, str | bytes) or shape:
         kind = f"{type(reward).__name__} of shape {shape}" if shape else f"a {type(reward).__name__}"
         raise InterfaceError(f"the reward {reward!r:.80} ({kind}) is not one number: return float(reward)")
 

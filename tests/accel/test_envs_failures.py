@@ -61,6 +61,8 @@ FORMS = {
     "nothing": (None, STEP + "its result is not .*cannot unpack"),
     "another shape": (shown(np.zeros(4)), STEP + r".*shape \(4,\).*does not have the shape"),
     "a word for a reward": ((ZEROS, "1.0", False, False, {}), STEP + r"the reward '1.0' \(a str\) is not one number"),
+    "none for a reward": ((ZEROS, None, False, False, {}), STEP + r"the reward None \(a NoneType\) is not one number"),
+    "a word for an end": ((ZEROS, 1.0, "false", False, {}), STEP + r"'false' \(a str\) is no end of an episode"),
     "an array for a reward": ((ZEROS, np.ones(1), False, False, {}), STEP + r"the reward .*ndarray of shape \(1,\)"),
     "a list for a reward": ((ZEROS, [1.0, 2.0], False, False, {}), STEP + r"the reward .*list of shape \(2,\)"),
 }
@@ -91,10 +93,24 @@ def test_an_error_inside_an_environment_stays_as_it_is(error: Exception) -> None
     loop = EnvLoop(lambda: Given(error), 2, seed=1)
     loop.reset()
     actions = np.zeros(2, np.int64)
-    with pytest.raises(EnvError, match=f"environment [01] raised {type(error).__name__} again before") as found:
+    with pytest.raises(
+        EnvError, match=f"environment [01] raised again before an .*: {type(error).__name__}: "
+    ) as found:
         for _ in range(3):  # raises, is made anew, raises again
             loop.step(actions)
     assert found.value.__cause__ is error
+
+
+def test_an_error_without_a_message_is_told_by_its_kind() -> None:
+    class SpeechlessError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    loop = EnvLoop(lambda: Given(SpeechlessError()), 1, seed=1)
+    loop.reset()
+    with pytest.raises(EnvError, match=r"again before .*: SpeechlessError, of which no message can be made"):
+        for _ in range(3):
+            loop.step(np.zeros(1, np.int64))
 
 
 def test_infos_that_are_none_are_taken_for_empty_ones() -> None:
@@ -135,7 +151,7 @@ def test_one_that_raises_is_made_anew_and_the_others_go_on_as_they_would() -> No
 
 def test_one_that_raises_again_before_it_has_ended_an_episode_raises_for_all() -> None:
     loop = loop_of({1: 5, 3: 4})
-    with pytest.raises(EnvError, match="environment 1 raised ValueError again before an episode of it ended: the sim"):
+    with pytest.raises(EnvError, match="environment 1 raised again before an episode of it ended: ValueError: the sim"):
         rows(loop, 20)
     again = loop_of({1: 5, 3: EPISODE + 4})
     rows(again, 40)
@@ -149,7 +165,7 @@ def test_one_that_cannot_be_made_again_raises_for_all() -> None:
         raise OSError("no licence left")
 
     loop.make_env = refuse
-    with pytest.raises(EnvError, match=r"environment 1 raised OSError again before .*: no licence left"):
+    with pytest.raises(EnvError, match=r"environment 1 raised again before .*: OSError: no licence left"):
         rows(loop, 20)
 
 
