@@ -25,7 +25,7 @@ NODE = str(ROOT / "scripts" / "slurm_node")
 SCRIPTS = ROOT / "scripts" / "slurm"
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
 LIMIT_S = 240.0
-pytestmark = [
+NEEDS_SLURM = [
     pytest.mark.mpi,
     pytest.mark.long,
     pytest.mark.skipif(
@@ -33,6 +33,7 @@ pytestmark = [
         reason="needs root and Debian's Slurm: scripts/slurm_node install",
     ),
 ]
+pytestmark = NEEDS_SLURM
 ENDLESS = ("--env", "CartPole-v1", "--network", "mlp:32x2", "--compressor", "int8", "--total-env-steps", "1000000000")
 FEW = ("--partition=here", "--cpus-per-task=2", "--mem-per-cpu=0")
 # Two actors and a learner as tasks of a step, in a job of three tasks.
@@ -59,14 +60,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class Submitted:
-    """A job in a directory that has an environment for the batch scripts."""
+    """A job in a directory that has an environment for the batch scripts. ``prefix``: of each of Slurm's commands."""
 
-    def __init__(self, directory: Path, *words: str) -> None:
+    def __init__(self, directory: Path, *words: str, prefix: Sequence[str] = ()) -> None:
         (directory / ".venv" / "bin").mkdir(parents=True)
         (directory / ".venv" / "bin" / "activate").write_text("")
-        self.directory = directory
+        self.directory, self._prefix = directory, prefix
         done = subprocess.run(
-            ["sbatch", "--parsable", "--output=job.log", *words],
+            [*prefix, "sbatch", "--parsable", "--output=job.log", *words],
             cwd=directory,
             capture_output=True,
             text=True,
@@ -79,8 +80,11 @@ class Submitted:
         return self
 
     def __exit__(self, *_: object) -> None:
-        subprocess.run(["scancel", self.number])
+        self.cancel()
         self.wait_for(self.is_over, "the end")
+
+    def cancel(self) -> None:
+        subprocess.run([*self._prefix, "scancel", self.number], check=True)
 
     @property
     def log(self) -> str:
@@ -93,7 +97,7 @@ class Submitted:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def is_over(self) -> bool:
-        return not _said(["squeue", "--noheader", "--jobs", self.number])
+        return not _said([*self._prefix, "squeue", "--noheader", "--jobs", self.number])
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -112,8 +116,11 @@ class Submitted:
         self.wait_for(self.is_over, "the end")
         summary = Summary.read(self.run)
         assert summary.reason.startswith("stopped") and summary.env_steps >= env_steps, self.log
-        saved = [int(path.stem.partition("-")[2]) for path in (self.run / "checkpoints").glob("step-*.safetensors")]
-        assert max(saved) == summary.env_steps
+        assert self.saved() == summary.env_steps
+
+    def saved(self) -> int:
+        """Environment steps of the newest checkpoint."""
+        return max(int(path.stem.partition("-")[2]) for path in (self.run / "checkpoints").glob("step-*.safetensors"))
 
 
 def _said(command: Sequence[str]) -> str:
@@ -130,7 +137,7 @@ def test_a_cancelled_job_keeps_its_work(tmp_path: Path) -> None:
     more = ("--log-interval-s", "0.2", "--checkpoint-interval-s", "1000")
     with Submitted(tmp_path, *FEW, str(SCRIPTS / "cpu.sbatch"), *ENDLESS, *more) as job:
         seen = job.train()
-        subprocess.run(["scancel", job.number], check=True)
+        job.cancel()
         job.keeps(seen)
 
 
@@ -139,7 +146,7 @@ def test_ranks_that_srun_starts_keep_their_work_and_listen_to_nobody(tmp_path: P
     with Submitted(tmp_path, *words) as job:
         seen = job.train()
         assert not open_to_others(pid for pid in listening() if _is_rank_of(pid, job.number))
-        subprocess.run(["scancel", job.number], check=True)
+        job.cancel()
         job.keeps(seen)
 
 
@@ -156,7 +163,7 @@ def test_a_job_that_is_requeued_goes_on_by_itself(tmp_path: Path) -> None:
         subprocess.run(["scontrol", "requeue", job.number], check=True)
         job.wait_for(lambda: f"going on with results/{job.run.name}" in job.log, "the second start")
         job.wait_for(lambda: job.records()[-1]["env_steps"] > seen + 1000, "training on")
-        subprocess.run(["scancel", job.number], check=True)
+        job.cancel()
         job.keeps(seen + 1000)
         assert [path.name for path in job.run.parent.iterdir()] == [job.run.name]
 
