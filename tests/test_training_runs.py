@@ -124,11 +124,18 @@ def test_a_variant_is_in_one_lane(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gpu-halfcheetah", "gpu-scaling"])
+@pytest.mark.parametrize("name", ["gpu-halfcheetah", "gpu-scaling", "gpu-device"])
 def test_what_needs_a_gpu_is_rehearsed_on_the_cpu(name: str, tmp_path: Path) -> None:
     """Each variant once, with a small network and a few steps; the page is drawn."""
     case = runner().read_cases(PROJECT / "scripts/evidence/cases.toml")[name]
-    small = {"cuda": "cpu", "mlp:2048x3": "mlp:16x1", "1000000": "9000", "10000000": "9000", "18": "2"}
+    small = {
+        "cuda": "cpu",
+        "mlp:2048x3": "mlp:16x1",
+        "1000000": "9000",
+        "10000000": "9000",
+        "100000000": "9000",
+        "18": "2",
+    }
     lines = [f"[case.{name}]", f"baseline = {case.baseline!r}", f"lanes = {list(map(list, case.lanes))}", "seeds = 1"]
     lines += [f"arguments = {[small.get(word, word) for word in case.arguments]}", f"[case.{name}.variants]"]
     lines += [f"{v.name} = {{ arguments = {list(v.arguments)}, needs = ['module:mujoco'] }}" for v in case.variants]

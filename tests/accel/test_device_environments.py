@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,29 @@ class Shows(Pendulum):
     def step(self, actions: torch.Tensor) -> tuple[Any, Any, Any, Any, Any]:
         observations, _, terminated, truncated, info = super().step(actions)
         return observations, actions[:, 0], terminated, truncated, info
+
+
+class Dones:
+    """Pendulum as rsl_rl's wrappers have it: one flag for both ends, which ``time_outs`` tells apart."""
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self.inner = Pendulum(num_envs, device, max_episode_steps=3)
+        self.observation_space, self.action_space = self.inner.single_observation_space, self.inner.single_action_space
+
+    def reset(self) -> torch.Tensor:
+        return self.inner.reset(seed=0)[0]
+
+    def step(self, actions: torch.Tensor) -> tuple[Any, Any, Any, Any]:
+        observations, rewards, terminated, truncated, _ = self.inner.step(actions)
+        return observations, rewards, (terminated | truncated).long(), {"time_outs": truncated}
+
+
+def from_dones(num_envs: int, device: torch.device) -> Any:
+    """The wrapper of docs/device-environments.md around such a one."""
+    page = (Path(__file__).parents[2] / "docs/device-environments.md").read_text()
+    names: dict[str, Any] = {}
+    exec(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0], names)
+    return names["FromDones"](Dones(num_envs, device), num_envs, device)
 
 
 def not_an_environment(num_envs: int, device: torch.device) -> object:
@@ -135,6 +159,16 @@ def test_a_policy_plays_a_device_environment_as_arrays() -> None:
     assert (np.abs(arrays.final_observations - before).max(-1) < 1.5).all()
     assert not np.array_equal(arrays.final_observations, after)
     arrays.close()
+
+
+def test_the_wrapper_of_the_page_makes_one_of_an_environment_with_dones() -> None:
+    steps = DeviceSteps(EnvRequest(f"{HERE}:from_dones", 4, {}, (), 0), CPU)
+    observations = steps.reset(0)
+    for step in range(1, 7):
+        before = observations.clone()
+        observations, _, terminated, truncated, final = steps.step(torch.zeros(4, 1))
+        assert not terminated.any() and bool(truncated.all()) == (step % 3 == 0)
+        assert final is not None and torch.equal(final, before)
 
 
 @pytest.mark.parametrize("squash", [False, True])
