@@ -127,7 +127,7 @@ class DecisionLog:
         for decision in read_decisions(self._path.parent)[0]:
             acted = {None: decision.after} if decision.actor is None else {**acted, decision.actor: decision.after}
         for actor, before in acted.items():
-            if acting(before) != level:
+            if before != level:
                 self.write(env_steps, actor, "resume", before, level, f"the run is resumed with {level}")
 
 
@@ -145,16 +145,6 @@ def read_decisions(directory: Path) -> tuple[list[Decision], int]:
         raise RecorderError(f"cannot read {path}: {error.strerror}") from error
     decisions = [decision for decision in parsed if decision is not None]
     return decisions, len(parsed) - len(decisions)
-
-
-def acting(assignment: str) -> str:
-    """What acts under an assignment as the decision log writes it: ``int8:6;fp32:2`` as it is, ``fp32:8;int8:0`` fp32.
-
-    A scheme for no environment is only timed; the number of environments says nothing where one scheme has all of them.
-    """
-    parts = [part for part in assignment.split(";") if not part.endswith(":0")]
-    scheme, _, count = parts[0].rpartition(":") if len(parts) == 1 else ("", "", "")
-    return scheme if scheme and count.isdigit() else ";".join(parts)
 
 
 def _parse(line: bytes) -> Decision | None:

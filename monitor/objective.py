@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,8 +37,6 @@ Floats = npt.NDArray[np.float64]
 
 RECENT, FEWEST = 8, 6
 """Pairs whose steps per second count, at most and at least."""
-CONFIDENCE = 0.8
-"""Of the lower bound of a predicted speed, which blocks measure afterwards."""
 SAME_KL = 0.01
 """Nats up to which a record calls two policies the same."""
 
@@ -184,6 +182,16 @@ class Comparison:
         return float(np.median([share for _, share in self._recent])) if self._recent else 1.0
 
     @property
+    def worth(self) -> float:
+        """Effective steps per second over full precision's."""
+        return self.speed * self.share
+
+    @property
+    def recent(self) -> int:
+        """Pairs whose steps per second count."""
+        return len(self._recent)
+
+    @property
     def verdict(self) -> Verdict:
         """See the module's docstring."""
         if self.gain.verdict != "open":
@@ -205,7 +213,7 @@ class Comparison:
         if self.returns.verdict == "worse":
             return f"lower returns than with {self.full} in {self.returns.pairs} comparisons"
         worth = "" if abs(self.share - 1.0) < 0.02 else f", each worth {self.share:.2f} of one"
-        return f"{self.speed:.2f} times as many steps a second as {self.full}{worth}{policy_clause(self.kl)}"
+        return f"{self.speed:.2f} times as many steps a second as {self.full}{worth}{_policy_clause(self.kl)}"
 
     def figures(self) -> dict[str, Figure]:
         """Every factor by name, of the last pair where it is of one."""
@@ -222,74 +230,7 @@ class Comparison:
         return found
 
 
-@dataclass(frozen=True)
-class LevelTiming:
-    """What one actor measured of a level: microseconds of a call by round and of loading, and mismatch; see
-    ``accel.acting.timing``."""
-
-    call_us: Sequence[float]
-    load_us: float
-    kl: float = 0.0
-    ess: float = 1.0
-    overlap: float = 1.0
-
-
-@dataclass(frozen=True)
-class ActorTiming:
-    """One actor.
-
-    Attributes:
-        step_us: a vector step on the level that acts, waiting left out; env_us: of it, the environment.
-        steps: valid environment steps of a vector step. loads: policies loaded in a vector step.
-        levels: its timings, the level that acts among them.
-    """
-
-    step_us: float
-    env_us: float
-    steps: float
-    loads: float
-    levels: Mapping[str, LevelTiming]
-
-    def rate(self, level: str, acting: str) -> Floats:
-        """Valid steps per second on a level, by round."""
-        ours, theirs = self.levels[level], self.levels[acting]
-        calls = np.asarray(ours.call_us, np.float64) - np.asarray(theirs.call_us, np.float64)
-        step_us = self.step_us + calls + self.loads * (ours.load_us - theirs.load_us)
-        return np.asarray(1e6 * self.steps / np.maximum(step_us, max(self.env_us, 0.02 * self.step_us)))
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A level before it acts, from timings on what actors saw.
-
-    Attributes:
-        speed: of the actors, over full precision's: the median of rounds; low: lower bound of the sign test.
-        kl: nats from full precision; ess: effective sample size per step, in [0, 1].
-    """
-
-    speed: float
-    low: float
-    kl: float
-    ess: float
-
-
-def predict(actors: Sequence[ActorTiming], level: str, acting: str, full: str) -> Prediction:
-    """What the actors' timings say of a level while ``acting`` acts; all three are timed by every actor.
-
-    Source of the bound: Thompson 1936, by order statistics. Deviations: none.
-    """
-    rates = [np.sum([actor.rate(name, acting) for actor in actors], axis=0) for name in (level, full)]
-    ratios = np.sort(rates[0] / rates[1])
-    below, rank = 0.5 ** len(ratios), 0
-    while below <= 1.0 - CONFIDENCE:
-        rank += 1
-        below += math.comb(len(ratios), rank) * 0.5 ** len(ratios)
-    timed = [actor.levels[level] for actor in actors]
-    kl, ess = float(np.mean([t.kl for t in timed])), float(np.mean([t.ess for t in timed]))
-    return Prediction(float(np.median(ratios)), float(ratios[rank - 1]) if rank else 0.0, kl, ess)
-
-
-def policy_clause(kl: float) -> str:
+def _policy_clause(kl: float) -> str:
     """How far a policy is from full precision's, as a clause after a comma; empty while unknown."""
     if not math.isfinite(kl):
         return ""

@@ -16,7 +16,6 @@ from accel.acting.policy import ActingPolicy, SessionPolicy
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.ready import AHEAD, ReadyCollector, ReadyPolicy
 from accel.acting.rules import ActorPlace, RuleSpec, Sampler, make_rule
-from accel.acting.timing import LevelTimer, split_update
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import CompressorError
 from accel.config.actor import ActorAgreement, ActorConfig
@@ -33,8 +32,8 @@ from accel.transport.base import ActorTransport, InferenceTransport, PolicyUpdat
 if TYPE_CHECKING:
     from accel.experience.stores.base import Experience
 
-SEND, WAIT, PULL, DESERIALISE, LOAD, TIMING = (
-    ACTOR_PHASES.index(name) for name in ("send", "wait", "pull", "deserialise", "load", "timing")
+SEND, WAIT, PULL, DESERIALISE, LOAD = (
+    ACTOR_PHASES.index(name) for name in ("send", "wait", "pull", "deserialise", "load")
 )
 PREPARATION_S = 600.0
 """Time limit of the learner from the last actor's answer to its first policy: imports, a GPU, binding every level."""
@@ -69,9 +68,6 @@ class Actor:
         self._refused = False
         self._newest = -1
         self._runtime = ""
-        self._timed = ""
-        self._untimed: Mapping[str, bytes] = {}
-        self._collected: Unroll | None = None
         self.is_over: Callable[[], object] = _goes_on
 
     def start(self) -> None:
@@ -102,7 +98,6 @@ class Actor:
         place = ActorPlace(self._rows, config.unroll_length, config.number(self._transport.actor), config.actors)
         sampler = rule.bind(place, self._generator)
         self._transport.configure(self.layout.nbytes, config.unrolls_in_flight)
-        self._timer = LevelTimer(self.layout, rule, sampler, config.runtime)
         self._policy = self._make_policy(sampler)
         if not config.central:
             self._load(self._transport.wait_policy(timeout_s))
@@ -127,9 +122,6 @@ class Actor:
         pulled = perf_counter()
         deserialise_s = 0.0 if update is None else self._load(update)
         loaded = perf_counter()
-        if self._untimed and self._collected is not None:
-            self._time_levels(self._collected)
-        timed = perf_counter()
         unroll = self._views.get(id(buffer))
         if unroll is None:
             unroll = self._views[id(buffer)] = self.layout.view(buffer)
@@ -139,11 +131,9 @@ class Actor:
         finally:
             if self._environment.failures:
                 self._report_failures()
-        self._collected = unroll
         timings = unroll["timings_s"]
         timings[WAIT], timings[PULL] = acquired - before, pulled - acquired
         timings[DESERIALISE], timings[LOAD] = deserialise_s, loaded - pulled - deserialise_s
-        timings[TIMING] = timed - loaded
         timings[SEND] = self._send_s
         before = perf_counter()
         self._transport.push(buffer)
@@ -220,14 +210,11 @@ class Actor:
             return 0.0
         before = self._transport.activity.enter(PREPARING)  # No environment hangs meanwhile.
         try:
-            acting, payloads = split_update(update)
-            deserialise_s = self._policy.load(acting)
+            deserialise_s = self._policy.load(update)
             self._refused = False
             if self._policy.runtime != self._runtime:
                 self._runtime = self._policy.runtime
                 self._transport.report({"runtime": self._runtime})
-            if update.scheme != self._timed:
-                self._timed, self._untimed = update.scheme, payloads
             return deserialise_s
         except CompressorError as error:
             self._refused = True
@@ -240,19 +227,6 @@ class Actor:
                 }
             )
             return 0.0
-        finally:
-            self._transport.activity.enter(before)
-
-    def _time_levels(self, unroll: Unroll) -> None:
-        """Time the levels that came with the last assignment, once, on the last unroll, which may be on its way."""
-        payloads, self._untimed = self._untimed, {}
-        before = self._transport.activity.enter(PREPARING)
-        try:
-            self._transport.report({"timed": self._timer.time(payloads, unroll)})
-        except CompressorError as error:
-            self._transport.report(
-                {"warning": f"actor {self._transport.actor} cannot time {', '.join(payloads)}: {error}"}
-            )
         finally:
             self._transport.activity.enter(before)
 

@@ -435,10 +435,10 @@ def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
 
 
 def _default_compressor(values: Mapping[str, object]) -> str:
-    """Measured where actors can time the levels; else full precision, so that one process stays deterministic."""
-    timed = values.get("actors", 1) != 0 and values.get("learners", 1) == 1
+    """Chosen by measurement; full precision in one process, which stays deterministic, and where few gain by less."""
+    several = values.get("actors", 1) != 0 and values.get("learners", 1) == 1
     here = values.get("actor_runtime") != "torch" and values.get("inference", "local") == "local"
-    return "auto" if timed and here else "fp32"
+    return "auto" if several and here else "fp32"
 
 
 def system_of(options: Mapping[str, object]) -> Mapping[str, object]:

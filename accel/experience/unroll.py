@@ -27,9 +27,8 @@ from accel.envs.spaces import EnvSpec
 
 FORMAT_VERSION = 1
 ALIGNMENT = 64
-ACTOR_PHASES = ("env", "policy", "overhead", "send", "wait", "pull", "deserialise", "load", "timing")
-"""Where an actor's time goes; ``load`` is the making of the session, after ``pull`` and ``deserialise``, and ``timing``
-the measuring of compression levels for ``auto``."""
+ACTOR_PHASES = ("env", "policy", "overhead", "send", "wait", "pull", "deserialise", "load")
+"""Where an actor's time goes; ``load`` is the making of the session, after ``pull`` and ``deserialise``."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from accel.learning.learner import Learner
 from accel.monitor.decisions import DecisionLog
 from accel.publishing.distillation import make_divergence
 from accel.publishing.publisher import Publisher
-from accel.system.machine import usable_cores
 from accel.tuning.autotune import make_steering
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
@@ -43,7 +42,7 @@ class Compression:
     def steer(self) -> Steering:
         """What chooses levels. Raises ConfigError: full precision does not suit the network."""
         parts = (self._choice, self._config, self.publisher, self._place.transport, self.sampler, self._run)
-        return make_steering(*parts, cores=usable_cores(self._place.allowed_cores))
+        return make_steering(*parts)
 
     def resume_log(self, steering: Steering, env_steps: int) -> None:
         """Cut the log of decisions at a resumed run's checkpoint."""

@@ -11,7 +11,6 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from accel.acting.timing import split_update
 from accel.algorithms.base import Update
 from accel.errors import DivergenceError, EnvError, TransportError
 from accel.experience.on_device import remove_faults_anywhere
@@ -25,7 +24,7 @@ from accel.learning.learner import Learner
 from accel.learning.schedule import Counts
 from accel.monitor.timers import DevicePhases, HostPhases, PhaseTimer, PhaseTimes, UpdatePhases
 from accel.publishing.publisher import NoPublisher, Publisher
-from accel.transport.base import LearnerTransport, PolicyUpdate, Stopped
+from accel.transport.base import LearnerTransport, Stopped
 from accel.tuning.mismatch_sampling import MismatchSampler, NoSampler
 from accel.tuning.steering import Steering
 
@@ -209,7 +208,7 @@ class Loop:
             self._published_version = version
             self._policies = policies
             self.transport.publish(version, policies)
-            acting = split_update(PolicyUpdate(version, *next(iter(policies.items()))))[0].payload or b""
+            (acting,) = policies.values()
             self._published_bytes = len(acting)
         elif self.schedule.waits_for_policy:
             self.transport.publish(version, self._policies)  # Withheld: the last one acts on, as of this version.
@@ -414,7 +413,7 @@ class Loop:
         """Report what actors said and which died; raises TransportError when none is left."""
         self._last_look = perf_counter()
         for actor, message in self.transport.messages():
-            if not (self.actors.hear(actor, message) or self.steering.hear(actor, message)):
+            if not self.actors.hear(actor, message):
                 text = message.get("warning") or message.get("error") or message
                 logger.warning("actor %d: %s", actor, f"{text}\n{message.get('traceback', '')}".rstrip())
         for actor in self.actors.look():

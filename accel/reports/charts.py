@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from accel.monitor.decisions import acting
 from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from accel.monitor.plain_text import percent
 from accel.reports.aggregates import performance_profile
@@ -267,7 +266,7 @@ def decisions(analysis: Analysis) -> Figure | None:
     chosen = [run for run in analysis.runs if run.decisions][:MAX_TIME_LINES]
     if not chosen:
         return None
-    texts = (acting(text) for run in chosen for d in run.decisions for text in (d.before, d.after) if text)
+    texts = (text for run in chosen for d in run.decisions for text in (d.before, d.after) if text)
     levels = list(dict.fromkeys(texts))
     y = Axis(limits=(-0.5, len(levels) - 0.3), ticks={float(i): level for i, level in enumerate(levels)})
     panels = [
@@ -287,9 +286,7 @@ def decisions(analysis: Analysis) -> Figure | None:
         f"{sum(len(run.decisions) for run in chosen)} decisions; a line for each actor shows what acted, a dot a "
         "decision, including those without a change. Reasons are in the table."
     )
-    alt = "; ".join(
-        f"{run.name}: {len(run.decisions)} decisions, last {acting(run.decisions[-1].after)}" for run in chosen
-    )
+    alt = "; ".join(f"{run.name}: {len(run.decisions)} decisions, last {run.decisions[-1].after}" for run in chosen)
     return Figure("decisions", "Compression levels over time", panels, caption, f"{alt}.")
 
 
@@ -309,7 +306,7 @@ def steps_by_actor(run: Run, levels: Sequence[str]) -> list[tuple[Floats, Floats
         made = [decision for decision in run.decisions if decision.actor in {actor, None}]
         first, last = made[0], made[-1]
         x = [0.0, *(float(d.env_steps) for d in made), max(end, float(last.env_steps))]
-        texts = [acting(text) for text in (first.before or first.after, *(d.after for d in made), last.after)]
+        texts = [first.before or first.after, *(d.after for d in made), last.after]
         y = [float(levels.index(text)) if text in levels else math.nan for text in texts]
         drawn.append((np.array(x), np.array(y)))
     return drawn

@@ -43,7 +43,7 @@ _BLUE, _ORANGE, _GREY, _GREEN, _PURPLE = "#4382bf", "#e5903a", "#97a2b0", "#5fa8
 _RED, _YELLOW, _TEAL, _PALE = "#cf4d5f", "#c9a228", "#3f9d97", "#d0d7df"
 PARTS: Mapping[str, str] = MappingProxyType(
     {"env": _BLUE, "policy": _ORANGE, "overhead": _GREY, "pull": _GREEN, "deserialise": _PURPLE, "load": _RED,
-     "timing": _YELLOW, "send": _TEAL, "wait": _PALE, "batch": _GREY, "forward": _BLUE, "correct": _ORANGE,
+     "send": _TEAL, "wait": _PALE, "batch": _GREY, "forward": _BLUE, "correct": _ORANGE,
      "backward": _TEAL, "compress": _RED, "publish": _GREEN, "measure": _YELLOW, "record": _PURPLE}
 )  # fmt: skip
 """Colours of the parts of bars that mean the same in several figures."""

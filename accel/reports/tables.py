@@ -11,7 +11,6 @@ from statistics import median
 import numpy as np
 
 from accel.monitor.bottleneck import TimeShares
-from accel.monitor.decisions import acting
 from accel.monitor.divergence import GREEDY_TOLERANCE
 from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from accel.monitor.plain_text import percent
@@ -264,8 +263,8 @@ def decisions_table(analysis: Analysis) -> Table | None:
             run.name,
             number(d.env_steps),
             "all" if d.actor is None else str(d.actor),
-            acting(d.before) or "–",
-            acting(d.after),
+            d.before or "–",
+            d.after,
             d.kind,
             d.reason,
         )

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from accel.experience.unroll import Unroll
-from accel.json_object import Json
 from accel.monitor.timers import PhaseTimes
 
 Metrics = dict[str, float | int | str | None]
@@ -17,10 +16,6 @@ class Steering(Protocol):
 
     def admit(self, actor: int, unroll: Unroll) -> None:
         """Take in an unroll, in its actor's order, before it is learned from or dropped."""
-        ...
-
-    def hear(self, actor: int, message: Json) -> bool:
-        """Take in an actor's report; False if it is not for the steering."""
         ...
 
     def lose(self, actor: int) -> None:
@@ -54,10 +49,6 @@ class FixedSteering:
 
     def admit(self, actor: int, unroll: Unroll) -> None:
         """Ignored."""
-
-    def hear(self, actor: int, message: Json) -> bool:
-        """Timings are ignored: learner 0 asked for them, and beside it this one's actors were asked too."""
-        return "timed" in message
 
     def lose(self, actor: int) -> None:
         """Nothing changes."""

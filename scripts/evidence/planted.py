@@ -6,7 +6,7 @@
     python scripts/evidence/planted.py c --runs 5         as fast as fp32: how many steps, beside fp32 fixed?
 
 The level is int8 of a small network, whose policy is full precision's. Full precision is slowed down by sleeping in
-each call of the policy, where timing sees it too. What a level teaches is changed in the environment of actors that act
+each call of the policy. What a level teaches is changed in the environment of actors that act
 with it, where no divergence sees it: an episode pays each step's reward one step late, or pays for a wrong action and
 takes that back at its end. Every episode returns what it is worth, and the discount is near zero, so that only credit
 differs. A run ends once its case is decided. Each run is added to ``OUT/CASE.json.gz``; given again, the command goes

@@ -20,7 +20,7 @@ from accel.algorithms.catalogue import agree, make_algorithm
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.experience.batch import Batcher
-from accel.experience.unroll import Unroll
+from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.launch.train import train
 from accel.monitor.decisions import Decision, read_decisions
 from accel.monitor.timers import PhaseTimes
@@ -29,12 +29,11 @@ from accel.runs.job import check_config
 from accel.runs.loading import load_run
 from accel.transport.local import LocalTransport
 from accel.tuning.autotune import (
-    FIRST_TIMING_S,
+    AGAIN_S,
     KEEP_PAIRS,
     LEAST_GAIN,
-    LOOK_S,
     PREPARE_S,
-    TIMING_PATIENCE_S,
+    TRIAL_PAIRS,
     TunedSteering,
     make_steering,
 )
@@ -49,8 +48,11 @@ T = TypeVar("T")
 
 
 class Rig:
-    """One learner and real actors, taken in turns, without a training loop; every turn lasts ``turn_s`` for the tuner,
-    which waits for its actors' reports however many turns they take."""
+    """One learner and real actors, taken in turns, without a training loop; every turn lasts ``turn_s`` for the tuner.
+
+    Attributes:
+        speeds: steps of a turn at each level, of 1,000. policy_share: of an actor's time; None: as it is.
+    """
 
     def __init__(self, path: Path, compressor: str, actors: int = 1, envs: int = 8, **changes: object) -> None:
         torch.set_num_threads(1)
@@ -73,6 +75,7 @@ class Rig:
         self.publisher = Publisher(self.config, self.algorithm.network, levels=choice.levels)
         self.now_s, self.turn_s, self.worked_s, self.env_steps = 0.0, TURN_S, 0.0, 0
         self.speeds: dict[str, float] = {}
+        self.policy_share: float | None = None
         self.learned, self.teaches = 0.0, {}
         batcher, clock = Batcher(spec, torch.device("cpu")), self.clock
         self.sampler = MismatchSampler(self.config, self.algorithm, self.publisher.schemes, batcher, clock=clock)
@@ -123,8 +126,7 @@ class Rig:
             self.rest()
             self.transport.release(arrival)
         self.schemes.append(acted)
-        for index, message in self.transport.messages():
-            self.steering.hear(index, message)
+        self.transport.messages()
         self.version += 1
         self.now_s += self.turn_s
         self.env_steps += round(1000 * self.speeds.get(max(acted), 1.0))
@@ -138,6 +140,10 @@ class Rig:
 
     def _pay(self, unroll: Unroll, level: str) -> None:
         """Every environment ends an episode in every unroll, with the return that was learned until now."""
+        if self.policy_share is not None:
+            unroll["timings_s"][...] = 0.0
+            unroll["timings_s"][ACTOR_PHASES.index("policy")] = self.policy_share
+            unroll["timings_s"][ACTOR_PHASES.index("env")] = 1.0 - self.policy_share
         if self.teaches:
             self.learned += self.teaches[level] / len(self.actors)
             unroll["episode_length"][...] = 0
@@ -172,91 +178,54 @@ def _exaggerate(module: torch.nn.Module, factor: float) -> None:
                 parameter.mul_(factor)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "cores", "shared"), [("impala", 1.0, True), ("impala", 64.0, False), ("dppo", 64.0, True)]
-)
-def test_an_actors_time_counts_where_the_learner_shares_its_cores_or_waits_its_turn(
-    make_rig: Callable[..., Rig], tmp_path: Path, algorithm: str, cores: float, shared: bool
-) -> None:
-    rig = make_rig("auto(fp32;int8)", actors=2, algorithm=algorithm)
-    choice = parse_choice(rig.config.compression.compressor)
-    parts = (rig.publisher, rig.transport, rig.sampler)
-    steering = make_steering(choice, rig.config, *parts, tmp_path, cores=cores)
-    assert isinstance(steering, TunedSteering) and steering.shared == shared
-
-
 def _decided(path: Path, kind: str) -> list[Decision]:
     return [decision for decision in read_decisions(path)[0] if decision.kind == kind]
 
 
-def _claim(rig: Rig, **calls_us: float) -> None:
-    """Every actor says that levels take so long, and are the policy that full precision is."""
-    exact = {"load_us": 0.0, "kl": 0.0, "ess": 1.0, "overlap": 1.0}
-    timed: Any = {
-        level: {"call_us": [call * (1.0 + 0.001 * i) for i in range(8)]} | exact for level, call in calls_us.items()
-    }
-    for actor in range(len(rig.actors)):
-        assert rig.steering.hear(actor, {"timed": timed})
-
-
 @pytest.mark.parametrize(("actors", "envs"), [(1, 1), (1, 8), (2, 4)])
-def test_actors_time_the_levels_before_one_acts_and_then_all_do(
+def test_a_level_is_tried_in_a_pair_of_blocks_and_then_all_actors_have_it(
     make_rig: Callable[..., Rig], tmp_path: Path, actors: int, envs: int
 ) -> None:
     rig = make_rig("auto(fp32;int8)", actors=actors, envs=envs)
-    rig.turn_until(lambda: read_decisions(tmp_path)[0], "the levels are timed")
-    (first,) = read_decisions(tmp_path)[0]
-    for level in ("fp32", "int8"):
-        assert isinstance(first.figures[f"speed/{level}"], float) and isinstance(first.figures[f"kl/{level}"], float)
-    assert first.figures["kl/fp32"] == 0.0 < float(str(first.figures["kl/int8"])) < 0.1
-    if first.kind == "hold":
-        assert all(schemes == {"fp32"} for schemes in rig.schemes)
-        assert first.reason.endswith("times as fast as with fp32: fp32 kept")
-        _take(rig, tmp_path)
+    taken = _take(rig, tmp_path, 2.0)
+    assert taken.reason.startswith("int8: 2.00 times as many steps a second as fp32") and taken.figures["pairs"] == 1
+    assert isinstance(taken.figures["kl"], float)
     rig.turn_until(lambda: rig.schemes[-1] == {"int8"}, "every actor acts with int8")
     assert rig.steering.metrics()["level"] == "int8"
 
 
-def _take(rig: Rig, path: Path) -> Decision:
-    """Have int8 taken, as actors say that it is faster."""
-
-    def taken() -> bool:
-        _claim(rig, fp32=1e6, int8=1.0)
-        return bool(_decided(path, "take"))
-
-    rig.turn_until(lambda: rig.publisher.offers("int8"), "int8 is prepared")
-    rig.now_s += FIRST_TIMING_S
-    rig.turn_until(taken, "int8 is taken")
+def _take(rig: Rig, path: Path, speed: float = 2.0) -> Decision:
+    """Have int8 taken, as it brings so many times the steps."""
+    rig.speeds = {"fp32": 1.0, "int8": speed}
+    rig.turn_until(lambda: _decided(path, "take"), "int8 is taken")
     return _decided(path, "take")[0]
 
 
-def _look_on(rig: Rig, seconds: float) -> None:
-    """The tuner's looks while actors are in the middle of their unrolls."""
-    for _ in range(round(seconds / LOOK_S)):
-        rig.now_s += LOOK_S
-        times = PhaseTimes.from_seconds(("wait", "work"), np.array([rig.now_s - WORK_S, WORK_S]))
-        rig.steering.step(rig.env_steps, times)
+@pytest.mark.parametrize(("speed", "pairs"), [(0.5, 1), (1.0, TRIAL_PAIRS)], ids=["slower", "as fast"])
+def test_a_level_that_brings_nothing_is_tried_again_later(
+    make_rig: Callable[..., Rig], tmp_path: Path, speed: float, pairs: int
+) -> None:
+    rig = make_rig("auto(fp32;int8)")
+    rig.speeds = {"fp32": 1.0, "int8": speed}
+    rig.turn_until(lambda: _decided(tmp_path, "hold"), "int8 is tried", turns=1_000)
+    (held,) = _decided(tmp_path, "hold")
+    assert held.reason.startswith(f"int8: {speed:.2f} times as many steps") and held.reason.endswith(": fp32 kept")
+    assert held.figures["pairs"] == pairs
+    begun, began_s = len(rig.schemes), rig.now_s
+    rig.turn_until(lambda: rig.schemes[-1] == {"int8"} and rig.now_s > began_s + 1.0, "again", turns=1_000)
+    assert rig.now_s >= began_s + AGAIN_S
+    assert rig.steering.metrics()["level"] == "fp32" and begun < len(rig.schemes)
 
 
-def test_actors_whose_unrolls_take_long_are_waited_for(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
-    """They are asked by the next publication and answer after an unroll, here five ``TIMING_PATIENCE_S`` later."""
-    rig = make_rig("auto(fp32;int8)", actors=2, envs=4, calibration_size=256)
-    for _ in range(7):
-        rig.turn(looks=False)
-        _look_on(rig, 2.5 * TIMING_PATIENCE_S)
-    decisions = read_decisions(tmp_path)[0]
-    assert decisions and all(isinstance(decision.figures["speed/int8"], float) for decision in decisions)
-
-
-def test_an_actor_that_does_not_time_the_levels_is_said(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
-    rig = make_rig("auto(fp32;int8)", actors=2, envs=4)
-    rig.turn_until(lambda: rig.publisher.offers("int8"), "int8 is prepared")
-    _look_on(rig, 2 * TIMING_PATIENCE_S)
-    (held,) = read_decisions(tmp_path)[0]
-    assert held.kind == "hold" and held.reason.startswith("2 of 2 actors have not timed the levels within")
-    rig.now_s += FIRST_TIMING_S
-    rig.turn_until(lambda: len(read_decisions(tmp_path)[0]) > 1, "they are asked again")
-    assert isinstance(read_decisions(tmp_path)[0][1].figures["speed/int8"], float)
+def test_levels_are_tried_in_turn_and_a_coarser_one_must_bring_more(
+    make_rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    rig = make_rig("auto(fp32;int8;prune(0.5);prune(0.9))")
+    rig.policy_share = 0.5
+    rig.speeds = {"fp32": 1.0, "int8": 1.5, "prune(0.5)": 1.5, "prune(0.9)": 2.0}
+    rig.turn_until(lambda: len(read_decisions(tmp_path)[0]) >= 3, "all three are tried", turns=2_000)
+    decisions = [(d.kind, d.after) for d in read_decisions(tmp_path)[0] if d.kind != "keep"]
+    assert decisions[:3] == [("take", "int8"), ("hold", "int8"), ("take", "prune(0.9)")]
 
 
 def test_a_run_that_takes_a_second_is_left_alone(make_rig: Callable[..., Rig]) -> None:
@@ -272,29 +241,24 @@ def test_a_run_that_takes_a_second_is_left_alone(make_rig: Callable[..., Rig]) -
 def test_a_level_is_prepared_only_where_a_faster_policy_could_pay(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     """Pruning takes seconds of the learner's cores; int8, which does not, is prepared anyway."""
     rig = make_rig("auto(fp32;int8;prune(0.5)+int8)")
-    rig.turn_until(lambda: read_decisions(tmp_path)[0], "the levels are timed")
+    rig.policy_share = 0.2
+    rig.turn_until(lambda: read_decisions(tmp_path)[0], "int8 is tried", turns=1_000)
     for _ in range(20):
-        _claim(rig, fp32=0.01, int8=0.01)
         rig.turn()
     assert rig.publisher.offers("int8") and not rig.publisher.offers("prune(0.5)+int8")
-
-    def prepared() -> bool:
-        _claim(rig, fp32=1e6, int8=1e6)
-        return rig.publisher.offers("prune(0.5)+int8")
-
-    rig.turn_until(prepared, "the pruned level is prepared")
+    rig.policy_share = 0.5
+    rig.turn_until(lambda: rig.publisher.offers("prune(0.5)+int8"), "the pruned level is prepared")
 
 
 def test_a_level_is_compared_with_full_precision_in_blocks(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     rig = make_rig("auto(fp32;int8)", actors=2, envs=2)
-    rig.speeds = {"fp32": 1.0, "int8": 2.0}
-    taken, rig.turn_s = _take(rig, tmp_path), 1.0
-    assert taken.reason.startswith("int8: actors ") and taken.reason.endswith(": taken")
+    _take(rig, tmp_path)
+    rig.turn_s = 1.0
     begun = len(rig.schemes)
     rig.turn_until(lambda: _decided(tmp_path, "keep"), "three pairs are compared", turns=1_000)
     (kept,) = _decided(tmp_path, "keep")
     assert kept.reason.startswith("int8: 2.0") and "times as many steps a second as fp32" in kept.reason
-    assert kept.figures["pairs"] == KEEP_PAIRS
+    assert kept.figures["pairs"] == 1 + KEEP_PAIRS
     for name in ("steps_per_s/int8", "steps_per_s/fp32", "effective_share/int8", "kl", "gain_evidence_worse"):
         assert isinstance(kept.figures[name], float)
     assert rig.steering.metrics()["tuning/speed"] == kept.figures["speed"]
@@ -310,7 +274,7 @@ def test_a_level_is_compared_with_full_precision_in_blocks(make_rig: Callable[..
         (
             {"fp32": 1.0, "int8": 3.0},
             {"fp32": 1.0, "int8": 0.75},
-            "int8: returns rise by 0.75 a second with it and by 1",
+            "int8: returns rise by ",
         ),
     ],
     ids=["slower", "teaches less"],
@@ -319,26 +283,13 @@ def test_a_level_that_loses_is_left(
     make_rig: Callable[..., Rig], tmp_path: Path, speeds: dict[str, float], teaches: dict[str, float], reason: str
 ) -> None:
     rig = make_rig("auto(fp32;int8)", actors=1, envs=2)
-    rig.speeds, rig.teaches = speeds, teaches
-    _take(rig, tmp_path)
-    rig.turn_s = 1.0
+    rig.teaches = teaches
+    _take(rig, tmp_path, 3.0)
+    rig.speeds, rig.turn_s = speeds, 1.0
     rig.turn_until(lambda: _decided(tmp_path, "leave"), "int8 is left", turns=2_000)
     (left,) = _decided(tmp_path, "leave")
     assert left.reason.startswith(reason) and left.reason.endswith(": left")
     rig.turn_until(lambda: rig.schemes[-1] == {"fp32"}, "every actor acts with fp32")
-
-
-def test_where_actors_cannot_time_the_levels_one_is_taken_and_compared(
-    make_rig: Callable[..., Rig], tmp_path: Path
-) -> None:
-    rig = make_rig("auto(fp32;int8)")
-    config = rig.config.replace(inference="central", algorithm="ppo")
-    choice, parts = parse_choice(config.compression.compressor), (rig.publisher, rig.transport, rig.sampler)
-    rig.steering, rig.turn_s = make_steering(choice, config, *parts, tmp_path, clock=rig.clock), 0.5
-    rig.turn_until(lambda: _decided(tmp_path, "keep"), "int8 is compared", turns=1_000)
-    taken, kept = read_decisions(tmp_path)[0]
-    assert taken.reason == "int8: not timed, as inference is central: taken"
-    assert kept.reason.startswith("int8: 1.0") and kept.figures["pairs"] == KEEP_PAIRS
 
 
 def test_a_level_that_fails_its_checks_never_acts(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
@@ -360,7 +311,7 @@ def test_an_alarm_has_ranges_widened_before_the_level_is_left(
     _exaggerate(rig.algorithm.network.policy_head, 20.0)
     _take(rig, tmp_path)
     rig.turn_until(lambda: rig.schemes[-1] == {"int8"}, "int8 acts")
-    for _ in range(20):
+    for _ in range(40):  # past the look for drift after 128 updates; the next is after 256
         rig.turn()
     before = rig.publisher.metrics()["drifted_activations/int8"]
     with caplog.at_level(logging.INFO, "accel"):
@@ -442,10 +393,10 @@ def _read_run(path: Path) -> tuple[list[Decision], list[dict[str, Any]]]:
 
 def _check_taken(decision: Decision, level: str) -> None:
     """What a level is taken for is in the log, and speaks for it."""
-    assert decision.after == level and decision.reason.startswith(f"{level}: actors ")
-    assert "times as fast as with fp32" in decision.reason and decision.reason.endswith(": taken")
-    assert all(isinstance(decision.figures[f"{name}/{level}"], float) for name in ("speed", "kl", "ess"))
-    assert float(str(decision.figures[f"speed_low/{level}"])) >= LEAST_GAIN
+    assert decision.after == level and decision.reason.startswith(f"{level}: ")
+    assert "times as many steps a second as fp32" in decision.reason and decision.reason.endswith(": taken")
+    speed, share = (float(str(decision.figures[name])) for name in ("speed", "share"))
+    assert speed * share >= 0.99 * LEAST_GAIN  # the log has six digits
 
 
 @pytest.mark.learning
@@ -470,8 +421,7 @@ def test_one_process_learns_with_whatever_level_the_tuner_takes(tmp_path: Path) 
     published = _level_after(decisions, summary.env_steps - 1)
     assert summary.scheme == load_run(tmp_path / "run").scheme == records[-1]["scheme"]
     assert summary.scheme in {published, "fp32"}  # it may end in a block of full precision
-    # What is told of a publication is of the policy that acts, beside which levels may travel to be timed.
-    assert len({record["policy_bytes"] for record in records if record["level"] == "fp32"}) == 1
+    assert len({record["policy_bytes"] for record in records if record["scheme"] == "fp32"}) == 1
 
 
 LIMIT_S = 500.0  # Far beyond what anything takes: only what never happens gets there.
@@ -557,25 +507,21 @@ def test_int8_is_taken_and_kept_where_actors_are_the_bottleneck(tmp_path: Path) 
 def test_nothing_is_compressed_where_the_environment_is_the_bottleneck(tmp_path: Path) -> None:
     laborious = ("--wrapper", "tests.environments.troubled:Laborious", "--network", "mlp:256x2")
     with TrainingRun(tmp_path, *ACTOR_BOUND, *laborious, "--compressor", "auto(fp32;int8)") as run:
-        held = _wait_for(run, lambda: _decision(run, "hold", "take"), "the levels are timed")
+        held = _wait_for(run, lambda: _decision(run, "hold", "take"), "int8 is tried")
         _stop(run)
     decisions, records = _read_run(run.path)
     assert {(d.kind, d.after) for d in decisions} == {("hold", "fp32")}
-    assert held.reason.endswith("times as fast as with fp32: fp32 kept")
+    assert held.reason.endswith(": fp32 kept")
     assert records[-1]["level"] == "fp32"
 
 
 @linux
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [(("--learners", "2"), "int8: actors "), (("--inference", "central"), "int8: not timed, as inference is central")],
-    ids=["several learners", "central inference"],
-)
-def test_levels_are_chosen_wherever_policies_run(tmp_path: Path, words: tuple[str, ...], reason: str) -> None:
+@pytest.mark.parametrize("words", [("--learners", "2"), ("--inference", "central")], ids=["learners", "central"])
+def test_levels_are_chosen_wherever_policies_run(tmp_path: Path, words: tuple[str, ...]) -> None:
     with TrainingRun(tmp_path, *ACTOR_BOUND, "--network", "mlp:16x1", *words, "--compressor", "auto") as run:
-        first = _wait_for(run, lambda: _decision(run, "hold", "take"), "a level is chosen")
+        first = _wait_for(run, lambda: _decision(run, "hold", "take"), "a level is tried")
         _wait_for(run, lambda: (run.records() or [{}])[-1].get("scheme", "").startswith(first.after), "it acts")
         _stop(run)
-    assert first.reason.startswith(reason)
+    assert first.reason.startswith("int8: ")
     _read_run(run.path)

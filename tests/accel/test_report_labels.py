@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from accel.errors import ReportError
-from accel.monitor.decisions import acting
 from accel.reports.plotting import wrapped
 from accel.reports.runs import LONGEST_LABEL, Run, group_runs, labels, relabelled
 from tests.accel.recorded_run import run_record
@@ -91,12 +90,3 @@ def test_long_labels_are_wrapped_not_cut() -> None:
     lines = wrapped(text, 24).splitlines()
     assert max(map(len, lines)) <= 24 and " ".join(lines) == text
     assert wrapped("", 24) == ""
-
-
-@pytest.mark.parametrize(
-    ("assignment", "text"),
-    [("fp32", "fp32"), ("fp32:64;int8:0", "fp32"), ("int8:6;fp32:2", "int8:6;fp32:2"), ("", ""),
-     ("prune(0.5)+int8:8;fp32:0;int8:0", "prune(0.5)+int8"), ("int8:4;fp32:4;fp16:0", "int8:4;fp32:4")],
-)  # fmt: skip
-def test_only_what_acts_is_named(assignment: str, text: str) -> None:
-    assert acting(assignment) == text

@@ -73,7 +73,7 @@ def test_a_run_that_goes_on_says_where_another_level_acts_now(tmp_path: Path) ->
     assert made[3:] == [(200, None, "resume", "a:2;b:2", "a"), (200, 1, "resume", "b", "a")]
     log.write(300, None, "try", "a", "b", "")
     log.go_on(300, "b")
-    log.write(400, None, "survey", "b", "b:8;a:0", "a is only timed")
+    log.write(400, None, "take", "b", "b", "b stays")
     log.go_on(400, "b")
     assert len(read_decisions(tmp_path)[0]) == 7, "nothing has changed"
 
