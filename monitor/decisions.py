@@ -3,7 +3,6 @@
 ``decisions.jsonl`` in the run's directory; each line holds
 
     unix_time_s  when          env_steps  valid steps learned from until then
-    actor        the actor concerned, or null for all of them
     kind         ``take`` or ``leave`` a level, ``keep`` it after comparisons, ``hold`` where none is taken; ``resume``
     from, to     the scheme before and after
     reason       a sentence
@@ -38,7 +37,6 @@ class Decision:
 
     unix_time_s: float
     env_steps: int
-    actor: int | None
     kind: str
     before: str
     after: str
@@ -48,19 +46,17 @@ class Decision:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Inverse of ``to_json``. Raises KeyError, TypeError, ValueError or OverflowError."""
-        actor = None if value["actor"] is None else int(value["actor"])
         kind, before, after, reason = (str(value[name]) for name in ("kind", "from", "to", "reason"))
         unix_time_s, env_steps = float(value["unix_time_s"]), int(value["env_steps"])
         if not math.isfinite(unix_time_s):
             raise ValueError(f"unix_time_s = {unix_time_s}")
-        return cls(unix_time_s, env_steps, actor, kind, before, after, reason, dict(value["figures"]))
+        return cls(unix_time_s, env_steps, kind, before, after, reason, dict(value["figures"]))
 
     def to_json(self) -> dict[str, object]:
         """The line's object; numbers that JSON lacks become text."""
         return {
             "unix_time_s": round(self.unix_time_s, 3),
             "env_steps": self.env_steps,
-            "actor": self.actor,
             "kind": self.kind,
             "from": self.before,
             "to": self.after,
@@ -81,7 +77,6 @@ class DecisionLog:
     def write(
         self,
         env_steps: int,
-        actor: int | None,
         kind: str,
         before: str,
         after: str,
@@ -89,7 +84,7 @@ class DecisionLog:
         figures: Mapping[str, Figure] | None = None,
     ) -> Decision:
         """Append one decision, stamped now. Where it cannot be written, a warning says so once."""
-        decision = Decision(self._clock(), env_steps, actor, kind, before, after, reason, figures or {})
+        decision = Decision(self._clock(), env_steps, kind, before, after, reason, figures or {})
         self._file.append((json.dumps(decision.to_json(), allow_nan=False, separators=(",", ":")) + "\n").encode())
         return decision
 
@@ -118,17 +113,14 @@ class DecisionLog:
             ) from error
 
     def go_on(self, env_steps: int, level: str) -> None:
-        """``forget_after``, and a line of kind ``resume`` for each actor that had another level than it begins with.
+        """``forget_after``, and a line of kind ``resume`` where actors had another level than they begin with.
 
         Raises: RecorderError: the log exists and cannot be read or truncated.
         """
         self.forget_after(env_steps)
-        acted: dict[int | None, str] = {}
-        for decision in read_decisions(self._path.parent)[0]:
-            acted = {None: decision.after} if decision.actor is None else {**acted, decision.actor: decision.after}
-        for actor, before in acted.items():
-            if before != level:
-                self.write(env_steps, actor, "resume", before, level, f"the run is resumed with {level}")
+        made, _ = read_decisions(self._path.parent)
+        if made and made[-1].after != level:
+            self.write(env_steps, "resume", made[-1].after, level, f"the run is resumed with {level}")
 
 
 def read_decisions(directory: Path) -> tuple[list[Decision], int]:

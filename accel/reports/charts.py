@@ -262,7 +262,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
 
 
 def decisions(analysis: Analysis) -> Figure | None:
-    """Which scheme each actor had when, a panel for each run; None when nothing was decided."""
+    """Which scheme acted when, a panel for each run; None when nothing was decided."""
     chosen = [run for run in analysis.runs if run.decisions][:MAX_TIME_LINES]
     if not chosen:
         return None
@@ -270,46 +270,24 @@ def decisions(analysis: Analysis) -> Figure | None:
     levels = list(dict.fromkeys(texts))
     y = Axis(limits=(-0.5, len(levels) - 0.3), ticks={float(i): level for i, level in enumerate(levels)})
     panels = [
-        Panel(
-            [
-                Line("", x, heights + 0.08 * (i % 5), colour=i, steps=True)
-                for i, (x, heights) in enumerate(steps_by_actor(run, levels))
-            ],
-            STEPS,
-            y,
-            run.name,
-            inches=0.4 + 0.26 * len(levels),
-        )
+        Panel([Line("", *time_line(run, levels), steps=True)], STEPS, y, run.name, inches=0.4 + 0.26 * len(levels))
         for run in chosen
     ]
     caption = (
-        f"{sum(len(run.decisions) for run in chosen)} decisions; a line for each actor shows what acted, a dot a "
-        "decision, including those without a change. Reasons are in the table."
+        f"{sum(len(run.decisions) for run in chosen)} decisions; the line shows what acted, a dot a decision, with "
+        "those without a change. Reasons are in the table."
     )
     alt = "; ".join(f"{run.name}: {len(run.decisions)} decisions, last {run.decisions[-1].after}" for run in chosen)
     return Figure("decisions", "Compression levels over time", panels, caption, f"{alt}.")
 
 
-def steps_by_actor(run: Run, levels: Sequence[str]) -> list[tuple[Floats, Floats]]:
-    """For each actor the environment steps and level indices of its time line.
-
-    A decision for all actors is one of each. Those for which no decision was made alone have one line together; there
-    is none where ``actors`` in the run's configuration leaves nobody.
-    """
-    actors = list(dict.fromkeys(decision.actor for decision in run.decisions))
-    alone, count = len({*actors} - {None}), run.config.get("actors")
-    if alone and not (isinstance(count, int) and count > alone):
-        actors = [actor for actor in actors if actor is not None]
+def time_line(run: Run, levels: Sequence[str]) -> tuple[Floats, Floats]:
+    """Environment steps, and indices of the levels that act from there on."""
+    first, last = run.decisions[0], run.decisions[-1]
     end = run.steps if math.isfinite(run.steps) else 0.0
-    drawn = []
-    for actor in actors:
-        made = [decision for decision in run.decisions if decision.actor in {actor, None}]
-        first, last = made[0], made[-1]
-        x = [0.0, *(float(d.env_steps) for d in made), max(end, float(last.env_steps))]
-        texts = [first.before or first.after, *(d.after for d in made), last.after]
-        y = [float(levels.index(text)) if text in levels else math.nan for text in texts]
-        drawn.append((np.array(x), np.array(y)))
-    return drawn
+    x = [0.0, *(float(d.env_steps) for d in run.decisions), max(end, float(last.env_steps))]
+    texts = [first.before or first.after, *(d.after for d in run.decisions), last.after]
+    return np.array(x), np.array([float(levels.index(text)) if text in levels else math.nan for text in texts])
 
 
 def _line(curve: Curve, colour: int, label: str, singly: bool = False, *, least: float = -math.inf) -> Line:

@@ -262,7 +262,6 @@ def decisions_table(analysis: Analysis) -> Table | None:
         (
             run.name,
             number(d.env_steps),
-            "all" if d.actor is None else str(d.actor),
             d.before or "–",
             d.after,
             d.kind,
@@ -271,7 +270,7 @@ def decisions_table(analysis: Analysis) -> Table | None:
         for run, d in made[-MAX_DECISIONS:]
     )
     hidden = f" The first {len(made) - MAX_DECISIONS} are omitted." if len(made) > MAX_DECISIONS else ""
-    columns = ("run", "env steps", "actor", "from", "to", "kind", "reason")
+    columns = ("run", "env steps", "from", "to", "kind", "reason")
     return Table(f"Decisions of the monitor.{hidden}", columns, rows)
 
 

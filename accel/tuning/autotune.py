@@ -318,7 +318,7 @@ class TunedSteering:
         """Log a decision with the figures of the level that it is about."""
         logger.log(logging.DEBUG if kind == self._last_kind == "hold" else logging.INFO, "compression: %s", reason)
         self._last_kind = kind
-        self._log.write(self._env_steps, None, kind, self.level, after, reason, self._figures(of))
+        self._log.write(self._env_steps, kind, self.level, after, reason, self._figures(of))
 
 
 def make_steering(

@@ -116,7 +116,6 @@ def write_run(
         {
             "unix_time_s": 1000.0 + i,
             "env_steps": int(steps * (i + 1) / (decisions + 1)),
-            "actor": i % 2,
             "kind": "better",
             "from": levels[i % 3],
             "to": levels[(i + 1) % 3],

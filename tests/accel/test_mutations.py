@@ -157,8 +157,8 @@ def a_run(folder: Path) -> Path:
             for step in (10, 20, 30):
                 recorder.record(step, {"return_mean": 1.5, "scheme": "int8"})
         log = DecisionLog(run, clock=lambda: 1.0)
-        log.write(10, None, "hold", "a", "b", "why", {"x": 1.0})
-        log.write(20, 1, "hold", "b", "a", "why")
+        log.write(10, "hold", "a", "b", "why", {"x": 1.0})
+        log.write(20, "hold", "b", "a", "why")
     return run
 
 

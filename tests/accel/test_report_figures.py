@@ -152,36 +152,15 @@ def test_few_runs_have_lines_of_their_own() -> None:
         assert ("thin lines are single seeds" in figure.caption) == singly
 
 
-SURVEY = Decision(1.0, 10, None, "survey", "fp32:8", "fp32:8;int8:0", "why")
-TRIAL = Decision(2.0, 20, 1, "trial", "fp32:8", "int8:8", "why")
-ACCEPT = [Decision(3.0, 30 + 10 * i, actor, "accept", "fp32:8", "int8:8", "why") for i, actor in enumerate((0, 2))]
-RELAX = Decision(4.0, 50, None, "relax", "int8:8", "fp32:8", "why")
-REJECT = Decision(4.0, 50, 1, "reject", "int8:8", "fp32:8", "why")
-ALL = ([0, 10, 100], [0, 0, 0])
-TRIED = ([0, 10, 20, 50, 100], [0, 0, 1, 0, 0])
-ZERO, TWO = ([0, 10, 30, 50, 100], [0, 0, 1, 0, 0]), ([0, 10, 40, 50, 100], [0, 0, 1, 0, 0])
-
-
-@pytest.mark.parametrize(
-    ("actors", "decisions", "lines"),
-    [
-        (3, [SURVEY, TRIAL, *ACCEPT, RELAX], [TRIED, ZERO, TWO]),
-        (None, [SURVEY, TRIAL, RELAX], [TRIED]),
-        (2, [SURVEY], [ALL]),
-        (2, [SURVEY, TRIAL, REJECT], [ALL, TRIED]),
-    ],
-    ids=["of all", "of one", "together", "one alone"],
-)
-def test_lines_of_decisions_by_actor(actors: int | None, decisions: Sequence[Decision], lines: object) -> None:
-    """Environment steps and levels (fp32 is 0, int8 is 1) of each line; a decision for all actors is one of each."""
-    made = run_record({"env_steps": [100.0]}, decisions=decisions, actors=actors)
-    assert [(list(x), list(y)) for x, y in charts.steps_by_actor(made, ["fp32", "int8"])] == lines
-
-
-def test_timing_a_level_is_no_change_of_level() -> None:
-    figure = charts.decisions(analyse([replace(run(), decisions=[SURVEY])], Choices()))
-    assert figure is not None and "1 decisions" in figure.caption
-    assert list(figure.panels[0].y.ticks.values()) == ["fp32"]
+def test_a_line_shows_what_acted_between_decisions() -> None:
+    """Environment steps, and levels: fp32 is 0, int8 is 1."""
+    decisions = [
+        Decision(1.0, 10, "hold", "fp32", "fp32", "why"),
+        Decision(2.0, 20, "take", "fp32", "int8", "why"),
+        Decision(4.0, 50, "leave", "int8", "fp32", "why"),
+    ]
+    x, y = charts.time_line(run_record({"env_steps": [100.0]}, decisions=decisions), ["fp32", "int8"])
+    assert (x.tolist(), y.tolist()) == ([0, 10, 20, 50, 100], [0, 0, 1, 0, 0])
 
 
 def pareto(rows: Sequence[Candidate], references: dict[str, float], bounds: dict[str, float]) -> Panel:

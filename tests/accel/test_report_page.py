@@ -66,7 +66,7 @@ def make_run(name: str, scheme: str, seed: int, speed: float, note: str = "fine"
     config = {"env": "Env-v1", "compressor": scheme, "seed": seed, "wrapper": [note], "total_env_steps": 30_000}
     config[f"option {note}"] = note
     machine = {"cpu": "CPU", "usable_cores": 2, "gpus": [], "commit": "abc", "command": ["accel", "train", note]}
-    decisions = [Decision(1.0, 5000 * (i + 1), i % 2, "better", "fp32", scheme, note, {}) for i in range(3)]
+    decisions = [Decision(1.0, 5000 * (i + 1), "better", "fp32", scheme, note, {}) for i in range(3)]
     return run_record(columns, name=name, machine=machine, summary=summary, decisions=decisions, notes=[note], **config)
 
 
