@@ -28,7 +28,7 @@ from accel.runs.live_evaluation import TIMEOUT_S, LiveEvaluation, ProcessEvaluat
 from accel.runs.summary import Summary
 from accel.transport.base import LearnerTransport
 from accel.tuning.mismatch_sampling import NoSampler
-from accel.tuning.steering import FixedSteering
+from accel.tuning.steering import Steering
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -228,7 +228,7 @@ def follow(
     learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect)
     transport.welcome(learner.agreement.to_json())
     learner.synchronise()
-    parts = (NoPublisher(), NoSampler(), FixedSteering(), Callback())
+    parts = (NoPublisher(), NoSampler(), Steering(), Callback())
     loop = Loop(learner, transport, actors, *parts, stop_requested=place.stop)
     transport.configure(learner.layout.nbytes)
     loop.publish()

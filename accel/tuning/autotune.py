@@ -39,7 +39,7 @@ from accel.publishing.publisher import Publisher
 from accel.transport.base import LearnerTransport
 from accel.tuning.choice import CompressionChoice
 from accel.tuning.mismatch_sampling import MismatchSampler, average
-from accel.tuning.steering import FixedSteering, Metrics, Steering
+from accel.tuning.steering import Metrics, Steering
 
 LOOK_S = 0.25
 PREPARE_S = 1.0
@@ -50,7 +50,8 @@ LEAST_POLICY_SHARE = 1.0 / 3.0
 BLOCK_SHARE, SHORTEST_BLOCK_S, LONGEST_BLOCK_S, BLOCK_BATCHES = 0.1, 2.0, 20.0, 4
 COST, CONTROL_SHARE = 0.04, 0.25
 WATCH_AFTER_S, WATCH_PAIRS, KEEP_PAIRS = 120.0, 24, 3
-AGAIN_S, LONGEST_AGAIN_S = 30.0, 3600.0
+AGAIN_S, DOUBLINGS = 30.0, 7
+"""Until a level that was not taken is tried again: at first, and how often that doubles."""
 _RECENT_UNROLLS, _ALARM_SAMPLES = 32, 4
 """An alarm has activation ranges checked, as new kinds of states leave them; one more is final, until so many samples
 have raised none."""
@@ -59,26 +60,7 @@ _POLICY = ACTOR_PHASES.index("policy")
 logger = logging.getLogger("accel")
 
 
-class DoublingDelay:
-    """Exponential back-off: each attempt doubles the delay before the next, ``first_s`` to ``longest_s``.
-
-    The first attempt is made at once.
-    """
-
-    def __init__(self, first_s: float, longest_s: float) -> None:
-        self._next_s, self._longest_s, self._ready_s = first_s, longest_s, -math.inf
-
-    def ready(self, time_s: float) -> bool:
-        """Whether the next attempt may be made now."""
-        return time_s >= self._ready_s
-
-    def attempt(self, time_s: float) -> None:
-        """Record an attempt now: a delay begins."""
-        self._ready_s = time_s + self._next_s
-        self._next_s = min(2.0 * self._next_s, self._longest_s)
-
-
-class TunedSteering:
+class TunedSteering(Steering):
     """One run under the tuner.
 
     Args:
@@ -115,7 +97,8 @@ class TunedSteering:
         self._env_steps, self._trained_s = 0, 0.0
         self._prepared = 1
         self._comparisons = {level: Comparison(level, self._full) for level in self.levels[1:]}
-        self._again = {level: DoublingDelay(AGAIN_S, LONGEST_AGAIN_S) for level in self.levels[1:]}
+        self._again_s = dict.fromkeys(self.levels, -math.inf)
+        self._rejections = dict.fromkeys(self.levels, 0)
         self._taken_s, self._taken_steps, self._control_s, self._kept_pairs = 0.0, 0, 0.0, 0
         self._recorder: BlockRecorder | None = None
         self._order: list[str] = []
@@ -187,7 +170,7 @@ class TunedSteering:
                 level
                 for level, comparison in self._comparisons.items()
                 if level != self.level and not comparison.is_final
-                if self._publisher.offers(level) and self._again[level].ready(now)
+                if self._publisher.offers(level) and now >= self._again_s[level]
             ),
             None,
         )
@@ -207,7 +190,8 @@ class TunedSteering:
 
     def _reject(self, now: float, level: str, clause: str) -> None:
         """Leave the level in use, or end another one's trial; either may be tried again later."""
-        self._again[level].attempt(now)
+        self._again_s[level] = now + AGAIN_S * 2.0 ** min(self._rejections[level], DOUBLINGS)
+        self._rejections[level] += 1
         if level == self.level:
             self._change(now, "leave", self._full, f"{level}: {clause}: left")
         else:
@@ -339,5 +323,5 @@ def make_steering(
     """
     levels = publisher.suitable(choice.levels) if len(choice.levels) > 1 else choice.levels
     if len(levels) == 1:
-        return FixedSteering()
+        return Steering()
     return TunedSteering(levels, config, publisher, transport, sampler, DecisionLog(run_path), clock=clock)
