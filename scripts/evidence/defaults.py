@@ -1,16 +1,15 @@
 #!/usr/bin/env python
-"""Trains ten environments with no other option than their name, and Stable-Baselines3's PPO with its own defaults.
+"""Trains ten environments with no other option than their name, and Stable-Baselines3's PPO with VecNormalize.
 
     python scripts/evidence/defaults.py
     python scripts/evidence/defaults.py --env Pendulum-v1 --system accel --seeds 1
 
 Then it trains every other environment of gymnasium's classic-control, toy-text, Box2D and MuJoCo families with one
-seed, beside random play. In the ten, both sides take the same number of environment steps. The score of a run is the
-mean return of 30 greedy episodes of its last policy. The gain is the score less that of uniformly random actions; the
-ratio of the gains is what the page is about.
-OUT/runs.json.gz has each run's returns, command and commit. A run that is there, made by the same default algorithm, is
-not made again: the command can be stopped and started. Needs stable-baselines3 for its side: pip install
-stable-baselines3.
+seed, beside random play. In the ten, both sides take the same environment steps in batches of the same size, and as
+many optimiser steps. The score of a run is the mean return of 30 greedy episodes of its last policy. The gain is the
+score less that of uniformly random actions; the page is about our gain by the mean of theirs.
+OUT/runs.json.gz has each run's returns, command and commit. A run that is there, made by the same command, is not made
+again: this can be stopped and started. Needs stable-baselines3 for its side: pip install stable-baselines3.
 """
 
 from __future__ import annotations
@@ -33,14 +32,18 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
 from accel.config.train import DEFAULT_ALGORITHM  # noqa: E402
+from accel.reports.aggregates import interquartile_mean, stratified_bootstrap  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
 from scripts.evidence.samples import arguments, read_samples, write_samples  # noqa: E402
 
 EPISODES = 30
-SEEDS = 3
+SEEDS = 10
 FIRST_SEED = 10_000  # of the episodes that count
 T_95 = 2.045  # Student's t, 29 degrees of freedom, or more
+SB3_ENVS = 8
+SB3: Mapping[str, Any] = {"n_steps": 256, "batch_size": 64, "n_epochs": 10}
+"""As many steps in a batch, and optimiser steps, as the default takes; all else is PPO's own default."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,14 @@ ZOO = "https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md"
 CASES: Mapping[str, Case] = {
     "CartPole-v1": Case(60_000, "500 at 100 k"),
     "Acrobot-v1": Case(100_000, "-73.5 at 1 M"),
-    "Pendulum-v1": Case(200_000, "-170 at 2 M (v0)"),
+    "Pendulum-v1": Case(100_000, "-170 at 2 M (v0)"),
     "MountainCarContinuous-v0": Case(60_000, "88.3 at 20 k"),
-    "LunarLander-v3": Case(300_000, "242 at 1 M (v2)"),
-    "BipedalWalker-v3": Case(300_000, "213 at 5 M"),
-    "InvertedDoublePendulum-v5": Case(200_000),
-    "Hopper-v5": Case(300_000),
-    "HalfCheetah-v5": Case(300_000),
-    "Walker2d-v5": Case(300_000),
+    "LunarLander-v3": Case(100_000, "242 at 1 M (v2)"),
+    "BipedalWalker-v3": Case(100_000, "213 at 5 M"),
+    "InvertedDoublePendulum-v5": Case(100_000),
+    "Hopper-v5": Case(100_000),
+    "HalfCheetah-v5": Case(100_000),
+    "Walker2d-v5": Case(100_000),
 }
 # Newest version each, steps of the one run. Images (CarRacing) get what minutes of a CPU allow, not what they need.
 OTHERS: Mapping[str, Case] = {
@@ -98,7 +101,7 @@ OTHERS: Mapping[str, Case] = {
     "Swimmer-v5": Case(100_000),
 }
 ALL = {**CASES, **OTHERS}
-Run = dict[str, object]
+Run = dict[str, Any]
 
 
 def main() -> int:
@@ -115,34 +118,42 @@ def main() -> int:
         print(json.dumps(made))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    for env in options.env or ALL:
-        for system in options.system or ("random", "sb3", "accel"):
-            if env in OTHERS and system == "sb3":
-                continue
-            for seed in range(1 if system == "random" or env in OTHERS else options.seeds):
-                _keep(options.out, system, env, seed)
+    for seed in range(options.seeds):
+        for env in options.env or ALL:
+            for system in options.system or ("random", "sb3", "accel"):
+                if (env in CASES or system != "sb3") and seed < _seeds(system, env, options.seeds):
+                    _keep(options.out, system, env, seed)
     print((options.out / "README.md").read_text())
     return 0
+
+
+def _seeds(system: str, env: str, seeds: int) -> int:
+    """How many runs a row has."""
+    return 1 if system == "random" or env in OTHERS else seeds
 
 
 def _keep(out: Path, system: str, env: str, seed: int) -> None:
     """Make one run in a process of its own and add it to the samples, whoever else adds to them."""
     samples = out / "runs.json.gz"
     key = f"{env}-{system}-s{seed}"
-    if _is_current(_read(samples).get(key)):
+    if _read(samples).get(key, {}).get("command") == _command(system, env, seed):
         return
     print(key, flush=True)
     command = [sys.executable, __file__, "--one", system, env, str(seed)]
-    made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
-    runs = _read(samples) | {key: json.loads(made)}
+    made = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+    runs = _read(samples) | {key: {"command": _command(system, env, seed), **made}}
     document = {"machine": describe_machine(read_machine()), "runs": dict(sorted(runs.items()))}
     write_samples(samples, document)
     write_atomically(out / "README.md", render(runs).encode())
 
 
-def _is_current(run: Run | None) -> bool:
-    """Whether a run is there, of the default algorithm if it is ours."""
-    return run is not None and run.get("algorithm", DEFAULT_ALGORITHM) == DEFAULT_ALGORITHM
+def _command(system: str, env: str, seed: int) -> str:
+    """What makes a run: one of another command is made again."""
+    if system == "random":
+        return f"uniform actions in {env}, {ALL[env].episodes} episodes"
+    if system == "accel":
+        return " ".join(["accel", *accel_arguments(env, seed)])
+    return f"PPO({json.dumps(SB3)}) in VecNormalize of {SB3_ENVS} {env}, {ALL[env].steps} steps, seed {seed}"
 
 
 def _read(samples: Path) -> dict[str, Run]:
@@ -157,14 +168,17 @@ def random_run(env: str, seed: int) -> Run:
 
 
 def train_sb3(env: str, seed: int) -> Run:
-    """Stable-Baselines3's PPO, MlpPolicy, nothing else set."""
+    """Stable-Baselines3's PPO as its users run it: observations and rewards normalised, eight environments."""
     import gymnasium
     import stable_baselines3
     import torch
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
     start = time.perf_counter()
-    model = stable_baselines3.PPO("MlpPolicy", env, seed=seed, device="cpu").learn(CASES[env].steps)
+    worlds = VecNormalize(make_vec_env(env, SB3_ENVS, seed=seed))
+    model = stable_baselines3.PPO("MlpPolicy", worlds, seed=seed, device="cpu", **SB3).learn(CASES[env].steps)
     seconds = time.perf_counter() - start
     world = gymnasium.make(env)
     returns = []
@@ -172,7 +186,7 @@ def train_sb3(env: str, seed: int) -> Run:
         observation, _ = world.reset(seed=FIRST_SEED + episode)
         total, over = 0.0, False
         while not over:
-            action, _ = model.predict(observation, deterministic=True)
+            action, _ = model.predict(worlds.normalize_obs(observation), deterministic=True)
             observation, reward, terminated, truncated, _ = world.step(action)
             total, over = total + float(reward), terminated or truncated
         returns.append(total)
@@ -181,66 +195,83 @@ def train_sb3(env: str, seed: int) -> Run:
         "training_return": mean(float(episode["r"]) for episode in model.ep_info_buffer or ()),
         "seconds": seconds,
         "env_steps": model.num_timesteps,
-        "command": f'PPO("MlpPolicy", "{env}", seed={seed}, device="cpu").learn({CASES[env].steps})',
         "version": f"stable-baselines3 {stable_baselines3.__version__}",
     }
 
 
+def accel_arguments(env: str, seed: int) -> list[str]:
+    """`accel train --env ID`: only the length and the seed are set, and an end of episodes that have none."""
+    arguments = ["train", "--env", env, "--total-env-steps", str(ALL[env].steps), "--seed", str(seed)]
+    return arguments + [
+        word for name, value in ALL[env].arguments().items() for word in ("--env-arg", f"{name}={value}")
+    ]
+
+
 def train_accel(env: str, seed: int) -> Run:
-    """`accel train --env ID`: only the length and the seed are set."""
+    """Train with the defaults; play the last policy greedily, and as it acts in training."""
     from accel import evaluate
 
-    arguments = ["train", "--env", env, "--total-env-steps", str(ALL[env].steps), "--seed", str(seed)]
-    for name, value in ALL[env].arguments().items():
-        arguments += ["--env-arg", f"{name}={value}"]
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(
-            [sys.executable, "-m", "accel", *arguments, "--results-dir", scratch, "--name", "run"],
+            [sys.executable, "-m", "accel", *accel_arguments(env, seed), "--results-dir", scratch, "--name", "run"],
             check=True, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(PROJECT)},
         )  # fmt: skip
         run = Path(scratch, "run")
         summary = json.loads((run / "summary.json").read_text())
-        result = evaluate(run, episodes=ALL[env].episodes, seed=FIRST_SEED)
+        greedy, sampled = (
+            evaluate(run, episodes=ALL[env].episodes, seed=FIRST_SEED, greedy=greedy) for greedy in (True, False)
+        )
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True)
     return {
         "algorithm": DEFAULT_ALGORITHM,
-        "returns": list(result.episodes.returns),
+        "returns": list(greedy.episodes.returns),
+        "sampled_returns": list(sampled.episodes.returns),
         "training_return": summary["return_mean"],
         "seconds": summary["training_s"],
         "env_steps": summary["env_steps"],
-        "command": " ".join(["accel", *arguments]),
         "commit": commit.stdout.strip(),
     }
 
 
 def render(runs: Mapping[str, Run]) -> str:
-    """The page: one row an environment, losses included."""
-    lines = [
-        "# Defaults, beside Stable-Baselines3's", "",
-        "`python scripts/evidence/defaults.py`; every return, command and commit is in `runs.json.gz`.",
-        '`accel train --env ID` and `PPO("MlpPolicy", ID)`, nothing tuned on either side, equal environment steps.',
-        f"Scores are means of {EPISODES} greedy episodes of the last policy, one for each seed. The ratio is our mean",
-        f"gain over random play by theirs. The last column is [rl-baselines3-zoo]({ZOO})'s PPO, tuned, at more",
-        "steps.", "",
-        "| environment | steps | random | Stable-Baselines3, by seed | accel, by seed | ratio of gains | tuned |",
-        "|---|---:|---:|---|---|---:|---|",
-    ]  # fmt: skip
+    """The page: the verdict over the ten, a row for each, then gymnasium's other environments; losses included."""
+    rows, sides = [], []
     for env, case in CASES.items():
         random, theirs, ours = (_scores(runs, env, system) for system in ("random", "sb3", "accel"))
-        ratio = "not complete"
+        ratio = "not run"
         if random and theirs and ours:
-            gain, baseline = mean(ours) - random[0], mean(theirs) - random[0]
-            ratio = f"{gain / baseline:.2f}" if baseline > 0 else f"{gain:+.0f} against {baseline:+.0f}"
-            if len(theirs) < SEEDS or len(ours) < SEEDS:
-                ratio += " (not complete)"
-        cells = [", ".join(f"{score:.4g}" for score in scores) for scores in (random, theirs, ours)]
-        lines.append(f"| {env} | {case.steps:,} | {' | '.join(cells)} | {ratio} | {case.published} |")
+            gains = [[score - random[0] for score in side] for side in (ours, theirs)]
+            sides.append(gains)
+            ratio = str(stratified_bootstrap(gains, lambda drawn: float(drawn[0].mean() / drawn[1].mean())))
+        sampled = [mean(run["sampled_returns"]) for run in _runs(runs, env, "accel")]
+        cells = [*map(_listed, (random, theirs, ours)), f"{mean(sampled):.4g}" if sampled else "", ratio]
+        rows.append(f"| {env} | {case.steps:,} | {' | '.join(cells)} | {case.published} |")
+    verdict = "No environment has runs of both sides."
+    if sides:
+        seeds = sorted({len(gains) for side in sides for gains in side})
+        verdict = (
+            f"**Interquartile mean of our gain by the mean of theirs, {len(sides)} environments, "
+            f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds a side: "
+            f"{stratified_bootstrap([gains for side in zip(*sides, strict=True) for gains in side], _ratios)}**"
+        )
+    lines = [
+        "# Defaults, beside Stable-Baselines3's PPO with VecNormalize", "",
+        "`python scripts/evidence/defaults.py`; every return, command and commit is in `runs.json.gz`.",
+        f"`accel train --env ID`, nothing set, beside `PPO(**{dict(SB3)})` on {SB3_ENVS} environments in",
+        "`VecNormalize` (observations and rewards): equal environment steps, batches and optimiser steps. The score of",
+        f"a run is the mean of {EPISODES} greedy episodes of its last policy, its gain the score less random play's.",
+        "Intervals are bootstrapped: both sides' seeds within each environment, at 95 % (rliable's definitions).", "",
+        verdict, "",
+        "| environment | steps | random | Stable-Baselines3: mean (by seed) | accel: mean (by seed) | accel, sampled "
+        "| ratio of gains | [zoo, tuned](" + ZOO + ") |",
+        "|---|---:|---:|---|---|---:|---|---|",
+        *rows,
+    ]  # fmt: skip
     lines += [
         "", "## gymnasium's other environments", "",
         "The same command, one seed: does the run end well, and is it better than random play? Intervals are",
         f"Student's t over {EPISODES} episodes ({OTHERS['Blackjack-v1'].episodes:,} of Blackjack), at 95 %: what one",
-        "run is worth, not what the algorithm is. Where an algorithm is named, it was the default when the run was",
-        "made.", "",
+        "run is worth, not what the algorithm is.", "",
         "| environment | steps | random | accel | better than random |",
         "|---|---:|---:|---:|---|",
     ]  # fmt: skip
@@ -248,14 +279,12 @@ def render(runs: Mapping[str, Run]) -> str:
         found = [runs.get(f"{env}-{system}-s0") for system in ("random", "accel")]
         cells, verdict = ["", ""], "not run"
         if all(found):
-            random, ours = ([float(value) for value in run["returns"]] for run in found if run)  # type: ignore[attr-defined]
+            random, ours = ([float(value) for value in run["returns"]] for run in found if run)
             cells = [f"{mean(scores):.4g} ± {_half_width(scores):.2g}" for scores in (random, ours)]
             gain, margin = mean(ours) - mean(random), math.hypot(_half_width(ours), _half_width(random))
             verdict = "yes" if gain > margin else "**no**" if gain < -margin else "not shown"
             if verdict != "yes" and case.hard:
                 verdict += f"; hard: {case.hard}"
-            if not _is_current(found[1]):
-                verdict += f" ({found[1]['algorithm']})"  # type: ignore[index]
         lines.append(f"| {env} | {case.steps:,} | {' | '.join(cells)} | {verdict} |")
     return "\n".join([*lines, ""])
 
@@ -265,10 +294,28 @@ def _half_width(samples: Sequence[float]) -> float:
     return T_95 * stdev(samples) / math.sqrt(len(samples))
 
 
+def _runs(runs: Mapping[str, Run], env: str, system: str) -> list[Run]:
+    """An environment's runs that today's command made, by seed."""
+    found = [(seed, runs.get(f"{env}-{system}-s{seed}")) for seed in range(SEEDS)]
+    return [run for seed, run in found if run is not None and run["command"] == _command(system, env, seed)]
+
+
 def _scores(runs: Mapping[str, Run], env: str, system: str) -> list[float]:
-    """Mean return of each seed's run."""
-    found = [runs.get(f"{env}-{system}-s{seed}") for seed in range(100)]
-    return [mean(run["returns"]) for run in found if run is not None and _is_current(run)]  # type: ignore[arg-type]
+    return [mean(run["returns"]) for run in _runs(runs, env, system)]
+
+
+def _ratios(drawn: Sequence[Any]) -> float:
+    """Interquartile mean of one side's gains by the mean gains of the other, whose environments follow."""
+    half = len(drawn) // 2
+    return interquartile_mean([ours / theirs.mean() for ours, theirs in zip(drawn[:half], drawn[half:], strict=True)])
+
+
+def _listed(scores: Sequence[float]) -> str:
+    """``412 (500 324)``: the mean, and what each seed reached."""
+    if not scores:
+        return ""
+    by_seed = f" ({' '.join(f'{score:.4g}' for score in scores)})" if len(scores) > 1 else ""
+    return f"{mean(scores):.4g}{by_seed}"
 
 
 if __name__ == "__main__":
