@@ -60,9 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after ``accel``; None: this process's own, which ends then.
     """
-    for name in ("stdout", "stderr"):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # It was closed, and the next file that is opened would take its place.
-            setattr(sys, name, open(os.devnull, "w"))
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
     with suppress(RuntimeError):  # Some system users have none, which Open MPI does not start without.
         os.environ.setdefault("HOME", str(Path.home()))
     argv = list(sys.argv[1:] if arguments is None else arguments)

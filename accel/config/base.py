@@ -12,6 +12,12 @@ from pydantic.fields import FieldInfo
 
 Count = Annotated[int, Field(ge=1)]
 EnvValue = str | int | float | bool
+PLAIN_NAME = "a plain directory name: printable, of 200 bytes at most, without '/'"
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether it is as ``PLAIN_NAME`` says."""
+    return name.isprintable() and 0 < len(name.encode()) <= 200 and "/" not in name and name not in {".", ".."}
 
 
 def at_most(limit: int, reason: str) -> AfterValidator:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from accel.config.base import Clip, Clips, Count, EnvValue, Options, at_most, parse_pair
+from accel.config.base import PLAIN_NAME, Clip, Clips, Count, EnvValue, Options, at_most, is_plain_name, parse_pair
 
 
 class EnvironmentConfig(Options):
@@ -268,6 +268,6 @@ class RunConfig(Options):
     @field_validator("name")
     @classmethod
     def _plain_name(cls, value: str | None) -> str | None:
-        if value is not None and (not value or value in {".", ".."} or "/" in value or "\0" in value):
-            raise ValueError("must be a plain directory name, without '/'")
+        if value is not None and not is_plain_name(value):
+            raise ValueError(f"must be {PLAIN_NAME}")
         return value

@@ -91,8 +91,11 @@ def _check_actors(config: TrainConfig) -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < files:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         if hard != resource.RLIM_INFINITY and hard < files:
-            most = max((hard - _OWN_FILES) // _ACTORS_FILES, 1)
-            raise ConfigError(f"actors = {acting.actors} need {files} open files (ulimit -n): give --actors {most}")
+            most = max((hard - _OWN_FILES) // _ACTORS_FILES, 0)
+            raise ConfigError(
+                f"actors = {acting.actors} need {files} open files, and {hard} are allowed (ulimit -n): raise that, or "
+                f"give --actors {most}"
+            )
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     if acting.actors > fitting:
         most = max(int(_SURE * fitting), 1)

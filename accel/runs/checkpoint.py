@@ -221,6 +221,8 @@ def load_generators(packed: Mapping[str, Tree], **generators: np.random.Generato
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     try:
+        if not path.is_file() and path.exists():
+            raise CheckpointError(f"{path} is no regular file, and so no checkpoint")
         size, free = path.stat().st_size, available_memory_bytes()
         if 2 * size > free:  # the file's pages, and the tensors
             raise CheckpointError(f"{path} has {size:,} bytes: too much for the {free:,} bytes of memory that are free")

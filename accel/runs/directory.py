@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import tomlkit
 
 from accel.config import did_you_mean
+from accel.config.base import PLAIN_NAME, is_plain_name
 from accel.config.files import FORMAT_VERSION, VERSION_KEY, read_options
 from accel.errors import CheckpointError, RunDirectoryError
 from accel.monitor.line_file import read_lines
@@ -88,10 +89,8 @@ class RunDirectory:
         Raises:
             RunDirectoryError: it exists already, ``name`` is not a plain directory name, or ``root`` cannot be written.
         """
-        if not name or name in {".", ".."} or "/" in name or "\0" in name:
-            raise RunDirectoryError(
-                f"run name {name!r} is not a plain directory name: leave out '/', or choose another"
-            )
+        if not is_plain_name(name):
+            raise RunDirectoryError(f"run name {name!r} is not {PLAIN_NAME}")
         path = Path(os.path.abspath(root)) / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,10 +103,11 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path} exists already: go on with it by --resume {path}, or choose another --name"
             ) from None
-        except OSError as error:
+        except (OSError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "its path is too long"
             raise RunDirectoryError(
-                f"cannot make {path}: {error.strerror}; choose another --results-dir that you may write to"
-            ) from error
+                f"cannot make {path}: {reason}; choose another --results-dir that you may write to"
+            ) from None
         return cls(path, _lock(path))
 
     @classmethod

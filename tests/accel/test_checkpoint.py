@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import subprocess
 import sys
 import textwrap
@@ -316,6 +317,12 @@ def test_saving_again_at_the_same_step_replaces(tmp_path: Path) -> None:
     store.save(state(5, restart=1))
     assert store.load_latest().counters["restart"] == 1
     assert len(store.paths()) == 1
+
+
+def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "step-000000000001.safetensors")
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        load_checkpoint(path)
 
 
 def test_a_damaged_newest_checkpoint_names_the_one_before(tmp_path: Path) -> None:

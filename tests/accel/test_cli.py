@@ -31,6 +31,16 @@ def accel(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("streams", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_run_needs_no_standard_streams(streams: str, tmp_path: Path) -> None:
+    """Its actor's process inherits what stands in their place."""
+    small = "--network mlp:8x1 --unroll-length 16 --envs-per-actor 2 --calibration-size 64 --total-env-steps 300"
+    words = f"-m accel train --env CartPole-v1 --actors 1 {small} --results-dir {tmp_path} --name run {streams}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(["sh", "-c", f"exec {sys.executable} {words}"], env=environment).returncode == 0
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
 def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["--help"]) == 0

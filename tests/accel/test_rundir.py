@@ -71,7 +71,7 @@ def test_an_existing_run_is_never_overwritten(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path, "empty")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", "a\nb", "a\x1b[2J", "\udcff", "x" * 201, "ä" * 101])
 def test_names_that_are_no_directory_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunDirectoryError, match="plain directory name"):
         RunDirectory.create(tmp_path, name)
@@ -86,6 +86,9 @@ def test_a_results_directory_that_cannot_be_written_is_a_clear_error(tmp_path: P
         RunDirectory.create(tmp_path / "file" / "below", "run")
     with pytest.raises(RunDirectoryError, match="choose another --results-dir"):
         RunDirectory.create(Path("/proc/accel-results"), "run")
+    for long in ("x" * 300, "x/" * 1500):
+        with pytest.raises(RunDirectoryError, match=r"too long; choose another --results-dir"):
+            RunDirectory.create(tmp_path / long, "run")
 
 
 def test_a_directory_without_permission_is_a_clear_error() -> None:
