@@ -26,7 +26,6 @@ RATIOS = (0.1, 10.0)
 MAX_SINGLE = 12
 """Runs of which each has a line of its own; those of more would hide their means."""
 MAX_TIME_LINES = 4
-PROFILE_POINTS = 101
 KL_FLOOR = 1e-6
 """Nats. Less than that is what rounding makes of equal policies."""
 _FACTORS = re.compile(r"^(staleness|compression|total)_(ess|kl)(?:/(.+))?$")
@@ -138,12 +137,12 @@ def final_returns(analysis: Analysis) -> Figure | None:
 
 def profile(scores: Mapping[str, Sequence[Floats]], axis: Axis, alt: str, reference: Reference | None = None) -> Figure:
     """The share of each configuration's runs above each score, averaged over its environments."""
-    everything = np.concatenate([task for tasks in scores.values() for task in tasks])
-    grid = np.linspace(min(0.0, float(everything.min())), float(everything.max()), PROFILE_POINTS)
-    marks: list[Mark] = [
-        Line(label, grid, performance_profile(tasks, grid), colour=i, steps=True)
-        for i, (label, tasks) in enumerate(scores.items())
-    ]
+    own = {label: np.unique(np.concatenate([*tasks])) for label, tasks in scores.items()}
+    ends = min(0.0, *(float(values[0]) for values in own.values())), max(float(values[-1]) for values in own.values())
+    marks: list[Mark] = []
+    for i, (label, tasks) in enumerate(scores.items()):
+        x = np.array([ends[0], *own[label], ends[1]])
+        marks.append(Line(label, x, performance_profile(tasks, x), colour=i, steps=True))
     panel = Panel([*marks, *([] if reference is None else [reference])], axis, Axis("share of runs above"))
     caption = "The share of runs that score above each value; a curve above another is better there."
     return Figure("profile", "Performance profile", [panel], caption, alt)
