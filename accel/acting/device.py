@@ -46,7 +46,8 @@ class DeviceActor:
     """
 
     def __init__(self, config: ActorConfig, transport: ActorTransport, device: torch.device) -> None:
-        self._config, self._device, self._activity = config, device, transport.activity
+        self._config, self._device = config, device
+        self._transport, self._activity = transport, transport.activity
         seeds = np.random.SeedSequence([config.seed, 0, config.restart]).generate_state(2)
         request = EnvRequest(
             config.tasks[0], config.envs_per_actor, config.env_args, (), int(seeds[0]), config.squash_actions
@@ -64,6 +65,7 @@ class DeviceActor:
 
     def start(self) -> None:
         """Reset the environments."""
+        self._transport.report({"runtime": "torch on the device"})
         before = self._activity.enter(PREPARING)
         self._observations = self.environment.reset(self._seed)
         self._returns = torch.zeros(self._config.envs_per_actor, device=self._device)

@@ -154,7 +154,8 @@ class GradientAlgorithm:
             return
         observations = torch.as_tensor(unroll["observations"][:-1])
         valid = torch.as_tensor(unroll["valid"][: len(observations)])
-        normaliser.collect(to_device(observations[valid], self.device))
+        all_count = unroll.valid_steps == valid.numel()
+        normaliser.collect(to_device(observations.flatten(0, 1) if all_count else observations[valid], self.device))
 
     def share_statistics(self) -> None:
         """Make what all learners observed since the last time part of every learner's normaliser.

@@ -150,7 +150,7 @@ class Loop:
                 self.publisher.after_update()
                 self._timer.mark("compress")
             self._steer()
-            if iteration.publishes or (sample is not None and self.schedule.publishes(self._counts())):
+            if iteration.publishes or (sample is not None and self._publishes()):
                 self.publish()
             self._keep_records()
         if self._stop_requested() is not None:
@@ -233,6 +233,11 @@ class Loop:
                 self.publisher.after_update()
             self._timer.mark("compress")
         return iteration
+
+    def _publishes(self) -> bool:
+        """Whether the schedule wants the policy published, and there is somebody to read it."""
+        is_read = not self._learner.on_device or self.published is not None
+        return is_read and self.schedule.publishes(self._counts())
 
     def _counts(self) -> Counts:
         return Counts(self.counters.env_steps, self.counters.updates, self.store.available)

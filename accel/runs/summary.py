@@ -194,7 +194,7 @@ class Summary:
         no_gain = self.comparison is not None and self.comparison.fp32_us < 1.05 * self.comparison.policy_us
         if no_gain or (tuned and self.scheme == "fp32"):
             lines.append("accel bench policy --network mlp:512x3    (where compression pays)")
-        elif self.scheme == "fp32":
+        elif self.scheme == "fp32" and "device" not in self.actor_runtime:
             lines.append("accel train --compressor auto ...    (whether compression pays)")
         about = "a page about the run and why each level was chosen" if tuned else "a page about the run"
         lines.append(f"accel report {path}    ({about}; needs accel-rl[report])")

@@ -303,11 +303,17 @@ def test_a_run_is_like_any_other(algorithm: str, env: str, tmp_path: Path) -> No
 
 
 @pytest.mark.learning
-def test_cartpole_is_learned_with_the_defaults(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("env", "steps", "target"),
+    [(CARTPOLE, 1_000_000, 475.0), pytest.param(PENDULUM, 4_000_000, -250.0, marks=pytest.mark.long)],
+)
+def test_it_is_learned_with_the_defaults(env: str, steps: int, target: float, tmp_path: Path) -> None:
+    """With a quarter of the environments, to be done in seconds."""
     summary = accel.train(
         TrainConfig(
-            env=CARTPOLE, backend="device", total_env_steps=4_000_000, stop_at_return=475.0, results_dir=tmp_path,
-            device="cpu", learner_threads=1,
+            env=env, backend="device", envs_per_actor=1024, total_env_steps=steps, stop_at_return=target,
+            results_dir=tmp_path, device="cpu", learner_threads=1,
         )
     )  # fmt: skip
-    assert summary.return_mean is not None and summary.return_mean >= 475.0
+    assert summary.return_mean is not None and summary.return_mean >= target
+    assert "fp32 on torch on the device" in summary.text() and "--compressor" not in summary.text()
