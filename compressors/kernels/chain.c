@@ -17,8 +17,16 @@
 /* in chain.py's order; COPY takes the whole of a value, or none of it where only its activation or codes are to be made */
 enum {
   FLOATS_PRODUCT, CODES_PRODUCT, WIDE_PRODUCT, NORM, SUM, DIFFERENCE, PRODUCT, QUOTIENT, COPY, DECODE, SPLIT, INPUT,
-  CONSTANT
+  CONSTANT, CONVOLUTION
 };
+
+/* Where a convolution's window lies in an image of codes, channels last. */
+typedef struct {
+  int32_t rows, columns; /* of positions */
+  int32_t lines, line;   /* of a window, and the codes of one */
+  int32_t pitch;         /* codes of an image's line */
+  int32_t down, right;   /* codes from one position to the next */
+} Window;
 
 typedef struct {
   int32_t kind, activation, quantises;
@@ -32,6 +40,7 @@ typedef struct {
   float epsilon;          /* of the norm */
   float step;             /* of the codes made, of a DECODE of those read, of a SPLIT of the low bytes */
   int32_t zero;
+  Window window; /* of a convolution, whose inputs and outputs are those of a position */
 } Step;
 
 /* A value that is handed out: its first column, and how many. */
@@ -41,6 +50,7 @@ typedef struct {
 
 typedef struct {
   int32_t steps, features, inputs, results, stride;
+  int32_t channels; /* of observations that are images of bytes, channels first; else 0 */
   const float *mean, *factor; /* [features] */
   float least, greatest;      /* of the observations, normalised */
   int32_t quantises;          /* whether there are codes of them too */
@@ -50,7 +60,31 @@ typedef struct {
   const Result *made;
   float *floats;  /* [rows, stride]; observations first */
   uint8_t *codes; /* [2, rows, stride]: codes, or high bytes, and then low bytes */
+  uint8_t *windows; /* of one image */
 } Chain;
+
+/* What products read and make: rows of floats or codes, the latter with their low bytes. */
+typedef struct {
+  const float *floats;
+  const uint8_t *codes, *low;
+  long stride, pitch; /* of what is read, and of what is made */
+  float *made;
+} Rows;
+
+/* Images of bytes with their channels last. */
+static void channels_last(const uint8_t *from, long positions, int channels, uint8_t *to) {
+  for (int c = 0; c < channels; c++)
+    for (long i = 0; i < positions; i++) to[i * channels + c] = from[c * positions + i];
+}
+
+/* The window of each position, one behind the other. */
+static void unfold(const Step *step, const uint8_t *image, uint8_t *to) {
+  const Window *of = &step->window;
+  for (int row = 0; row < of->rows; row++, image += of->down)
+    for (int column = 0; column < of->columns; column++, to += step->inputs)
+      for (int i = 0; i < of->lines; i++)
+        memcpy(to + (long)i * of->line, image + (long)column * of->right + (long)i * of->pitch, of->line);
+}
 
 /* Least and greatest code of a number less the zero point, as floats: sums beyond 32 bits saturate too. */
 #define LEAST(zero) SET((float)-(zero))

@@ -21,7 +21,7 @@ import numpy as np
 
 from accel.compressors.arrays import Array
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
-from accel.compressors.kernels.graph import Graph, Node, Value, read_graph
+from accel.compressors.kernels.graph import Attribute, Graph, Node, Value, read_graph
 from accel.compressors.kernels.library import Kernels, kernels_here, why_none
 from accel.compressors.quantisation.affine import GREATEST_HIGH, LOW_CODES, LOW_ZERO
 
@@ -45,12 +45,13 @@ _OTHER_OPERATORS = {*_ACTIVATIONS, "Flatten", "Cast", "Erf"}
 # in the order of chain.c
 _KINDS = (
     "floats", "codes", "wide", "norm", "sum", "difference", "product", "quotient", "copy", "decode", "split", "input",
-    "constant",
+    "constant", "convolution",
 )  # fmt: skip
 _BINARY = {"Add": "sum", "Sub": "difference", "Mul": "product", "Div": "quotient"}
 _ALIGNMENT = 64
+_MOST_BYTES = 2**26  # of a row, and of an image's windows
 _SIGNED_TO_UNSIGNED = 128
-_FLOAT_TYPE = 1  # of ONNX
+_FLOAT_TYPE, _BYTE_TYPE = 1, 2  # of ONNX
 _LAST_AXIS = (1, -1, 2**64 - 1)  # of two; negative numbers are read as they are written
 _DOMAINS = dict.fromkeys(("FusedGemm", "QGemm", "QLinearAdd"), "com.microsoft")
 _SAME_OPERATOR = {"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}, "QGemm": {"alpha": 1.0, "transA": 0}}
@@ -86,7 +87,7 @@ class Step:
     Attributes:
         kind: of ``_KINDS``; ``join``: the values read, one behind the other; ``part``: of the value read, no copy;
             ``split``: the value read as two bytes, ``wide``: a product of such; ``input``: another than observations;
-            ``constant``: a row as wide as the value read.
+            ``constant``: a row as wide as the value read; ``convolution``: of codes to codes.
         reads: the values read; 0 is the observations, n what the step n - 1 makes.
         weight: of a product [outputs, inputs] where ``transposed``, else [inputs, outputs]; of a norm; a constant; a
             part's widths, or its first column where ``bias`` is the one behind its last.
@@ -97,6 +98,7 @@ class Step:
         writes: codes of what the step makes, beside its floats.
         rescales: whether sums become codes by one factor, without floats in between.
         parts, part: into how many parts the value read is cut, and which this is; of an input its index.
+        window: height and width of a convolution's window, and its strides.
     """
 
     kind: str
@@ -113,6 +115,7 @@ class Step:
     rescales: bool = False
     parts: int = 1
     part: int = 0
+    window: tuple[int, ...] = ()
     low: CodeNames | None = None
 
 
@@ -141,7 +144,8 @@ class _Reader:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._input = graph.inputs[0].name if graph.inputs else ""
-        self._is_flat = bool(graph.inputs) and len(graph.inputs[0].shape) == 2
+        self._is_image = bool(graph.inputs) and _is_image(graph.inputs[0])
+        self._is_flat = self._is_image or (bool(graph.inputs) and len(graph.inputs[0].shape) == 2)
         self._values = {value.name: index for index, value in enumerate(graph.inputs)}
         self._coded: dict[str, tuple[int, CodeNames]] = {}
         self._split: dict[tuple[str, str], Step] = {}
@@ -152,6 +156,7 @@ class _Reader:
         self._rules: dict[str, Callable[[Node], None]] = {
             "Gemm": self._floats, "FusedGemm": self._floats, "QGemm": self._integers, "QuantizeLinear": self._quantise,
             "DequantizeLinear": self._decode, "QLinearAdd": self._add_codes, "LayerNormalization": self._norm,
+            "QLinearConv": self._convolve, "Flatten": self._flatten,
             "Concat": self._join, "Split": self._cut, "Slice": self._slice, **dict.fromkeys(_BINARY, self._combine),
         }  # fmt: skip
 
@@ -165,6 +170,8 @@ class _Reader:
             )
         if not self._graph.inputs or any(len(value.shape) != 2 for value in self._graph.inputs[1:]):
             raise _UnsuitedError("it has inputs beside the observations that are no rows of numbers")
+        if self._is_image:  # it is read as codes alone
+            del self._values[self._input]
         while nodes:
             operator = nodes[0].operator
             try:
@@ -207,7 +214,12 @@ class _Reader:
         """Whether a node is of the normaliser, which comes first."""
         chain, others = self._chain, node.inputs[1:]
         begins = node.inputs[0] == self._input and chain.codes is None and len(node.outputs) == 1
-        if not begins or any(0 in step.reads for step in self._steps) or not all(map(self._is_fixed, others)):
+        if (
+            not begins
+            or self._is_image
+            or any(0 in step.reads for step in self._steps)
+            or not all(map(self._is_fixed, others))
+        ):
             return False
         if node.operator == "Flatten" and node.attributes in ({}, {"axis": 1}):
             self._is_flat = True
@@ -252,6 +264,29 @@ class _Reader:
         else:
             value = self._emit(Step("copy", (value,), writes=codes))
         self._coded[node.outputs[0]] = value, codes
+
+    def _convolve(self, node: Node) -> None:
+        attributes = dict(node.attributes)
+        plain = {"dilations": (1, 1), "group": 1, "pads": (0, 0, 0, 0), "auto_pad": "NOTSET"}
+        sizes = attributes.pop("kernel_shape", None), attributes.pop("strides", (1, 1))
+        names = (*node.inputs, "")[:9]
+        if len(names) < 9 or not all(map(self._is_fixed, names[1:8])):
+            raise _UnsuitedError
+        if any(plain.get(name) != value for name, value in attributes.items()):
+            raise _UnsuitedError
+        if self._is_image and names[0] == self._input and self._chain.codes in (None, CodeNames(*names[1:3])):
+            self._chain = replace(self._chain, codes=CodeNames(*names[1:3]))
+            self._coded[names[0]] = 0, CodeNames(*names[1:3])
+        value, reads = self._code_names(*names[:3])
+        window = tuple(size for pair in sizes if isinstance(pair, tuple) for size in pair)
+        step = Step("convolution", (value,), names[3], True, self._optional(names[8]), reads, names[4], names[5])
+        made = CodeNames(names[6], names[7])
+        self._coded[node.outputs[0]] = self._emit(replace(step, writes=made, rescales=True, window=window)), made
+
+    def _flatten(self, node: Node) -> None:
+        if node.inputs[0] not in self._coded or node.attributes != {"axis": 1}:
+            raise _UnsuitedError
+        self._coded[node.outputs[0]] = self._coded[node.inputs[0]]
 
     def _decode(self, node: Node) -> None:
         if len(node.inputs) != 3 or node.attributes:
@@ -438,7 +473,7 @@ class _Reader:
         self._emit(step, total.outputs[0])
         return 3
 
-    def _plain(self, node: Node, operator: str) -> dict[str, float | int | str | None]:
+    def _plain(self, node: Node, operator: str) -> dict[str, Attribute]:
         """The node's attributes, but those that must have and do have the values that make it a plain product."""
         attributes = dict(node.attributes)
         if any(attributes.pop(name, value) != value for name, value in _SAME_OPERATOR[operator].items()):
@@ -454,13 +489,17 @@ class _Reader:
         return bool(name) and name in self._graph.places
 
 
+class _CWindow(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("rows", "columns", "lines", "line", "pitch", "down", "right"))
+
+
 class _CStep(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_int32), ("activation", ctypes.c_int32), ("quantises", ctypes.c_int32),
         ("source", ctypes.c_int32), ("other", ctypes.c_int32), ("target", ctypes.c_int32), ("inputs", ctypes.c_int32),
         ("outputs", ctypes.c_int32), ("weights", ctypes.c_void_p), ("bias", ctypes.c_void_p),
         ("scale", ctypes.c_void_p), ("alpha", ctypes.c_float), ("beta", ctypes.c_float), ("epsilon", ctypes.c_float),
-        ("step", ctypes.c_float), ("zero", ctypes.c_int32),
+        ("step", ctypes.c_float), ("zero", ctypes.c_int32), ("window", _CWindow),
     )  # fmt: skip
 
 
@@ -471,11 +510,11 @@ class _CResult(ctypes.Structure):
 class _CChain(ctypes.Structure):
     _fields_ = (
         ("steps", ctypes.c_int32), ("features", ctypes.c_int32), ("inputs", ctypes.c_int32),
-        ("results", ctypes.c_int32), ("stride", ctypes.c_int32), ("mean", ctypes.c_void_p),
-        ("factor", ctypes.c_void_p), ("least", ctypes.c_float), ("greatest", ctypes.c_float),
+        ("results", ctypes.c_int32), ("stride", ctypes.c_int32), ("channels", ctypes.c_int32),
+        ("mean", ctypes.c_void_p), ("factor", ctypes.c_void_p), ("least", ctypes.c_float), ("greatest", ctypes.c_float),
         ("quantises", ctypes.c_int32), ("step", ctypes.c_float), ("zero", ctypes.c_int32),
         ("each", ctypes.POINTER(_CStep)), ("made", ctypes.POINTER(_CResult)),
-        ("floats", ctypes.c_void_p), ("codes", ctypes.c_void_p),
+        ("floats", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("windows", ctypes.c_void_p),
     )  # fmt: skip
     kept: tuple[object, ...] = ()
     """What its pointers point to, alive as long as it is."""
@@ -584,6 +623,13 @@ class ChainKernel:
         self._features = prod(cast("tuple[int, ...]", source.shape[1:]))
         self._shapes = [value.with_batch(1)[1:] for value in (*artifact.inputs, *artifact.outputs)]
         self._widths = [self._features]
+        # of values that are images, channels last: height, width, channels, and the columns of a position
+        self._images: list[tuple[int, int, int, int] | None] = [None]
+        if _is_image(graph.inputs[0]):
+            channels, height, width = self._shapes[0]
+            self._images = [(height, width, channels, channels)]
+        self._types = [np.dtype(spec.dtype) for spec in (*artifact.inputs, *artifact.outputs)]
+        self._window_bytes = 0
         self._columns = _Columns(2 * self._lanes)
         self._places = [self._columns.take(self._features)]
         made: list[_CStep] = []
@@ -591,6 +637,8 @@ class ChainKernel:
             made += self._part(step) if step.kind == "part" else self._make(step)
             for value in ends:
                 self._columns.give_back(*self._places[value])
+        if max(self._columns.total, self._window_bytes) > _MOST_BYTES:
+            raise _UnsuitedError("it takes more memory than the compiled kernels do")
         self._steps = (_CStep * len(made))(*made)
         if [(self._widths[value],) for value in chain.results] != self._shapes[len(artifact.inputs) :]:
             raise _UnsuitedError
@@ -610,16 +658,18 @@ class ChainKernel:
             ValueError: another shape or type.
         """
         rows = len(arrays[0])
-        plain = all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays)
+        plain = all(array.flags.c_contiguous for array in arrays) and [a.dtype for a in arrays] == self._types
         if not plain or [array.shape for array in arrays] != [(rows, *shape) for shape in self._shapes]:
+            types = " and ".join(dict.fromkeys(map(str, self._types)))
             given = " and ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
-            raise ValueError(f"{given} are not rows of {self._shapes} as contiguous float32")
+            raise ValueError(f"{given} are not rows of {self._shapes} as contiguous {types}")
+        windows = self._zeros(self._window_bytes, np.uint8)
         floats, codes = self._zeros(rows * self._stride, np.float32), self._zeros(2 * rows * self._stride, np.uint8)
         chain = _CChain.from_buffer_copy(self._observed)
-        chain.floats, chain.codes = floats.ctypes.data, codes.ctypes.data
+        chain.floats, chain.codes, chain.windows = floats.ctypes.data, codes.ctypes.data, windows.ctypes.data
         function = getattr(self._library, f"run_{self._kernels.suffix}")
         pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-        chain.kept = (self, arrays, floats, codes)
+        chain.kept = (self, arrays, floats, codes, windows)
         return partial(function, ctypes.byref(chain), ctypes.c_int(rows), pointers)
 
     def _observe(self, chain: _CChain, shape: tuple[int | None, ...]) -> None:
@@ -637,6 +687,7 @@ class ChainKernel:
             bounds = float(self._scalar(low, np.float32)), float(self._scalar(high, np.float32))
             least, greatest = (min(max(edge, bounds[0]), bounds[1]) for edge in (least, greatest))
         chain.mean, chain.factor, chain.least, chain.greatest = self._keep(mean), self._keep(factor), least, greatest
+        chain.channels = 0 if self._images[0] is None else self._images[0][2]
         chain.quantises = self._chain.codes is not None
         chain.step, chain.zero = self._step(self._chain.codes)
         chain.steps, chain.features, chain.stride = len(self._steps), self._features, self._stride
@@ -658,6 +709,7 @@ class ChainKernel:
         if stop <= start:
             raise _UnsuitedError
         self._widths.append(stop - start)
+        self._images.append(None)
         self._places.append((self._places[whole][0] + start, 0))
         return []
 
@@ -667,9 +719,14 @@ class ChainKernel:
         if step.kind == "input":
             widths, sources = [*self._shapes[step.part]], [step.part]
         made = _CStep(kind=_KINDS.index("copy" if step.kind == "join" else step.kind))
-        width = widths[0]
+        width, image = widths[0], None
         if step.kind in ("floats", "codes", "wide"):
             width = self._pack(made, step, width)
+        elif step.kind == "convolution":
+            image = self._convolve(made, step)
+            width = prod((*image[:2], image[3]))
+        elif any(self._images[value] is not None for value in step.reads):
+            raise _UnsuitedError
         elif step.kind == "norm":
             made.inputs = width
             made.weights = self._keep(self._vector(step.weight, width, width, np.float32))
@@ -685,9 +742,11 @@ class ChainKernel:
             width = sum(widths)
         elif len(set(widths)) > 1:
             raise _UnsuitedError
-        target, made.outputs = self._columns.take(width)
+        target, columns = self._columns.take(width)
+        made.outputs = columns if image is None else image[3]
         self._widths.append(width)
-        self._places.append((target, made.outputs))
+        self._images.append(image)
+        self._places.append((target, columns))
         made.source, made.other, made.target = sources[0], sources[-1], target
         self._activate(made, step.activation)
         made.quantises = step.writes is not None
@@ -713,7 +772,7 @@ class ChainKernel:
         integers = step.codes is not None
         weight = self._weight(step, np.int8 if integers else np.float32)
         n, k = weight.shape
-        if k != inputs:
+        if k != inputs and step.kind != "convolution":
             raise _UnsuitedError
         outputs = _up(n, 2 * self._lanes)
         made.inputs = _up(k, 4) if integers else k
@@ -733,6 +792,22 @@ class ChainKernel:
             self._library.pack_floats(*arguments, packed.ctypes.data)
         made.weights, made.bias = self._keep(packed), self._keep(bias)
         return int(n)
+
+    def _convolve(self, made: _CStep, step: Step) -> tuple[int, int, int, int]:
+        """Pack a convolution; returns the image that it makes."""
+        image = self._images[step.reads[0]]
+        if image is None or len(step.window) != len(image):
+            raise _UnsuitedError
+        (height, width, _, columns), (lines, line, down, right) = image, step.window
+        rows, wide = (height - lines) // down + 1, (width - line) // right + 1
+        if min(lines, line, down, right, rows, wide) < 1 or self._graph.places[step.weight].shape[2:] != (lines, line):
+            raise _UnsuitedError
+        made.window = _CWindow(
+            rows, wide, lines, line * columns, width * columns, down * width * columns, right * columns
+        )
+        outputs = self._pack(made, step, 0)
+        self._window_bytes = max(self._window_bytes, rows * wide * made.inputs)
+        return rows, wide, outputs, _up(outputs, 2 * self._lanes)
 
     def _vector(self, name: str, n: int, columns: int, dtype: type[np.generic]) -> Array:
         """An initializer [n], zeros if "", and zeros behind it to a whole number of vectors."""
@@ -756,9 +831,20 @@ class ChainKernel:
     def _weight(self, step: Step, dtype: type[np.generic]) -> Array:
         half = self._chain.widened.get(step.weight)
         found = self._array(step.weight, dtype) if half is None else self._array(half, np.float16).astype(np.float32)
-        if found.ndim != 2:
+        image = self._images[step.reads[0]]
+        if image is None and found.ndim == 2:
+            return found if step.transposed else found.T
+        if image is None or step.kind not in ("codes", "convolution"):
             raise _UnsuitedError
-        return found if step.transposed else found.T
+        height, width, channels, columns = image
+        if step.kind == "codes":  # of an image's numbers one by one
+            rows = found if step.transposed else found.T
+            found = rows.reshape(len(rows), channels, height, width)
+        if found.ndim != len(image) or found.shape[1] != channels:
+            raise _UnsuitedError
+        laid = np.zeros((len(found), *found.shape[2:], columns), dtype)
+        laid[..., :channels] = found.transpose(0, 2, 3, 1)
+        return laid.reshape(len(found), -1)
 
     def _scales(self, step: Step, reads: CodeNames, weight: Array, outputs: int) -> Array:
         """Of the integer sums, one for each output, with the rounding of single precision at every product."""
@@ -820,10 +906,16 @@ class ChainKernel:
         return int(array.ctypes.data)
 
 
+def _is_image(value: Value) -> bool:
+    return (value.element, len(value.shape)) == (_BYTE_TYPE, 4)
+
+
 def _is_as_declared(spec: TensorSpec, value: Value) -> bool:
-    """Whether an artifact's header says of a tensor what its model says: floats, any number of rows, these sizes."""
+    """Whether an artifact's header says of a tensor what its model says: floats or images of bytes, any number of rows,
+    these sizes."""
     shape = spec.shape
-    if (spec.name, spec.dtype, value.element) != (value.name, "float32", _FLOAT_TYPE) or len(shape) < 2:
+    declared = {"float32": _FLOAT_TYPE, "uint8": _BYTE_TYPE if _is_image(value) else 0}.get(spec.dtype)
+    if (spec.name, declared) != (value.name, value.element) or len(shape) < 2:
         return False
     return shape[0] is None and None not in shape[1:] and value.shape == shape
 

@@ -124,7 +124,9 @@ ACTIVATIONS(FINISH)
 #define ENTRY(name) NAME(finish_##name),
 static void (*const NAME(finish)[])(const Step *, int, long, float *, uint8_t *) = {ACTIVATIONS(ENTRY)};
 
-INLINE void NAME(integers)(const int R, const Step *step, int j, const uint8_t *x, long stride, float *y) {
+INLINE void NAME(integers)(const int R, const Step *step, int j, const Rows *rows, long row, float *y) {
+  const uint8_t *x = rows->codes + row * rows->stride;
+  long stride = rows->stride, pitch = rows->pitch;
   int fours = step->inputs / 4;
   const int32_t *bias = (const int32_t *)step->bias + j;
   const int8_t *w = (const int8_t *)step->weights + (long)j * step->inputs, *v = w + (long)LANES * step->inputs;
@@ -142,14 +144,15 @@ INLINE void NAME(integers)(const int R, const Step *step, int j, const uint8_t *
   }
   FLOATS scale = LOAD(step->scale + j), next = LOAD(step->scale + j + LANES);
   for (int r = 0; r < R; r++) {
-    STORE(y + r * stride + j, MULTIPLY(TO_FLOATS(a[r]), scale));
-    STORE(y + r * stride + j + LANES, MULTIPLY(TO_FLOATS(b[r]), next));
+    STORE(y + r * pitch + j, MULTIPLY(TO_FLOATS(a[r]), scale));
+    STORE(y + r * pitch + j + LANES, MULTIPLY(TO_FLOATS(b[r]), next));
   }
 }
 
 /* Activations of two bytes: two products with the same weights, joined in floats, as 32 bits may not hold the sum. */
-INLINE void NAME(wide)(const int R, const Step *step, int j, const uint8_t *x, const uint8_t *x_low, long stride,
-                       float *y) {
+INLINE void NAME(wide)(const int R, const Step *step, int j, const Rows *rows, long row, float *y) {
+  const uint8_t *x = rows->codes + row * rows->stride, *x_low = rows->low + row * rows->stride;
+  long stride = rows->stride, pitch = rows->pitch;
   int fours = step->inputs / 4;
   const int32_t *bias = (const int32_t *)step->bias + j, *bias_low = bias + step->outputs;
   const float *scale = step->scale + j, *scale_low = scale + step->outputs;
@@ -175,12 +178,14 @@ INLINE void NAME(wide)(const int R, const Step *step, int j, const uint8_t *x, c
   for (int r = 0; r < R; r++) {
     FLOATS sum = MULTIPLY(TO_FLOATS(a_low[r]), LOAD(scale_low));
     FLOATS next = MULTIPLY(TO_FLOATS(b_low[r]), LOAD(scale_low + LANES));
-    STORE(y + r * stride + j, ADD(MULTIPLY(TO_FLOATS(a[r]), LOAD(scale)), sum));
-    STORE(y + r * stride + j + LANES, ADD(MULTIPLY(TO_FLOATS(b[r]), LOAD(scale + LANES)), next));
+    STORE(y + r * pitch + j, ADD(MULTIPLY(TO_FLOATS(a[r]), LOAD(scale)), sum));
+    STORE(y + r * pitch + j + LANES, ADD(MULTIPLY(TO_FLOATS(b[r]), LOAD(scale + LANES)), next));
   }
 }
 
-INLINE void NAME(floats)(const int R, const Step *step, int j, const float *x, long stride, float *y) {
+INLINE void NAME(floats)(const int R, const Step *step, int j, const Rows *rows, long row, float *y) {
+  const float *x = rows->floats + row * rows->stride;
+  long stride = rows->stride, pitch = rows->pitch;
   const float *bias = (const float *)step->bias + j;
   const float *w = (const float *)step->weights + (long)j * step->inputs, *v = w + (long)LANES * step->inputs;
   FLOATS a[MAX_ROWS], b[MAX_ROWS];
@@ -194,36 +199,48 @@ INLINE void NAME(floats)(const int R, const Step *step, int j, const float *x, l
     }
   }
   for (int r = 0; r < R; r++) {
-    STORE(y + r * stride + j, a[r]);
-    STORE(y + r * stride + j + LANES, b[r]);
+    STORE(y + r * pitch + j, a[r]);
+    STORE(y + r * pitch + j + LANES, b[r]);
   }
 }
 
 /* Two vectors of outputs for all rows, so that their weights stay in the cache. */
-INLINE void NAME(block)(const int R, const Step *step, int j, const Chain *chain, long row, const uint8_t *low) {
-  long at = row * chain->stride + step->from;
-  float *y = chain->floats + row * chain->stride + step->to;
-  if (step->kind == CODES_PRODUCT) NAME(integers)(R, step, j, chain->codes + at, chain->stride, y);
-  else if (step->kind == WIDE_PRODUCT) NAME(wide)(R, step, j, chain->codes + at, low + at, chain->stride, y);
-  else NAME(floats)(R, step, j, chain->floats + at, chain->stride, y);
+INLINE void NAME(block)(const int R, const Step *step, int j, const Rows *rows, long row) {
+  float *y = rows->made + row * rows->pitch;
+  if (step->kind == FLOATS_PRODUCT) NAME(floats)(R, step, j, rows, row, y);
+  else if (step->kind == WIDE_PRODUCT) NAME(wide)(R, step, j, rows, row, y);
+  else NAME(integers)(R, step, j, rows, row, y);
 }
 
-static TARGET void NAME(dense)(const Step *step, int rows, const Chain *chain) {
-  const uint8_t *low = chain->codes + rows * (long)chain->stride;
+static TARGET void NAME(dense)(const Step *step, int count, const Rows *rows) {
   int most = step->kind == WIDE_PRODUCT ? MAX_ROWS / 2 : MAX_ROWS;
   for (int j = 0; j < step->outputs; j += 2 * LANES)
-    for (int row = 0; row < rows; row += most) switch (rows - row < most ? rows - row : most) {
-        case 1: NAME(block)(1, step, j, chain, row, low); break;
-        case 2: NAME(block)(2, step, j, chain, row, low); break;
-        case 3: NAME(block)(3, step, j, chain, row, low); break;
+    for (int row = 0; row < count; row += most) switch (count - row < most ? count - row : most) {
+        case 1: NAME(block)(1, step, j, rows, row); break;
+        case 2: NAME(block)(2, step, j, rows, row); break;
+        case 3: NAME(block)(3, step, j, rows, row); break;
 #if MAX_ROWS == 8
-        case 4: NAME(block)(4, step, j, chain, row, low); break;
-        case 5: NAME(block)(5, step, j, chain, row, low); break;
-        case 6: NAME(block)(6, step, j, chain, row, low); break;
-        case 7: NAME(block)(7, step, j, chain, row, low); break;
+        case 4: NAME(block)(4, step, j, rows, row); break;
+        case 5: NAME(block)(5, step, j, rows, row); break;
+        case 6: NAME(block)(6, step, j, rows, row); break;
+        case 7: NAME(block)(7, step, j, rows, row); break;
 #endif
-        default: NAME(block)(MAX_ROWS, step, j, chain, row, low);
+        default: NAME(block)(MAX_ROWS, step, j, rows, row);
       }
+}
+
+/* A convolution and its codes, image by image: a window is a row of a product. */
+static TARGET void NAME(convolve)(const Step *step, int rows, const Chain *chain) {
+  int positions = step->window.rows * step->window.columns;
+  Step whole = *step;
+  whole.outputs *= positions;
+  for (long at = 0; at < rows * (long)chain->stride; at += chain->stride) {
+    float *made = chain->floats + at + step->to;
+    unfold(step, chain->codes + at + step->from, chain->windows);
+    Rows windows = {.codes = chain->windows, .stride = step->inputs, .pitch = step->outputs, .made = made};
+    NAME(dense)(step, positions, &windows);
+    NAME(finish)[step->activation](&whole, 1, chain->stride, made, chain->codes + at + step->to);
+  }
 }
 
 /* The first count of a vector, others zero. */
@@ -313,7 +330,11 @@ TARGET void NAME(run)(const Chain *chain, int rows, float *const *arrays) {
   float *floats = chain->floats;
   uint8_t *codes = chain->codes;
   long stride = chain->stride;
-  for (int r = 0; r < rows; r++)
+  if (chain->channels)
+    for (long r = 0; r < rows; r++)
+      channels_last((const uint8_t *)x + r * chain->features, chain->features / chain->channels, chain->channels,
+                    codes + r * stride);
+  else for (int r = 0; r < rows; r++)
     for (int i = 0; i < chain->features; i += LANES) {
       FLOATS v = NAME(load_part)(x + (long)r * chain->features + i, chain->features - i);
       v = MULTIPLY(SUBTRACT(v, LOAD(chain->mean + i)), LOAD(chain->factor + i));
@@ -322,7 +343,15 @@ TARGET void NAME(run)(const Chain *chain, int rows, float *const *arrays) {
       if (chain->quantises) NAME(round)(v, chain->step, chain->zero, codes + r * stride + i);
     }
   for (const Step *step = chain->each; step < chain->each + chain->steps; step++) {
-    if (step->kind <= WIDE_PRODUCT) NAME(dense)(step, rows, chain);
+    if (step->kind == CONVOLUTION) {
+      NAME(convolve)(step, rows, chain);
+      continue;
+    }
+    if (step->kind <= WIDE_PRODUCT) {
+      const uint8_t *read = codes + step->from;
+      Rows every = {floats + step->from, read, read + rows * stride, stride, stride, floats + step->to};
+      NAME(dense)(step, rows, &every);
+    }
     else if (step->kind == SPLIT)
       for (long at = 0; at < rows * stride; at += stride)
         NAME(split)(step, floats + at + step->from, codes + at + step->to, codes + (rows * stride) + at + step->to);

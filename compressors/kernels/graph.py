@@ -15,20 +15,23 @@ from accel.compressors.protobuf import BYTES, FIXED32, VARINT, message_fields, r
 _MODEL_GRAPH = 7
 _NODE, _INITIALIZER, _INPUT, _OUTPUT = 1, 5, 11, 12
 _NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
-_ATTRIBUTE_NAME, _ATTRIBUTE_FLOAT, _ATTRIBUTE_INTEGER, _ATTRIBUTE_TEXT = 1, 2, 3, 4
+_ATTRIBUTE_NAME, _ATTRIBUTE_FLOAT, _ATTRIBUTE_INTEGER, _ATTRIBUTE_TEXT, _ATTRIBUTE_INTEGERS = 1, 2, 3, 4, 8
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_RAW = 1, 2, 8, 9
 _VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR, _TENSOR_ELEMENT, _TENSOR_SHAPE, _SHAPE_DIM, _DIM_VALUE = 1, 2, 1, 1, 2, 1, 1
 _DTYPES = {1: np.float32, 2: np.uint8, 3: np.int8, 6: np.int32, 7: np.int64, 10: np.float16}
 
 
+Attribute = float | int | str | tuple[int, ...] | None
+
+
 class Node(NamedTuple):
-    """A node; attributes that are no number and no text are ``None``."""
+    """A node; attributes that are no number, no text and no numbers are ``None``."""
 
     domain: str
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: dict[str, float | int | str | None]
+    attributes: dict[str, Attribute]
 
 
 class TensorPlace(NamedTuple):
@@ -105,7 +108,7 @@ def _node(data: memoryview, start: int, stop: int) -> Node:
     inputs: list[str] = []
     outputs: list[str] = []
     operator = domain = ""
-    attributes: dict[str, float | int | str | None] = {}
+    attributes: dict[str, Attribute] = {}
     for number, wire, begin, end in message_fields(data, start, stop):
         if wire != BYTES:
             continue
@@ -122,9 +125,10 @@ def _node(data: memoryview, start: int, stop: int) -> Node:
     return Node(domain, operator, tuple(inputs), tuple(outputs), attributes)
 
 
-def _attribute(data: memoryview, start: int, stop: int) -> tuple[str, float | int | str | None]:
+def _attribute(data: memoryview, start: int, stop: int) -> tuple[str, Attribute]:
     name = ""
-    value: float | int | str | None = None
+    value: Attribute = None
+    numbers: tuple[int, ...] = ()
     for number, wire, begin, end in message_fields(data, start, stop):
         if (number, wire) == (_ATTRIBUTE_NAME, BYTES):
             name = _text(data, begin, end)
@@ -134,6 +138,8 @@ def _attribute(data: memoryview, start: int, stop: int) -> tuple[str, float | in
             value = read_varint(data, begin)[0]
         elif (number, wire) == (_ATTRIBUTE_TEXT, BYTES):
             value = _text(data, begin, end)
+        elif (number, wire) == (_ATTRIBUTE_INTEGERS, VARINT):
+            value = numbers = (*numbers, read_varint(data, begin)[0])
     return name, value
 
 

@@ -25,7 +25,7 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 PACKAGES = "gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user"
 # the last has no dot products
 CPUS = {"dot_products": "max", "neon": "cortex-a72"}
-_CODES, _WIDE, _NORM, _INPUT, _CONSTANT = 1, 2, 3, 11, 12
+_CODES, _WIDE, _NORM, _INPUT, _CONSTANT, _CONVOLUTION = 1, 2, 3, 11, 12, 13
 
 _AVX_VNNI = "avx_vnni"
 
@@ -73,8 +73,10 @@ class Emulator:
             arrays += [(ctypes.addressof(each.contents), count * ctypes.sizeof(each.contents))]
         widths = [chain.features, *(step.inputs for step in steps if step.kind == _INPUT)]
         arrays += [(pointer, 4 * rows * width) for pointer, width in zip(pointers, widths, strict=False)]
+        if chain.channels:  # images of bytes
+            arrays[4] = (pointers[0], rows * chain.features)
         for step in steps:
-            integers, vector = step.kind in (_CODES, _WIDE), 4 * step.outputs * (1 + (step.kind == _WIDE))
+            integers, vector = step.kind in (_CODES, _WIDE, _CONVOLUTION), 4 * step.outputs * (1 + (step.kind == _WIDE))
             weights = vector if step.kind in (_NORM, _CONSTANT) else step.outputs * step.inputs * (1 if integers else 4)
             arrays += [(step.weights, weights), (step.bias, vector), (step.scale, vector)]
         self._to.write(struct.pack("<i", rows) + bytes(chain))

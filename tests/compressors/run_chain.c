@@ -45,11 +45,17 @@ int main(int count, char **arguments) {
     size_t cells = (size_t)rows * chain.stride;
     chain.mean = mean, chain.factor = factor, chain.each = steps, chain.made = results;
     chain.floats = zeros(sizeof(float) * cells), chain.codes = zeros(2 * cells);
+    size_t most = 0;
+    for (Step *step = steps; step < steps + chain.steps; step++) {
+      size_t windows = (size_t)step->window.rows * step->window.columns * step->inputs;
+      most = windows > most ? windows : most;
+    }
+    chain.windows = zeros(most);
     (dots ? run_dot_products : run_neon)(&chain, rows, arrays);
     for (int i = 0; i < chain.results; i++) fwrite(made[i], sizeof(float), (size_t)rows * results[i].columns, stdout);
     for (Step *step = steps; step < steps + chain.steps; step++)
       free((void *)step->weights), free((void *)step->bias), free((void *)step->scale);
     for (int i = 0; i < chain.inputs + chain.results; i++) free(arrays[i]);
-    free(mean), free(factor), free(steps), free(results), free(chain.floats), free(chain.codes);
+    free(mean), free(factor), free(steps), free(results), free(chain.floats), free(chain.codes), free(chain.windows);
   }
 }

@@ -109,6 +109,21 @@ def recurrent(core: str) -> nn.Module:
     return build_network(f"mlp:32x1+{core}:24", spec, normalise_observations=True).acting_module()
 
 
+class Convolved(nn.Module):
+    """Windows that are no squares, and channels that fill no vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 5, (3, 2), stride=(2, 1)), nn.Conv2d(5, 33, 2)
+        self.hidden, self.head = nn.Linear(33 * 5 * 9, 9), nn.Linear(9, 3)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        x = torch.relu(self.b(torch.relu(self.a(observations.float() / 255.0))))
+        return self.head(torch.relu(self.hidden(x.flatten(1))))
+
+
+CONVOLVED = {"convolved": Case(Convolved, {"observations": (3, 13, 11)}), "nature-cnn": CASES["nature-cnn"]}
+
 RECURRENT = {
     core: Case(
         partial(recurrent, core),
@@ -127,7 +142,7 @@ def _kernels() -> None:
 
 @functools.cache
 def artifact_of(case: str, scheme: str, seed: int = 0) -> CompressedPolicy:
-    kind = CASES[case] if case in CASES else Case(NETWORKS[case], {"observations": (11,)})
+    kind = {**CASES, **CONVOLVED}.get(case) or Case(NETWORKS[case], {"observations": (11,)})
     module = randomise(kind.make(), seed)
     return kind.bind(scheme, module).refresh(module, version=1)
 
@@ -194,6 +209,17 @@ def test_codes_from_the_observations_on_agree_to_the_bit(case: str, suffix: str)
     artifact = artifact_of(case, CODES)
     x = np.random.default_rng(0).standard_normal((500, 11), np.float32)
     np.testing.assert_array_equal(on_kernels(artifact, x, suffix=suffix), on_onnxruntime(artifact, x))
+
+
+@pytest.mark.parametrize("suffix", EVERY)
+@pytest.mark.parametrize("case", CONVOLVED)
+def test_convolutions_agree_to_the_bit(case: str, suffix: str) -> None:
+    artifact = artifact_of(case, INT8)
+    for rows in (1, 2, 5):
+        x = CONVOLVED[case].inputs(rows, seed=rows)["observations"]
+        found = on_kernels(artifact, x, suffix=suffix)
+        np.testing.assert_array_equal(found, on_onnxruntime(artifact, x))
+        assert len({row.tobytes() for row in found}) == rows
 
 
 @pytest.mark.parametrize("suffix", EVERY)
@@ -381,12 +407,13 @@ def test_a_session_runs_a_chain_natively_and_anything_else_on_onnxruntime() -> N
         *((case, scheme) for case in CHAINS for scheme in ("fp32", INT8, f"prune(0.25)+{INT8}", "lowrank(0.5)")),
         *((case, "fp32") for case in CASES if case not in CHAINS),
         ("tanh-mlp", "int4"),
+        *((case, INT8) for case in ("nature-cnn", "resnet")),
     ]:
         session = PolicySession(artifact_of(case, scheme), batch=2)
         runtimes.setdefault(session.runtime, []).append(f"{case} {scheme}")
         session.run()
-    assert runtimes["onnxruntime"] == ["nature-cnn fp32", "resnet fp32", "tanh-mlp int4"]
-    assert runtimes["native"][12:] == ["lstm-cell fp32", "lstm fp32"]
+    assert runtimes["onnxruntime"] == ["nature-cnn fp32", "resnet fp32", "tanh-mlp int4", f"resnet {INT8}"]
+    assert runtimes["native"][12:] == ["lstm-cell fp32", "lstm fp32", f"nature-cnn {INT8}"]
 
 
 def test_weights_that_would_saturate_are_left_to_onnxruntime() -> None:
@@ -596,7 +623,9 @@ SIZES = st.none() | st.integers(1, 12)
 
 @given(data=st.data())
 def test_damaged_artifacts_are_refused_or_run_within_their_arrays(data: st.DataObject) -> None:
-    artifact = artifact_of("relu-mlp", data.draw(st.sampled_from([INT8, CODES, "fp32", "fp16"])))
+    kinds = [*(("relu-mlp", scheme) for scheme in (INT8, CODES, "fp32", "fp16")), ("convolved", INT8)]
+    artifact = artifact_of(*data.draw(st.sampled_from(kinds)))
+    dtype, shape = artifact.inputs[0].dtype, artifact.inputs[0].with_batch(1)[1:]
     model = bytearray(artifact.model)
     for _ in range(data.draw(st.integers(0, 4))):
         model[data.draw(st.integers(0, len(model) - 1))] = data.draw(st.integers(0, 255))
@@ -606,7 +635,7 @@ def test_damaged_artifacts_are_refused_or_run_within_their_arrays(data: st.DataO
         shapes[data.draw(st.integers(0, 1))] = tuple(data.draw(st.lists(SIZES, max_size=3)))
     damaged = dataclasses.replace(
         artifact,
-        inputs=(TensorSpec("observations", "float32", shapes[0]),),
+        inputs=(TensorSpec("observations", dtype, shapes[0]),),
         outputs=(TensorSpec("params", "float32", shapes[1]),),
         model=bytes(model[:cut]),
     )
@@ -615,7 +644,7 @@ def test_damaged_artifacts_are_refused_or_run_within_their_arrays(data: st.DataO
         return
     rows = data.draw(st.integers(1, 9))
     guarded = np.full(rows * 3 + 64, 7.0, np.float32)
-    x, y = np.ones((rows, 11), np.float32), guarded[32:-32].reshape(rows, 3)
+    x, y = np.ones((rows, *shape), dtype), guarded[32:-32].reshape(rows, 3)
     kernel.bind((x, y))()
     assert (guarded[:32] == 7.0).all() and (guarded[-32:] == 7.0).all() and (x == 1.0).all()
     session = PolicySession(damaged, batch=rows)
@@ -641,7 +670,7 @@ def test_arrays_of_other_shapes_are_refused() -> None:
 
 
 def test_the_reader_agrees_with_onnx() -> None:
-    for case, scheme in (("tanh-mlp", INT8), ("lstm", "fp32"), ("nature-cnn", "fp16")):
+    for case, scheme in (("tanh-mlp", INT8), ("lstm", "fp32"), ("nature-cnn", "fp16"), ("nature-cnn", INT8)):
         model = artifact_of(case, scheme).model
         graph, wanted = read_graph(model), onnx.load_from_string(model).graph
         assert [node.operator for node in graph.nodes] == [node.op_type for node in wanted.node]
@@ -661,6 +690,7 @@ def test_the_reader_agrees_with_onnx() -> None:
             for name, value in node.attributes.items():
                 if value is not None:
                     theirs_value = values[name].decode() if isinstance(values[name], bytes) else values[name]
+                    theirs_value = tuple(theirs_value) if isinstance(theirs_value, list) else theirs_value
                     assert value == pytest.approx(theirs_value) if isinstance(value, float) else value == theirs_value
 
 
