@@ -166,7 +166,7 @@ def _processor(machine: Machine) -> Iterator[Finding]:
     if best is None:
         yield Finding("kernels", "note", "none: every policy runs on onnxruntime", why_none())
     else:
-        what = "dense layers, norms, residual sums, gates and recurrent steps run natively"
+        what = "dense layers, norms, residual sums, gates, recurrent steps and int8 convolutions run natively"
         yield Finding("kernels", "ok", f"{best.name}: policies of {what}, others on onnxruntime")
     cores = f"{machine.usable_cores:g} usable of {machine.cores}"
     if machine.usable_cores < 2:

@@ -1,4 +1,5 @@
-"""A policy of dense layers, recurrent ones included, in one call of a compiled kernel. No torch, no onnx.
+"""A policy of dense layers, recurrent ones and int8 convolutions included, in one call of a compiled kernel. No torch,
+no onnx.
 
 A graph runtime looks up, checks and calls a kernel for each node: for a policy of 64×2 that takes five to eight times
 as long as the whole call here. Here the whole chain, from observations and state to distribution parameters and next
