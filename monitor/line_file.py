@@ -24,6 +24,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
     Of a line beyond ``MAX_LINE_BYTES`` the beginning is the last that is read: it is damaged, and so is what follows.
     Raises OSError.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file")
     with path.open("rb") as file:
         while line := file.readline(MAX_LINE_BYTES):
             yield line

@@ -229,7 +229,10 @@ class OnnxGraph:
             [helper.make_empty_tensor_value_info(name) for name in node.output],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
-        found = ReferenceEvaluator(model).run(None, {name: constants[name] for name in node.input if name})
+        try:
+            found = ReferenceEvaluator(model).run(None, {name: constants[name] for name in node.input if name})
+        except Exception as error:  # its operators' errors share no base
+            raise ConfigError(f"operator {node.op_type!r} {node.name!r} cannot be evaluated: {error}") from error
         return dict(zip(node.output, (np.asarray(value) for value in found), strict=True))
 
 

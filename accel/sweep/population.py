@@ -36,6 +36,7 @@ from accel.sweep.sweep_file import SweepFile, load_sweep_file, parameters_text
 from accel.sweep.training_run import TrainingRun
 from accel.system.atomic import write_atomically
 from accel.system.signals import terminations_interrupt
+from accel.system.untrusted import MAX_JSON_BYTES, read_file
 
 JOURNAL = "population.jsonl"
 RUNS = "runs"
@@ -245,7 +246,9 @@ class Population:
     def _outcome(self, member: Member) -> Outcome | None:
         path = self._outcome_file(member)
         try:
-            return TypeAdapter(Outcome).validate_json(path.read_bytes(), strict=True) if path.exists() else None
+            if not path.exists():
+                return None
+            return TypeAdapter(Outcome).validate_json(read_file(path, MAX_JSON_BYTES), strict=True)
         except ValueError as error:
             raise SweepError(
                 f"{path} is damaged ({_in_a_line(error)}): remove it, so that its run is looked at again"

@@ -167,6 +167,8 @@ class _Journal(JournalFileBackend):
 
     def replayed(self) -> optuna.storages.JournalStorage:
         """The storage that its records make. Raises SweepError, OSError."""
+        if self._path.exists() and not self._path.is_file():
+            raise OSError("it is no regular file")
         try:
             return optuna.storages.JournalStorage(self)
         except (AccelError, OSError):

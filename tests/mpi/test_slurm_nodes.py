@@ -44,11 +44,20 @@ def test_a_cancelled_job_over_two_nodes_keeps_its_work(nodes: Nodes, tmp_path: P
     enough on a machine that is not overloaded."""
     learner, actors = ("--partition=gpu", "--cpus-per-task=2"), ("--partition=cpu", "--nodes=1", "--ntasks-per-node=2")
     words = (*learner, ":", *actors, str(SCRIPTS / "mpirun.sbatch"), *ENDLESS)
-    more = ("--log-interval-s", "0.2", "--checkpoint-interval-s", "1000")
+    more = (
+        "--log-interval-s",
+        "0.2",
+        "--checkpoint-interval-s",
+        "1000",
+        "--envs-per-actor",
+        "2",
+        "--unroll-length",
+        "64",
+    )
     prefix = (SCRIPT, "run", str(nodes.directory), "a")
     with Submitted(tmp_path / "job", *words, *more, prefix=prefix) as job:
         job.train()
-        job.wait_for(lambda: job.records()[-1]["updates"] > 5, "updates")
+        job.wait_for(lambda: job.records()[-1]["updates"] > 0, "an update")
         assert len(nodes.processes("b", "accel.launch.actor")) >= 2 and not nodes.processes("a", "accel.launch.actor")
         job.cancel()
         job.wait_for(job.is_over, "the end")
