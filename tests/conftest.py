@@ -34,6 +34,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 SLOW = frozenset(
     """
     accel/test_bench_command.py
+    accel/test_bench_device.py
     accel/test_bench_learner.py
     accel/test_bench_policy.py
     accel/test_bench_refresh.py
@@ -43,6 +44,7 @@ SLOW = frozenset(
     accel/test_counters.py
     accel/test_damaged_files.py
     accel/test_damaged_imports.py
+    accel/test_device_environments.py
     accel/test_envs_native.py
     accel/test_export.py
     accel/test_export_c.py
