@@ -1,0 +1,71 @@
+#!/usr/bin/env python
+"""One policy call in compiled kernels and on onnxruntime, int8, for every activation, all of them in turns.
+
+    python scripts/evidence/activation_times.py OUT.json.gz [SECONDS]
+
+MLPs of 256×2 and 512×3 with random weights, one LayerNorm before each ELU of 512-256-128, steps of an LSTM and a GRU,
+and the Nature CNN; batches of 1 and 8, one thread. Prints the third percentile of each in µs: few machines are idle.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from accel.bench.policies import Policies
+from accel.bench.policy import session_call
+from accel.bench.rows import provenance
+from accel.compressors.pipeline import make_compressor
+from accel.networks.dense import FUNCTIONS
+from accel.system.timing import interleave, timed_calls
+
+NETWORKS = ("mlp:256x2", "mlp:512x3")
+OTHERS = ("mlp:64x1+lstm:128", "mlp:128x1+gru:128", "nature-cnn")
+SAMPLE_S, ROUNDS = 3e-4, 100_000
+
+
+def normalised() -> nn.Module:
+    """LayerNorm and ELU between dense layers."""
+    sizes = (64, 512, 256, 128)
+    layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.LayerNorm(o), nn.ELU())]
+    return nn.Sequential(*layers, nn.Linear(128, 4))
+
+
+def main() -> None:
+    """Measure, print, write the samples."""
+    rng = np.random.default_rng(0)
+    made = {}
+    for network, activation in [*((n, a) for n in NETWORKS for a in FUNCTIONS), *((n, "tanh") for n in OTHERS)]:
+        (policy,) = Policies([network], activation=activation)
+        made[network, activation] = policy.artifacts(["int8"], print)["int8"], policy.held_out
+    inputs = {"observations": rng.standard_normal((512, 64), np.float32)}
+    module, examples = normalised(), {"observations": torch.zeros(1, 64)}
+    plan = make_compressor("int8").bind(module, examples, inputs, output_names=["params"])
+    made["512-256-128", "LayerNorm, ELU"] = plan.refresh(module, version=1), inputs
+    groups: dict[str, dict[tuple[str, ...], object]] = {}
+    for (network, activation), (artifact, arrays) in made.items():
+        for batch in (1, 8):
+            rows = {name: np.resize(array, (batch, *array.shape[1:])) for name, array in arrays.items()}
+            for runtime in ("onnxruntime", "native"):
+                key = (network, activation, str(batch), runtime)
+                groups.setdefault(network, {})[key] = timed_calls(session_call(artifact, rows, runtime), SAMPLE_S)
+    seconds, samples = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0, {}
+    for cells in groups.values():
+        samples |= interleave(cells, seconds * len(cells) / 96, ROUNDS).samples
+    us = {key: float(np.percentile(times, 3)) for key, times in samples.items()}
+    for network, activation, batch, _ in [key for key in us if key[3] == "native"]:
+        ours, theirs = (us[network, activation, batch, runtime] for runtime in ("native", "onnxruntime"))
+        print(f"{network} | {activation} | {batch} | {theirs:.1f} | {ours:.1f} | {theirs / ours:.1f}")
+    raw = {"provenance": provenance(), "us": {" | ".join(key): np.round(t, 2).tolist() for key, t in samples.items()}}
+    Path(sys.argv[1]).write_bytes(gzip.compress(json.dumps(raw).encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    main()
