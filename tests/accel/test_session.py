@@ -261,7 +261,7 @@ def test_decisions_after_the_last_checkpoint_are_cut_off(tmp_path: Path) -> None
     log = DecisionLog(run)
     log.forget_after(0)
     for env_steps, kind, before, after in ((500, "take", "fp32", "int8"), (2500, "leave", "int8", "fp32")):
-        log.write(env_steps, None, kind, before, after, "")
+        log.write(env_steps, kind, before, after, "")
     for path in (run / "checkpoints").iterdir():
         if load_checkpoint(path).env_steps >= 1800:
             path.unlink()
