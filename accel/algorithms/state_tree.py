@@ -25,7 +25,7 @@ _TENSOR, _ARRAY, _TUPLE, _MAPPING, _FLOAT = "$tensor", "$array", "$tuple", "$map
 def flatten(tree: Tree, tensors: dict[str, Tensor], path: str) -> Json:
     """Put the tree's tensors and arrays into ``tensors`` and return the rest as JSON that refers to them by name.
 
-    Tensors on the CPU are the state's own: what changes there later changes the result.
+    Tensors are copied to the CPU. Numpy arrays are the state's own: what changes there later changes the result.
 
     Args:
         tree: tensors, numpy arrays and scalars, numbers, strings, None, in lists, tuples and mappings with string or

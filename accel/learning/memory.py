@@ -13,7 +13,7 @@ from accel.system.machine import available_memory_bytes
 
 # Bytes of memory at the peak of a run, by parameter: of the whole network for training (weights, gradient, moments,
 # initialising), of the part that acts for publishing (graphs, artifacts, sessions that check them) and for acting
-# (an artifact as it arrives, and the session). Measured with mlps of 12 to 50 million parameters.
+# (an artifact as it arrives, and the session). Measured with mlps of 12 to 25 million parameters.
 _TRAINING_BYTES, _TRAINING_ON_GPU_BYTES, _PUBLISHING_BYTES, _ACTING_BYTES = 36, 16, 72, 32
 
 

@@ -276,7 +276,7 @@ def test_foreign_files_are_refused_in_clear_words(tmp_path: Path) -> None:
     path = tmp_path / "c"
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         load_checkpoint(path)
-    with pytest.raises(CheckpointError, match="damaged or no checkpoint"):
+    with pytest.raises(CheckpointError, match="is no regular file, and so no checkpoint"):
         load_checkpoint(tmp_path)
     path.write_bytes(b"PK\x03\x04 something pickled by someone else")
     with pytest.raises(CheckpointError, match="damaged or no checkpoint"):

@@ -33,7 +33,7 @@ CHANGES = st.fixed_dictionaries(
         "hosts": st.one_of(st.none(), st.just("a:1,b:16")),
         "stop_at_return": st.one_of(st.none(), st.floats(-1e9, 1e9)),
         "seed": st.integers(0, 2**62),
-        "name": st.one_of(st.none(), st.sampled_from(["run", "a b", 'quo"te', "ünï", "tab\tin"])),
+        "name": st.one_of(st.none(), st.sampled_from(["run", "a b", 'quo"te', "ünï"])),
     },
 )
 

@@ -145,7 +145,7 @@ def test_bad_wrappers_are_named(wrapper: str, message: str) -> None:
         ({"id": "CartPole-v1", "env_args": {"max_episode_steps": 0}, "num_envs": 8}, "max_episode_steps is 0"),
         ({"id": "CartPole-v1", "env_args": {"max_episode_steps": "ten"}, "num_envs": 8}, "max_episode_steps is 'ten'"),
         ({"id": "CartPole-v1", "num_envs": 0}, "at least one"),
-        ({"id": "CartPole-v1", "backend": "magic"}, "choose gymnasium, envpool or pettingzoo"),
+        ({"id": "CartPole-v1", "backend": "magic"}, "choose gymnasium, envpool, pettingzoo or device"),
         ({"id": "CartPole-v1", "squash_actions": True}, "Box action space"),
         ({"id": "tests.environments:ClosedFormUnlabelled-v0"}, "autoreset_mode"),
     ],
