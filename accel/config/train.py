@@ -435,10 +435,11 @@ def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
 
 
 def _default_compressor(values: Mapping[str, object]) -> str:
-    """Chosen by measurement; full precision in one process, which stays deterministic, and where few gain by less."""
-    several = values.get("actors", 1) != 0 and values.get("learners", 1) == 1
+    """``auto``; full precision in one process, which stays deterministic, with several learners, central inference or
+    actors on torch."""
+    apart = values.get("actors", 1) != 0 and values.get("learners", 1) == 1
     here = values.get("actor_runtime") != "torch" and values.get("inference", "local") == "local"
-    return "auto" if several and here else "fp32"
+    return "auto" if apart and here else "fp32"
 
 
 def system_of(options: Mapping[str, object]) -> Mapping[str, object]:

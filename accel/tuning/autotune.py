@@ -5,8 +5,8 @@ one when those before it have been tried, and only where the policy takes a thir
 or distil takes seconds of the learner's cores. As soon as a level can be published it is tried, and again later, twice
 as rarely each time: in a pair of blocks (``accel.monitor.objective``) all actors act with the level and with full
 precision, in an order drawn at random, for ``SHORTEST_BLOCK_S`` or a few batches each. A level is taken that brings
-``LEAST_GAIN`` times the effective steps per second of the one in use; after up to ``TRIAL_PAIRS`` pairs where the
-first are close.
+``LEAST_GAIN`` times the effective steps per second of the one in use. Where the first pair shows little difference,
+``TRIAL_PAIRS`` pairs decide.
 
 From then on pairs go on. A block lasts a tenth of the time since the level was taken, 2 to 20 s or a few batches. Full
 precision costs at most ``COST`` of the steps that the level would have brought, and a quarter of the time. From
@@ -184,7 +184,7 @@ class TunedSteering(Steering):
         elif comparison.recent < TRIAL_PAIRS and CLOSE[0] < gain < CLOSE[1]:
             self._begin_pair(level, now)
         elif gain >= LEAST_GAIN:
-            self._change(now, "take", level, f"{level}: {comparison}: taken")
+            self._change(now, "take", level, level, f"{level}: {comparison}: taken")
         else:
             self._reject(now, level, str(comparison))
 
@@ -193,7 +193,7 @@ class TunedSteering(Steering):
         self._again_s[level] = now + AGAIN_S * 2.0 ** min(self._rejections[level], DOUBLINGS)
         self._rejections[level] += 1
         if level == self.level:
-            self._change(now, "leave", self._full, f"{level}: {clause}: left")
+            self._change(now, "leave", level, self._full, f"{level}: {clause}: left")
         else:
             self._write("hold", level, self.level, f"{level}: {clause}: {self.level} kept")
             self._act(self.level)
@@ -287,12 +287,12 @@ class TunedSteering(Steering):
         self._acting, self._recorder, self._order = level, None, []
         self._publisher.set_levels([level], prepare=dict.fromkeys((*self.levels[: self._prepared], self.level)))
 
-    def _change(self, now: float, kind: str, level: str, reason: str) -> None:
-        self._write(kind, self._compared, level, reason)
-        self.level, self._ranges_checked = level, False
+    def _change(self, now: float, kind: str, of: str, after: str, reason: str) -> None:
+        self._write(kind, of, after, reason)
+        self.level, self._ranges_checked = after, False
         self._taken_s, self._taken_steps, self._control_s, self._kept_pairs = now, self._env_steps, 0.0, 0
         self._sampler.forget()
-        self._act(level)
+        self._act(after)
 
     def _figures(self, level: str) -> dict[str, Figure]:
         comparison = self._comparisons.get(level)
