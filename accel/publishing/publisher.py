@@ -99,7 +99,6 @@ class Publisher:
             not with ``qat``, whose codes are the learner's own.
     Attributes:
         beside: whether publications are prepared beside the caller.
-        replaced: levels in use for which fp32 stands in among the last payloads.
     Raises:
         ConfigError: the first level does not suit the network, or its graph differs from it.
     """
@@ -131,7 +130,6 @@ class Publisher:
         self._bound: dict[str, Level] = {}
         self._in_use: tuple[str, ...] = ()
         self._prepared: tuple[str, ...] = ()
-        self.replaced: frozenset[str] = frozenset()
         self._worker, self._caller = BackgroundWorker(inline=config.acting.actors == 0), BackgroundWorker(inline=True)
         self._copy = ModuleCopy(self._module)
         self.beside = beside and not any(map(is_quantisation_aware, self.levels))
@@ -312,7 +310,6 @@ class Publisher:
             for scheme, level in self._levels_in_use()
         }
         offered = {scheme: payload for scheme, payload in found.items() if payload is not None}
-        self.replaced = frozenset(found) - frozenset(offered)
         self.scheme = self._in_use[0] if self._in_use[0] in offered else FULL_PRECISION
         if len(offered) < len(found):
             stand_in = offered.get(FULL_PRECISION)
