@@ -151,8 +151,7 @@ def _load(artifact: CompressedPolicy, ran_on: str) -> ort.InferenceSession:
         import onnxruntime as ort
     except ImportError as error:
         raise ArtifactError(
-            f"policy {artifact.scheme!r} runs on {ran_on}, which is not installed: pip install "
-            "'accel-rl-runtime[onnxruntime]'"
+            f"policy {artifact.scheme!r} runs on {ran_on}, which is not installed: pip install onnxruntime"
         ) from error
     try:
         return ort.InferenceSession(

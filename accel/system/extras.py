@@ -49,7 +49,7 @@ def missing_extra(error: BaseException, wanted_by: str) -> MissingExtraError | N
     if module == "accel":
         return MissingExtraError(f"{wanted_by} is not in {DISTRIBUTION}-runtime: install {DISTRIBUTION} instead")
     if module == "onnxruntime":
-        return MissingExtraError(f"{wanted_by} needs onnxruntime: pip install '{DISTRIBUTION}-runtime[onnxruntime]'")
+        return MissingExtraError(f"{wanted_by} needs onnxruntime: pip install onnxruntime")
     if module not in _EXTRA_OF_MODULE:
         return None
     return MissingExtraError(f"{wanted_by} needs the module {module!r}: {install_command(_EXTRA_OF_MODULE[module])}")
