@@ -1,16 +1,15 @@
 #!/usr/bin/env python
 """One policy call in compiled kernels and on onnxruntime, int8, for every activation, all of them in turns.
 
-    python scripts/evidence/activation_times.py OUT.json.gz [SECONDS]
+    python scripts/evidence/activation_times.py --seconds 110
 
 MLPs of 256×2 and 512×3 with random weights, one LayerNorm before each ELU of 512-256-128, steps of an LSTM and a GRU,
 and the Nature CNN; batches of 1 and 8, one thread. Prints the third percentile of each in µs: few machines are idle.
+Every sample goes to OUT/activations.json.gz.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -19,12 +18,15 @@ import numpy as np
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from accel.bench.policies import Policies
 from accel.bench.policy import session_call
 from accel.bench.rows import provenance
 from accel.compressors.pipeline import make_compressor
 from accel.networks.dense import FUNCTIONS
 from accel.system.timing import interleave, timed_calls
+from scripts.evidence.samples import arguments, write_samples
 
 NETWORKS = ("mlp:256x2", "mlp:512x3")
 OTHERS = ("mlp:64x1+lstm:128", "mlp:128x1+gru:128", "nature-cnn")
@@ -40,6 +42,9 @@ def normalised() -> nn.Module:
 
 def main() -> None:
     """Measure, print, write the samples."""
+    parser = arguments(__doc__, "policy-time")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args()
     rng = np.random.default_rng(0)
     made = {}
     for network, activation in [*((n, a) for n in NETWORKS for a in FUNCTIONS), *((n, "tanh") for n in OTHERS)]:
@@ -56,15 +61,15 @@ def main() -> None:
             for runtime in ("onnxruntime", "native"):
                 key = (network, activation, str(batch), runtime)
                 groups.setdefault(network, {})[key] = timed_calls(session_call(artifact, rows, runtime), SAMPLE_S)
-    seconds, samples = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0, {}
+    samples, count = {}, sum(map(len, groups.values()))
     for cells in groups.values():
-        samples |= interleave(cells, seconds * len(cells) / 96, ROUNDS).samples
+        samples |= interleave(cells, options.seconds * len(cells) / count, ROUNDS).samples
     us = {key: float(np.percentile(times, 3)) for key, times in samples.items()}
     for network, activation, batch, _ in [key for key in us if key[3] == "native"]:
         ours, theirs = (us[network, activation, batch, runtime] for runtime in ("native", "onnxruntime"))
         print(f"{network} | {activation} | {batch} | {theirs:.1f} | {ours:.1f} | {theirs / ours:.1f}")
-    raw = {"provenance": provenance(), "us": {" | ".join(key): np.round(t, 2).tolist() for key, t in samples.items()}}
-    Path(sys.argv[1]).write_bytes(gzip.compress(json.dumps(raw).encode(), mtime=0))
+    us_of = {" | ".join(key): np.round(times, 2).tolist() for key, times in samples.items()}
+    write_samples(options.out / "activations.json.gz", {"provenance": provenance(), "us": us_of})
 
 
 if __name__ == "__main__":
