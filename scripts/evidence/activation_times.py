@@ -11,6 +11,7 @@ Every sample goes to OUT/activations.json.gz.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,20 +55,22 @@ def main() -> None:
     module, examples = normalised(), {"observations": torch.zeros(1, 64)}
     plan = make_compressor("int8").bind(module, examples, inputs, output_names=["params"])
     made["512-256-128", "LayerNorm, ELU"] = plan.refresh(module, version=1), inputs
-    groups: dict[str, dict[tuple[str, ...], object]] = {}
+    groups: dict[str, dict[tuple[str, ...], Callable[[], float]]] = {}
     for (network, activation), (artifact, arrays) in made.items():
         for batch in (1, 8):
             rows = {name: np.resize(array, (batch, *array.shape[1:])) for name, array in arrays.items()}
             for runtime in ("onnxruntime", "native"):
                 key = (network, activation, str(batch), runtime)
                 groups.setdefault(network, {})[key] = timed_calls(session_call(artifact, rows, runtime), SAMPLE_S)
-    samples, count = {}, sum(map(len, groups.values()))
+    samples: dict[tuple[str, ...], Sequence[float]] = {}
+    count = sum(map(len, groups.values()))
     for cells in groups.values():
         samples |= interleave(cells, options.seconds * len(cells) / count, ROUNDS).samples
     us = {key: float(np.percentile(times, 3)) for key, times in samples.items()}
-    for network, activation, batch, _ in [key for key in us if key[3] == "native"]:
-        ours, theirs = (us[network, activation, batch, runtime] for runtime in ("native", "onnxruntime"))
-        print(f"{network} | {activation} | {batch} | {theirs:.1f} | {ours:.1f} | {theirs / ours:.1f}")
+    for *cell, runtime in us:
+        if runtime == "native":
+            ours, theirs = (us[*cell, which] for which in ("native", "onnxruntime"))
+            print(f"{' | '.join(cell)} | {theirs:.1f} | {ours:.1f} | {theirs / ours:.1f}")
     us_of = {" | ".join(key): np.round(times, 2).tolist() for key, times in samples.items()}
     write_samples(options.out / "activations.json.gz", {"provenance": provenance(), "us": us_of})
 
