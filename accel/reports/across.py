@@ -65,6 +65,8 @@ def over_environments(analyses: Mapping[str, Analysis]) -> Across:
                 f"deviation of {spread:.4g} between its seeds, which is no measure for others: leave it out"
             )
         for group in analysis.groups:
+            if not len(group.final_returns):
+                raise ReportError(f"{environment}: no run of {group.label} has finished an episode: leave it out")
             scores[group.label].append((group.final_returns - first) / (final - first))
     confidence = next(iter(analyses.values())).choices.confidence
     return Across(analyses, scores, {label: _overall(found, confidence) for label, found in scores.items()})

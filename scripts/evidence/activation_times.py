@@ -11,7 +11,7 @@ Every sample goes to OUT/activations.json.gz.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from accel.bench.policies import Policies
 from accel.bench.policy import session_call
 from accel.bench.rows import provenance
+from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.pipeline import make_compressor
 from accel.networks.dense import FUNCTIONS
 from accel.system.timing import interleave, timed_calls
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
-    made = {}
+    made: dict[tuple[str, str], tuple[CompressedPolicy, Mapping[str, np.ndarray]]] = {}
     for network, activation in [*((n, a) for n in NETWORKS for a in FUNCTIONS), *((n, "tanh") for n in OTHERS)]:
         (policy,) = Policies([network], activation=activation)
         made[network, activation] = policy.artifacts(["int8"], print)["int8"], policy.held_out
@@ -56,11 +57,11 @@ def main() -> None:
     plan = make_compressor("int8").bind(module, examples, inputs, output_names=["params"])
     made["512-256-128", "LayerNorm, ELU"] = plan.refresh(module, version=1), inputs
     groups: dict[str, dict[tuple[str, ...], Callable[[], float]]] = {}
-    for (network, activation), (artifact, arrays) in made.items():
+    for (network, between), (artifact, arrays) in made.items():
         for batch in (1, 8):
             rows = {name: np.resize(array, (batch, *array.shape[1:])) for name, array in arrays.items()}
             for runtime in ("onnxruntime", "native"):
-                key = (network, activation, str(batch), runtime)
+                key = (network, between, str(batch), runtime)
                 groups.setdefault(network, {})[key] = timed_calls(session_call(artifact, rows, runtime), SAMPLE_S)
     samples: dict[tuple[str, ...], Sequence[float]] = {}
     count = sum(map(len, groups.values()))

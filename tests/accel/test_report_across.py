@@ -67,6 +67,17 @@ def test_configurations_are_compared_over_environments(tmp_path: Path, capsys: p
         accel.compare(tmp_path / "fp32", [tmp_path / "int8"], out=tmp_path / "more")
 
 
+def test_a_configuration_without_an_episode_is_named(tmp_path: Path) -> None:
+    for env in ("CartPole-v1", "Acrobot-v1"):
+        write_run(tmp_path / "fp32", env, env=env, compressor="fp32")
+        write_run(tmp_path / "int8", env, env=env)
+        metrics = tmp_path / "int8" / env / "metrics.jsonl"
+        records = [json.loads(line) | {"return_mean": None} for line in metrics.read_text().splitlines()]
+        metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(ReportError, match="Acrobot-v1: no run of int8 has finished an episode: leave it out"):
+        accel.compare(tmp_path / "fp32", [tmp_path / "int8"], out=tmp_path / "out")
+
+
 def test_an_environment_without_a_configuration_is_named(tmp_path: Path) -> None:
     for env in ("CartPole-v1", "Acrobot-v1"):
         write_run(tmp_path / "fp32", env, env=env, compressor="fp32")
