@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,8 @@ def test_the_command_takes_the_file_or_says_what_it_lacks(tmp_path: Path, capsys
     assert main(words) == 2
     assert "--module package:factory" in capsys.readouterr().err
     assert main([*words, "--module", f"{HERE}:Agent", "--episodes", "2"]) == 0
-    assert f"{HERE}:Agent as int8" in capsys.readouterr().out
+    # Whether int8 pays is measured: beside other processes a small network may not be 1.2 times as fast.
+    assert re.search(rf"{HERE}:Agent as (int8|mixed), ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
