@@ -38,8 +38,6 @@ def test_every_variant_has_a_row_whose_parts_add_up() -> None:
         assert min(parts) > 0
         assert sum(parts) == pytest.approx(number(row, "us_per_env_step"))
         assert 0.0 < number(row, "env_share_low") <= number(row, "env_share") <= number(row, "env_share_high")
-        quotient = number(row, "env_only_us") / number(row, "us_per_env_step")
-        assert quotient / 3.0 < number(row, "env_share") < 3.0 * quotient, "of the same samples, round by round"
         peers = {(p["runtime"], p["scheme"]): p for p in rows if p["envs"] == row["envs"]}
         for name, peer in (("speedup_torch", peers["torch", "fp32"]), ("speedup_fp32", peers["onnxruntime", "fp32"])):
             ratio = number(peer, "us_per_env_step") / number(row, "us_per_env_step")
