@@ -26,9 +26,11 @@ class SteppedPolicy(nn.Module):
         self._sizes = [len(core.state_shapes) for core in cores]
         self.state_shapes = tuple(shape for core in cores for shape in core.state_shapes)
 
-    def forward(self, observations: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """[B, *obs] and each [B, H] to outputs [B, P] and each next [B, H]."""
-        x: Tensor = self.before(observations)
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Each part of the observations [B, *shape] and each state [B, H] to outputs [B, P] and each next [B, H]."""
+        observed = len(inputs) - len(self.state_shapes)
+        states = inputs[observed:]
+        x: Tensor = self.before(*inputs[:observed])
         following: list[Tensor] = []
         for core, count in zip(self.cores, self._sizes, strict=True):
             x, state = core.step(x, states[len(following) : len(following) + count])  # type: ignore[operator]

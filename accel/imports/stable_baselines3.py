@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +149,8 @@ def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, ac
         limit = _positive(options, "clip_mean", 2.0, path)
         parts["clip"] = nn.Hardtanh(-limit, limit)
     if family.name == "QRDQN":
-        parts["mean"] = _MeanOverQuantiles(int(_positive(options, "n_quantiles", 200, path)))
+        quantiles = int(_positive(options, "n_quantiles", 200, path))
+        layers[-1] = _mean_over_quantiles(cast(nn.Linear, layers[-1]), quantiles, path)
     log_std = weights.get("log_std")
     architecture = f"{family.name}: {'-'.join(texts) or 'linear'} {kind.__name__}"
     cores = read_cores(weights, _MEMORY, str(path)) if family.name == "RecurrentPPO" else []
@@ -169,9 +171,9 @@ def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, ac
             )
         features = _features(weights, family, spec, path)
         if cores:
-            return SteppedPolicy(features[0], cores, nn.Sequential(parts))
+            return SteppedPolicy(_Joined(features), cores, nn.Sequential(parts))
         if masked or len(features) > 1:
-            return _PartsPolicy(features, nn.Sequential(parts), masked)
+            return _PartsPolicy(_Joined(features), nn.Sequential(parts), masked)
         return nn.Sequential(OrderedDict[str, nn.Module](features=features[0], **parts))
 
     # Of these the attribute is set by VecNormalize alone; others keep it always.
@@ -219,16 +221,17 @@ def _without_norms(weights: Mapping[str, Tensor], body: str, head: str) -> dict[
     return kept
 
 
-class _MeanOverQuantiles(nn.Module):
-    """[B, q·n] quantiles of n actions, as QRDQN's network has them, to [B, n] means."""
-
-    def __init__(self, quantiles: int) -> None:
-        super().__init__()
-        self.quantiles = quantiles
-
-    def forward(self, values: Tensor) -> Tensor:
-        """[B, q·n] to [B, n]."""
-        return values.view(-1, self.quantiles, values.shape[1] // self.quantiles).mean(dim=1)
+def _mean_over_quantiles(layer: nn.Linear, quantiles: int, path: Path) -> nn.Linear:
+    """QRDQN's last layer, to [q·n] quantiles of n actions, as a layer to n means, which are linear too."""
+    actions, rest = divmod(layer.out_features, quantiles)
+    if rest:
+        raise CheckpointError(
+            f"{path}: its last layer has {layer.out_features} outputs, no multiple of {quantiles} quantiles"
+        )
+    means = nn.Linear(layer.in_features, actions)
+    rows = {name: tensor.unflatten(0, (quantiles, actions)) for name, tensor in layer.state_dict().items()}
+    means.load_state_dict({name: tensor.double().mean(0) for name, tensor in rows.items()})
+    return means
 
 
 def _positive(options: Mapping[str, object], name: str, default: float, path: Path) -> float:
@@ -292,17 +295,29 @@ def _activation(data: Mapping[str, object], path: Path) -> str | None:
     return by_class[found[1]]
 
 
-class _PartsPolicy(nn.Module):
-    """A Dict observation's parts, each through its features and joined, to outputs; a mask of actions comes last."""
+class _Joined(nn.Module):
+    """An observation's parts, each through its features, one after the other."""
 
-    def __init__(self, features: Sequence[nn.Module], after: nn.Module, masked: bool) -> None:
+    def __init__(self, features: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.features, self.after, self.masked = nn.ModuleList(features), after, masked
+        self.features = nn.ModuleList(features)
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Each [B, *shape] to [B, F]."""
+        found = [features(part) for features, part in zip(self.features, parts, strict=True)]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+
+class _PartsPolicy(nn.Module):
+    """An observation's parts, and a mask of actions after them, to outputs."""
+
+    def __init__(self, before: _Joined, after: nn.Module, masked: bool) -> None:
+        super().__init__()
+        self.before, self.after, self.masked = before, after, masked
 
     def forward(self, *parts: Tensor) -> Tensor:
         """Each [B, *shape] to [B, P]."""
-        found = [features(part) for features, part in zip(self.features, parts, strict=False)]
-        outputs: Tensor = self.after(torch.cat(found, 1))
+        outputs: Tensor = self.after(self.before(*parts[: len(self.before.features)]))
         return mask_outputs(outputs, parts[-1]) if self.masked else outputs
 
 
