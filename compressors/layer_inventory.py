@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accel.compressors.errors import UnsupportedLayerError
-from accel.compressors.graph.policy_graph import export_policy
+from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.layer_choices import weight_layer
 from accel.compressors.lowrank import factor_rank
 from accel.compressors.module_state import read_state
@@ -48,22 +48,21 @@ class PolicyLayer:
         return factor_rank(self.outputs, self.inputs, share)
 
 
-def policy_layers(
-    module: nn.Module, example_inputs: Mapping[str, Tensor], output_names: Sequence[str]
-) -> tuple[PolicyLayer, ...]:
+def prunable_units(module: nn.Module, example_inputs: Mapping[str, Tensor]) -> dict[str, int]:
+    """Sizes of the coupled channel groups by name; empty where ``prune`` does not know the module's layers."""
+    try:
+        return {group.name: group.size for group in find_groups(module, example_inputs)}
+    except UnsupportedLayerError:
+        return {}
+
+
+def policy_layers(graph: PolicyGraph, module: nn.Module, units: Mapping[str, int]) -> tuple[PolicyLayer, ...]:
     """The layers with weights that an actor computes, in order of execution.
 
     Args:
-        module, example_inputs, output_names: as for ``Compressor.bind``.
-    Raises:
-        GraphError: the module cannot be exported.
+        graph: of the module. units: as ``prunable_units`` gives them, where they matter.
     """
-    graph = export_policy(module, example_inputs, output_names)
     shapes = {name: tuple(array.shape) for name, array in read_state(module).items()}
-    try:
-        units = {group.name: group.size for group in find_groups(module, example_inputs)}
-    except UnsupportedLayerError:
-        units = {}
     layers: dict[str, PolicyLayer] = {}
     for node in graph.nodes:
         if node.op_type not in ("Gemm", "Conv") or node.input[1] not in graph.parameters:

@@ -1,10 +1,11 @@
 """``int8`` of a policy that is given or finished: the cheapest encoding that keeps it, chosen layer by layer.
 
 All dense layers but a small one that reads observations have activations of one byte where that holds the bar
-(``accel.runs.quality``). Else they begin with two bytes. Where that holds, layers go to activations of one byte, the
-least sensitive first, as long as it still holds. Where it does not, layers go to single precision, each time the one
-that helps most, as long as three quarters of the multiply-adds after the observations stay in integers. Sensitivity is
-measured on rows that calibrated nothing, and the verdict is given later on rows of other episodes.
+(``accel.runs.quality``). Else they begin with two bytes. Where that does not hold either, layers go to single
+precision, each time the one that helps most, as long as three quarters of the multiply-adds after the observations stay
+in integers. Then layers go to activations of one byte, those that save the most time first, wherever it still holds.
+Time is measured beside full precision's, quality on rows that calibrated nothing; the verdict is given later on rows of
+other episodes.
 
 What is neither 1.2 times as fast as fp32 nor a third of its bytes, or has fewer multiply-adds in integers, is not
 called int8: its scheme is ``mixed``.
@@ -89,6 +90,11 @@ class _Cost:
         self._bytes, self._full_bytes = len(artifact.to_bytes()), len(full.to_bytes())
 
     @property
+    def share(self) -> float:
+        """Of full precision's time and bytes, what it takes: time counts, and bytes where times are alike."""
+        return self._own_us / self._full_us + 0.01 * self._bytes / self._full_bytes
+
+    @property
     def pays(self) -> bool:
         """Whether it is faster or smaller by enough."""
         return self._full_us >= LEAST_SPEED_UP * self._own_us or self._bytes <= MOST_BYTES * self._full_bytes
@@ -117,7 +123,7 @@ class _Choice:
         self._calibration, *halves = ({name: array[part] for name, array in inputs.items()} for part in parts)
         self._halves = dict(zip(("first", "second"), halves, strict=True))
         self._full = full
-        layers = policy_layers(run.policy, run.example_inputs, run.policy.output_names)
+        layers = policy_layers(run.graph, run.policy, {})
         self._macs = _multiply_adds(run, {layer.name: layer.outputs * layer.inputs for layer in layers})
         self._inputs, self._in_floats = input_layers(run.graph), small_input_layers(run.graph)
         self._dense = [layer.name for layer in layers if layer.kind == "linear" and layer.name not in self._in_floats]
@@ -127,36 +133,35 @@ class _Choice:
         if len(self._dense) > _MOST_LAYERS:
             return self._as(dict.fromkeys(self._dense, "x16"))
         cheapest = dict.fromkeys(self._dense, "int8")
-        if self._excess(cheapest) <= _MOST_EXCESS:
+        if self._tried(cheapest)[0] <= _MOST_EXCESS:
             return self._as(cheapest)
         choice = dict.fromkeys(self._dense, "x16")
-        excess = self._excess(choice)
+        excess = self._tried(choice)[0]
         while excess > _MOST_EXCESS:
-            tried = {}
-            for layer, chosen in choice.items():
-                changed = {**choice, layer: "float"}
-                if chosen != "float" and self._shares(changed)[1] >= LEAST_SHARE:
-                    tried[layer] = self._excess(changed)
-            if not tried or min(tried.values()) >= excess:
+            floats = [{**choice, layer: "float"} for layer, form in choice.items() if form != "float"]
+            tried = [(self._tried(changed), changed) for changed in floats if self._shares(changed)[1] >= LEAST_SHARE]
+            (least, _), best = min(tried, key=lambda found: found[0], default=((np.inf, 0.0), choice))
+            if least >= excess:
                 return self._as(choice)
-            best = min(tried, key=lambda layer: tried[layer])
-            choice, excess = {**choice, best: "float"}, tried[best]
-        alone = {layer: self._excess({**choice, layer: "int8"}) for layer in choice if choice[layer] == "x16"}
-        for layer in sorted(alone, key=lambda layer: alone[layer]):
+            choice, excess = best, least
+        alone = {layer: self._tried({**choice, layer: "int8"}) for layer in choice if choice[layer] == "x16"}
+        takes = {layer: share for layer, (excess, share) in alone.items() if excess <= _MOST_EXCESS}
+        for layer in sorted(takes, key=lambda layer: takes[layer]):
             changed = {**choice, layer: "int8"}
-            if alone[layer] > _MOST_EXCESS or self._excess(changed) > _MOST_EXCESS:
-                break
-            choice = changed
+            if self._tried(changed)[0] <= _MOST_EXCESS:
+                choice = changed
         return self._as(choice)
 
     def _encoding(self, choice: Mapping[str, str]) -> str:
         return f"{INT8}({','.join(f'{layer}={form}' for layer, form in choice.items())})"
 
-    def _excess(self, choice: Mapping[str, str]) -> float:
+    def _tried(self, choice: Mapping[str, str]) -> tuple[float, float]:
+        """What is lost by a choice, at least what may be, and what it takes of full precision's time and bytes."""
         encoding = self._encoding(choice)
         self._progress.begin(f"trying {encoding}")
         artifact = self._run.compress(encoding, self._calibration)
-        return max(row.excess for row in measure_rows(self._run, artifact, self._halves, self._full))
+        lost = max(row.excess for row in measure_rows(self._run, artifact, self._halves, self._full))
+        return max(lost, _MOST_EXCESS), _Cost(artifact, self._full, self._calibration).share
 
     def _shares(self, choice: Mapping[str, str]) -> tuple[float, float]:
         floats = {*self._in_floats, *(layer for layer, form in choice.items() if form == "float")}

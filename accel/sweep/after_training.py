@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import SchemeError, UnsupportedLayerError
-from accel.compressors.layer_inventory import policy_layers
+from accel.compressors.layer_inventory import policy_layers, prunable_units
 from accel.errors import ConfigError
 from accel.json_object import Json
 from accel.runs.fp32_comparison import compare_with_fp32, time_in_turns
@@ -60,7 +60,8 @@ class AfterTraining(Experiment):
         self._run = run
         self._options = options.model_copy(update={"batch": options.batch or run.config.acting.envs_per_actor})
         self._plan = plan
-        self._schemes = SchemeSpace(policy_layers(run.policy, run.example_inputs, run.policy.output_names), options)
+        layers = policy_layers(run.graph, run.policy, prunable_units(run.policy, run.example_inputs))
+        self._schemes = SchemeSpace(layers, options)
         self._bench: CandidateMeasurements | None = None
         self.title = f"{run.config.environment.env}, {run.architecture}, {run.path.name}"
         self.space = self._schemes.parameters

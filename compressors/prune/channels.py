@@ -87,6 +87,11 @@ def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
             raise UnsupportedLayerError(
                 f"prune supports convolutions of one group, not {name!r} of {layer.groups}; use a scheme without prune"
             )
+        elif getattr(layer, "keeps_state", False):
+            raise UnsupportedLayerError(
+                f"prune supports nn.LSTM, and the recurrent steps in {name or 'the policy'!r} are single operations; "
+                "use a scheme without prune"
+            )
         elif not isinstance(layer, nn.Linear | nn.Conv2d) and _has_weights(layer):
             raise UnsupportedLayerError(
                 f"prune supports Linear, Conv2d and nn.LSTM layers, not {name!r}, a {type(layer).__name__}; use a "

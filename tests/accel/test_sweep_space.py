@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.compressors.layer_inventory import policy_layers
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.scheme import parse_scheme
 from accel.errors import ConfigError
@@ -107,9 +106,7 @@ def test_a_row_that_misses_a_constraint_takes_no_feasible_one_s_place() -> None:
 
 def space_of(case: str, options: CandidateOptions | None = None) -> SchemeSpace:
     module = randomise(CASES[case].make(), 1)
-    return SchemeSpace(
-        policy_layers(module, CASES[case].examples(), CASES[case].outputs), options or CandidateOptions()
-    )
+    return SchemeSpace(CASES[case].layers(module), options or CandidateOptions())
 
 
 @pytest.mark.parametrize("case", ["deep-relu-mlp", "nature-cnn", "lstm"])

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.graph.policy_graph import export_policy
+from accel.compressors.layer_inventory import PolicyLayer, policy_layers, prunable_units
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Plan
 from accel.compressors.quantisation.affine import WEIGHT_INT7
@@ -142,6 +144,11 @@ class Case:
     def examples(self) -> dict[str, Tensor]:
         """Two rows as tensors."""
         return {name: torch.from_numpy(array) for name, array in self.inputs(2).items()}
+
+    def layers(self, module: nn.Module) -> tuple[PolicyLayer, ...]:
+        """The inventory of a module of this case."""
+        examples = self.examples()
+        return policy_layers(export_policy(module, examples, self.outputs), module, prunable_units(module, examples))
 
     def bind(self, scheme: str, module: nn.Module, rows: int = 128) -> Plan:
         """A plan calibrated on that many random inputs, on none if 0."""

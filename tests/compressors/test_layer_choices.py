@@ -10,7 +10,6 @@ import torch
 from accel.compressors.checks.executed_kernels import integer_kernels
 from accel.compressors.errors import SchemeError, UnsupportedLayerError
 from accel.compressors.layer_choices import choice_for
-from accel.compressors.layer_inventory import policy_layers
 from accel.compressors.pipeline import PipelinePlan, make_compressor
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 
@@ -184,7 +183,7 @@ def test_choices_that_mean_nothing_are_an_error(text: str) -> None:
 @pytest.mark.parametrize("case", list(CASES))
 def test_the_inventory_names_what_schemes_can_choose_for(case: str) -> None:
     module = _policy(case)
-    layers = policy_layers(module, CASES[case].examples(), CASES[case].outputs)
+    layers = CASES[case].layers(module)
     assert len({layer.name for layer in layers}) == len(layers)
     spared = ",".join(f"{layer.name}=float" for layer in layers)
     assert not integer_kernels(CASES[case].bind(f"int8({spared})", module).refresh(module, 1))
