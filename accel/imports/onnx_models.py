@@ -144,20 +144,10 @@ class OnnxGraph:
             if array.dtype.kind == "f"
         }
         for node in self._nodes:
-            self._transpose_weight(node)
-
-    def _transpose_weight(self, node: NodeProto) -> None:
-        """Weights [inputs, outputs] become [outputs, inputs], transposed, so that layers are known by their address."""
-        if node.op_type not in ("Gemm", "MatMul") or node.input[1] not in self.tensors:
-            return
-        name = node.input[1]
-        is_transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-        weight = self.tensors[name]
-        if weight.dim() == 2:
-            self.layer_sizes.append(weight.shape[0 if is_transposed else 1])
-            if not is_transposed and weight.is_contiguous():
-                self.tensors[f"{name}.weight"] = weight.t().contiguous()
-                self.tensors[name] = self.tensors[f"{name}.weight"].t()
+            weight = self.tensors.get(node.input[1]) if node.op_type in ("Gemm", "MatMul") else None
+            if weight is not None and weight.dim() == 2:
+                is_transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+                self.layer_sizes.append(weight.shape[0 if is_transposed else 1])
 
     def only_forwards(self, source: str, target: str) -> bool:
         """Whether an input's one use is to become an output as it is."""

@@ -126,7 +126,7 @@ class TracedProgram(nn.Module):
         states: how many of them, from the last, are states; the program returns as many next states.
         tensors: the program's weights by name.
     Attributes:
-        state_shapes: of one row's states.
+        state_shapes: of one row's states. keeps_state: whether there are any, as ``prune`` asks.
     Raises:
         ConfigError: it cannot run on these inputs, or not on any number of rows.
     """
@@ -135,8 +135,11 @@ class TracedProgram(nn.Module):
         self, program: Program, examples: Sequence[Tensor], states: int = 0, tensors: Mapping[str, Tensor] | None = None
     ) -> None:
         super().__init__()
+        self.keeps_state = states > 0
         self.state_shapes = tuple(tuple(example.shape[1:]) for example in examples[len(examples) - states :])
-        self._names = {_place(tensor): name for name, tensor in (tensors or {}).items()}
+        self._names = {
+            _place(turned): name for name, t in (tensors or {}).items() for turned in (t, t.transpose(0, -1))
+        }
         self._steps: list[tuple[object, object, object]] = []
         self._inputs = len(examples)
         pair = [_traced(program, examples, rows) for rows in _ROWS]
@@ -256,21 +259,27 @@ def _traced(program: Program, examples: Sequence[Tensor], rows: int) -> fx.Graph
                 f"the program cannot run on {rows} rows, inputs {shapes}: {type(error).__name__}: {reason}; {_REMEDY}"
             ) from error
     for node in traced.graph.nodes:
-        _fold_linear(node)
+        _fold_linear(traced, node)
     traced.graph.eliminate_dead_code()
     return traced
 
 
-def _fold_linear(node: fx.Node) -> None:
-    """A product with a transposed constant becomes ``linear``, with the names of its weight and bias."""
+def _fold_linear(traced: fx.GraphModule, node: fx.Node) -> None:
+    """A product with a constant matrix becomes ``linear``, with the names of its weight and bias."""
     if node.target not in (_ATEN.addmm.default, _ATEN.mm.default) or node.kwargs:
         return
-    *bias, x, transposed = node.args
-    if not isinstance(transposed, fx.Node) or transposed.target != _ATEN.t.default:
+    *biases, x, matrix = node.args
+    is_transposed = False
+    while isinstance(matrix, fx.Node) and matrix.target == _ATEN.t.default:
+        matrix, is_transposed = matrix.args[0], not is_transposed
+    held = [str(part.target) for part in (matrix, *biases) if isinstance(part, fx.Node) and part.op == "get_attr"]
+    if len(held) < 1 + len(biases) or any(getattr(traced, bias).dim() != 1 for bias in held[1:]):
         return
-    held = [part.target for part in (transposed.args[0], *bias) if isinstance(part, fx.Node) and part.op == "get_attr"]
-    if len(held) == 1 + len(bias):
-        node.target, node.args = nn.functional.linear, (x, *map(str, held))
+    if not is_transposed:
+        weight = getattr(traced, held[0]).t()
+        held[0] += "_transposed"
+        setattr(traced, held[0], weight)
+    node.target, node.args = nn.functional.linear, (x, *held)
 
 
 def _row_free(target: object, arguments: object, options: object) -> tuple[object, object, object]:

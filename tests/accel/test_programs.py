@@ -48,6 +48,20 @@ class Normalised(nn.Module):
         return answer
 
 
+class Products(nn.Module):
+    """Layers as JAX and TensorFlow have them, weights [inputs, outputs]; the last of their transposes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.first, self.bias = nn.Parameter(torch.randn(3, 32)), nn.Parameter(torch.randn(32))
+        self.second, self.third = nn.Parameter(0.3 * torch.randn(32, 16)), nn.Parameter(torch.randn(1, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.addmm(self.bias, x, self.first).relu()
+        return (x @ self.second).tanh() @ self.third.t()
+
+
 class Recurrent(nn.Module):
     """legged_gym's and Isaac Lab's exporter: the state is in buffers for one row."""
 
@@ -232,7 +246,7 @@ def test_an_observation_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_script, None], ids=["script", "export"])
-@pytest.mark.parametrize("make", [Normalised, lambda: mlp(3, 1)], ids=["normaliser", "plain"])
+@pytest.mark.parametrize("make", [Normalised, lambda: mlp(3, 1), Products], ids=["normaliser", "plain", "products"])
 def test_a_torch_program_gives_its_own_outputs(
     make: Callable[[], nn.Module], write: Callable[[Path, nn.Module], Path] | None, tmp_path: Path
 ) -> None:
@@ -248,6 +262,11 @@ def test_a_torch_program_gives_its_own_outputs(
         wanted = module(torch.from_numpy(inputs["observations"]))
     np.testing.assert_allclose(params(policy, inputs)[0][:, :1], wanted, atol=1e-5)
     assert [type(layer) for layer in policy.policy.module.children()] == [nn.Linear] * 3
+    if make is Products:
+        onnx_path = write_onnx(tmp_path / "p.onnx", module, [torch.zeros(1, 3)], ["obs"], ["actions"])
+        other = import_policy(onnx_path, PENDULUM)
+        assert [type(layer) for layer in other.policy.module.children()] == [nn.Linear] * 3
+        assert other.architecture == "ONNX: 32-16-1"
 
 
 def test_buffers_that_a_call_changes_are_the_state(tmp_path: Path) -> None:
