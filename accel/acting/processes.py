@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from accel.acting.supervisor import ActorSupervisor
 from accel.json_object import Json
@@ -44,16 +44,11 @@ class ActorProcesses(LocalLearner):
         super().release(arrival)
         self._has_told = True
 
-    def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
-        """See ``LearnerTransport.publish``; the policies are in the actors' memory when this returns."""
-        super().publish(version, policies)
+    def publish(self, version: int, payload: bytes) -> None:
+        """See ``LearnerTransport.publish``; the policy is in the actors' memory when this returns."""
+        super().publish(version, payload)
         self._has_told = True
         self.pump()
-
-    def assign(self, actor: int, scheme: str) -> None:
-        """See ``LearnerTransport.assign``."""
-        super().assign(actor, scheme)
-        self._has_told = True
 
     def messages(self) -> list[tuple[int, Json]]:
         """See ``LearnerTransport.messages``."""

@@ -43,7 +43,7 @@ class TorchPolicy:
         """Args: module: takes the weights, and is changed; layout: of the unrolls; sampler: chooses actions."""
         torch.set_num_threads(1)
         self.version = -1
-        self.scheme = ""
+        self.scheme = "fp32"
         self.runtime = "torch"
         self._sampler = sampler
         self._spec = layout.spec
@@ -68,7 +68,7 @@ class TorchPolicy:
             tensors = self._read(update.payload)
             deserialise_s = perf_counter() - before
             self._module.load_state_dict(tensors)
-        self.version, self.scheme = update.version, update.scheme
+        self.version = update.version
         return deserialise_s
 
     def _read(self, payload: bytes) -> dict[str, torch.Tensor]:

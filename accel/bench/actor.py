@@ -203,7 +203,7 @@ class ActorLoop:
         )
         self._learner.welcome(agreement.to_json())
         self._learner.configure(self._layout.nbytes)
-        self._learner.publish(0, {scheme: payload})
+        self._learner.publish(0, payload)
         self._actor.start()
 
     def unroll(self) -> tuple[Split, int]:

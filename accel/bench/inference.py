@@ -117,7 +117,7 @@ def _make_cell(
     row: Row = {"env": config.environment.env, "network": measured.network, "envs": envs, "actors": actors}
     row |= {"inference": kind, "scheme": scheme, "weights": measured.weights, "bytes": files[0].stat().st_size}
     row |= {"unroll_length": config.acting.unroll_length}
-    return _Cell(row, ActingJob(told.to_json(), agreement.to_json(), scheme, [str(file) for file in files], 0.0))
+    return _Cell(row, ActingJob(told.to_json(), agreement.to_json(), [str(file) for file in files], 0.0))
 
 
 def _write(artifact: CompressedPolicy, path: Path) -> list[Path]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,14 +60,13 @@ class ActingJob:
     """What is acted, and for how long.
 
     Attributes:
-        config, agreement: what actors are told. scheme: of the policies.
+        config, agreement: what actors are told.
         policies: files of two policies that are published in turn; they differ in some byte.
         seconds: measured, after a warm-up.
     """
 
     config: Json
     agreement: Json
-    scheme: str
     policies: Sequence[str]
     seconds: float
 
@@ -110,7 +109,7 @@ def _learn(job: ActingJob) -> ActingResult:
         )  # fmt: skip
         transport.welcome(job.agreement)
         transport.configure(layout.nbytes)
-        receiver = _UnrollReceiver(transport, layout, [{job.scheme: Path(file).read_bytes()} for file in job.policies])
+        receiver = _UnrollReceiver(transport, layout, [Path(file).read_bytes() for file in job.policies])
         receiver.warm_up()
         return receiver.take(job.seconds)
     finally:
@@ -121,7 +120,7 @@ def _learn(job: ActingJob) -> ActingResult:
 class _UnrollReceiver:
     """Takes unrolls, and publishes after as many as there are actors."""
 
-    def __init__(self, transport: RemoteLearner, layout: UnrollLayout, policies: Sequence[Mapping[str, bytes]]) -> None:
+    def __init__(self, transport: RemoteLearner, layout: UnrollLayout, policies: Sequence[bytes]) -> None:
         self._transport, self._layout, self._policies = transport, layout, policies
         self._unrolls = self._version = 0
         self._lags: list[tuple[float, float]] = []

@@ -1,7 +1,7 @@
 """Learners that exchange gradients without waiting for each other: learner 0 keeps the parameters (A3C, GORILA).
 
 After each of its updates another learner asks learner 0: it sends its gradient and what it has counted, and gets the
-newest parameters, the statistics that go with them, and new policies for its actors. Meanwhile it takes in experience.
+newest parameters, the statistics that go with them, and a new policy for its actors. Meanwhile it takes in experience.
 Learner 0 makes a step with every gradient that arrives, between its own ones, so that all share the optimiser's
 moments; one that missed more updates than the algorithm allows is dropped. Steps and updates count over all learners,
 so that a ratio of the two holds for the run. A learner has one open question at most, and each has one answer: memory
@@ -80,7 +80,7 @@ class Answer(TypedDict):
 
     Attributes:
         updates, env_steps: of the run so far. moments: mean, variance and count of the reward normalisation.
-        version, policies: the newest ones' version, and bytes by scheme where the learner does not have them.
+        version, policy: the newest one's version, and its bytes where the learner does not have them.
         reason: why the run stops; None: it goes on.
     """
 
@@ -88,7 +88,7 @@ class Answer(TypedDict):
     env_steps: int
     moments: list[float]
     version: int
-    policies: dict[str, npt.NDArray[np.uint8]]
+    policy: npt.NDArray[np.uint8] | None
     reason: str | None
 
 
@@ -147,7 +147,7 @@ class ParameterServer:
         self._interval = cast(AsynchronousConfig | SamplesPerInsertConfig, config.schedule).publish_interval_updates
         self._lag_limit = config.algorithm.gradient_lag_limit
         self._considered = counters.updates
-        self._published: tuple[int, Mapping[str, bytes]] = -1, {}
+        self._published: tuple[int, bytes | None] = -1, None
         others = range(1, post.learners)
         self._actors = dict.fromkeys(others, 0)
         self._has = dict.fromkeys(others, -1)
@@ -172,12 +172,12 @@ class ParameterServer:
             self._stop(reason)
         return Iteration(reason, due, publishes or self._passed(due), actors_alive + sum(self._actors.values()))
 
-    def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
+    def share_policy(self, version: int, policy: bytes | None) -> tuple[int, bytes | None]:
         """Kept for the others' next questions."""
         self._considered = version
-        if policies:
-            self._published = version, policies
-        return version, policies
+        if policy is not None:
+            self._published = version, policy
+        return version, policy
 
     def metrics(self) -> Mapping[str, float | int | None]:
         """``gradient_lag_*``: updates that others' gradients missed, from their parameters to their application.
@@ -209,15 +209,15 @@ class ParameterServer:
         return question
 
     def _answer(self, learner: int, reason: str | None) -> None:
-        version, policies = self._published
+        version, policy = self._published
         moments = self._rewards.moments
-        new = policies if version > self._has[learner] and reason is None else {}
+        is_new = policy is not None and version > self._has[learner] and reason is None
         answer = Answer(
             updates=self._counters.updates,
             env_steps=self._counters.env_steps,
             moments=[moments.mean, moments.variance, moments.count],
             version=version,
-            policies={scheme: np.frombuffer(payload, np.uint8) for scheme, payload in new.items()},
+            policy=np.frombuffer(policy, np.uint8) if policy is not None and is_new else None,
             reason=reason,
         )
         self._has[learner] = version
@@ -264,7 +264,7 @@ class ParameterClient(NoCoordination):
         self._timeout_s = config.run.peer_timeout_s
         self._told = counters.counted()
         self._version = -1
-        self._policies: tuple[int, Mapping[str, bytes]] = 0, {}
+        self._policy: tuple[int, bytes | None] = 0, None
         self._publishes = False
         self._reason: str | None = None
         self._clock = AwakeClock(_LISTENS_S)
@@ -285,11 +285,11 @@ class ParameterClient(NoCoordination):
             if not (self._asks and (due or reason is not None)):
                 break
             backoff.pause()
-        return Iteration(self._reason, due, bool(self._policies[1]), actors_alive)
+        return Iteration(self._reason, due, self._policy[1] is not None, actors_alive)
 
-    def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
-        """Those that learner 0 has published since the last time."""
-        found, self._policies = self._policies, (version, {})
+    def share_policy(self, version: int, policy: bytes | None) -> tuple[int, bytes | None]:
+        """The one that learner 0 has published last, if that was since the last time."""
+        found, self._policy = self._policy, (version, None)
         return found
 
     def _ask(self, reason: str | None, actors_alive: int, *, done: bool = False) -> None:
@@ -331,11 +331,8 @@ class ParameterClient(NoCoordination):
         self._version = self._counters.updates = self._algorithm.updates = answer["updates"]
         self._counters.env_steps += answer["env_steps"] - self._told[0]
         self._told[0] = answer["env_steps"]
-        if answer["policies"]:
-            self._policies = (
-                answer["version"],
-                {scheme: payload.tobytes() for scheme, payload in answer["policies"].items()},
-            )
+        if answer["policy"] is not None:
+            self._policy = answer["version"], answer["policy"].tobytes()
 
 
 def _pack(tensors: Mapping[str, Tensor], told: Question | Answer) -> bytes:

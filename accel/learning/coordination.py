@@ -7,7 +7,6 @@ to stop ends all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -52,8 +51,8 @@ class Coordination(Protocol):
         """What this learner has, and what all do."""
         ...
 
-    def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
-        """The leading learner's policies and their version, on all of them."""
+    def share_policy(self, version: int, policy: bytes | None) -> tuple[int, bytes | None]:
+        """The leading learner's policy and its version, on all of them; None: there is no new one."""
         ...
 
     def metrics(self) -> Mapping[str, float | int | None]:
@@ -71,9 +70,9 @@ class NoCoordination:
         """Its own."""
         return Iteration(reason, due, publishes, actors_alive)
 
-    def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
+    def share_policy(self, version: int, policy: bytes | None) -> tuple[int, bytes | None]:
         """Its own."""
-        return version, policies
+        return version, policy
 
     def metrics(self) -> Mapping[str, float | int | None]:
         """None."""
@@ -119,21 +118,9 @@ class SynchronousLearners(NoCoordination):
             actors_alive=int(sum(numbers[3] for numbers in everyone)),
         )
 
-    def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
-        """One message: the payloads behind a line of JSON that names them."""
-        content = b""
-        if self.leads and policies:
-            head = json.dumps([[scheme, len(payload)] for scheme, payload in policies.items()]).encode()
-            content = b"".join([head, b"\n", *policies.values()])
-        content = self._exchange.share(content)
-        if self.leads or not content:
-            return version, policies
-        start = content.index(b"\n") + 1
-        found = {}
-        for scheme, size in json.loads(content[: start - 1]):
-            found[str(scheme)] = content[start : start + size]
-            start += size
-        return version, found
+    def share_policy(self, version: int, policy: bytes | None) -> tuple[int, bytes | None]:
+        """One message."""
+        return version, self._exchange.share(policy or b"") or None
 
     def _add_episodes(self, episodes: int, everyone: list[int]) -> None:
         """The other learners' returns and lengths, behind this one's."""

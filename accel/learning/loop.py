@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -70,7 +70,7 @@ class Loop:
         learner: algorithm, store, schedule, counters, already agreed with the actors.
         transport: the learner's end. actors: which of them act.
         publisher: compresses policies. sampler: measures mismatch on what arrives.
-        steering: decides which policies are published and who gets them.
+        steering: decides at which level policies are published.
         callback: see ``Callback``.
         collect: with a single process, produces one more unroll, on the transport unless it returns it, or raises
             Stopped as soon as what it is given says that the run is over; None when actors are elsewhere.
@@ -79,7 +79,7 @@ class Loop:
     Attributes:
         counters: of the whole run, across resumes.
         lag: over this process's part of the run. unrolls: taken in it. trained_env_steps: inserted in it.
-        published: told of each published policy: environment steps, version, and what the first actor got.
+        published: told of each published policy: environment steps, version, payload.
         training_s: from the start of ``run`` to the end of its last update.
     """
 
@@ -114,8 +114,8 @@ class Loop:
         self._actor_s = np.zeros(len(ACTOR_PHASES))
         self._recorded = (PhaseTimes.zero(LEARNER_PHASES), PhaseTimes.zero(ACTOR_PHASES))
         self._views: dict[int, Unroll] = {}
-        self._published_bytes, self._published_version = 0, -1
-        self._policies: Mapping[str, bytes] = {}
+        self._published_version = -1
+        self._policy = b""
         self._restarts = (0, 0)
         self._update: Update | None = None
         self._learned_from: Sample | None = None
@@ -200,21 +200,16 @@ class Loop:
         prepared = self.publisher.prepared(wait=wait)
         if prepared is None:
             return
-        version, payloads = prepared
         self._timer.mark("compress")
-        own = self.steering.policies(payloads) if payloads else {}
-        version, policies = self._learner.coordination.share_policies(version, own)
-        if policies:
-            self._published_version = version
-            self._policies = policies
-            self.transport.publish(version, policies)
-            (acting,) = policies.values()
-            self._published_bytes = len(acting)
+        version, policy = self._learner.coordination.share_policy(*prepared)
+        if policy is not None:
+            self._published_version, self._policy = version, policy
+            self.transport.publish(version, policy)
         elif self.schedule.waits_for_policy:
-            self.transport.publish(version, self._policies)  # Withheld: the last one acts on, as of this version.
+            self.transport.publish(version, self._policy)  # Withheld: the last one acts on, as of this version.
         self._timer.mark("publish")
-        if policies and self.published is not None:
-            self.published(self.counters.env_steps, version, acting)
+        if policy is not None and self.published is not None:
+            self.published(self.counters.env_steps, version, policy)
             self._timer.mark("record")
 
     def time_totals(self) -> dict[str, dict[str, float]]:
@@ -453,7 +448,7 @@ class Loop:
             "return_mean": float(np.mean(counters.returns)) if counters.returns else None,
             "length_mean": float(np.mean(counters.lengths)) if counters.lengths else None,
             "scheme": self.publisher.scheme,
-            "policy_bytes": self._published_bytes,
+            "policy_bytes": len(self._policy),
             "dropped_unrolls": counters.dropped_unrolls,
             "actors_alive": self.actors_alive,
             "actor_restarts": counters.actor_restarts,

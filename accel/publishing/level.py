@@ -119,7 +119,7 @@ class LevelStatistics:
 
 
 class Level:
-    """One scheme that actors may be assigned.
+    """One scheme that policies may be published in.
 
     ``after_update`` determines what is due, ``start_work`` does it, in a background thread or at once, and
     ``adopt_result`` commits all of it between two publications. Until then artifacts use the previous selection, ranges

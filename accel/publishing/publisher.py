@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from functools import partial
 from time import perf_counter
@@ -57,9 +57,9 @@ class NoPublisher:
         self._begun = [version]
         return True
 
-    def prepared(self, *, wait: bool = False) -> tuple[int, Mapping[str, bytes]] | None:
+    def prepared(self, *, wait: bool = False) -> tuple[int, bytes | None] | None:
         """Nothing, at once."""
-        return (self._begun.pop(), {}) if self._begun else None
+        return (self._begun.pop(), None) if self._begun else None
 
     def observe(self, unroll: Unroll, layout: UnrollLayout) -> None:
         """Calibrates nothing."""
@@ -73,13 +73,13 @@ class NoPublisher:
 
 
 class Publisher:
-    """Compresses the network's acting part at every level in use and offers it to the actors.
+    """Compresses the network's acting part at the level in use.
 
-    A level is a scheme that actors may be assigned. An artifact carries its own scheme: until ``calibration_size`` real
-    observations have been seen, a level's artifact is ``fp32``, as ranges need real observations. Every artifact is
-    validated (``accel.publishing.validation``); a bad one is withheld, logged once per cause and counted, and ``fp32``
-    stands in for it until one passes again, so that no scheme ruins a run. With the torch runtime the weights are
-    published as they are, as long as they are finite.
+    A level is a scheme that policies may be published in. An artifact carries its own scheme: until
+    ``calibration_size`` real observations have been seen, a level's artifact is ``fp32``, as ranges need real
+    observations. Every artifact is validated (``accel.publishing.validation``); a bad one is withheld, logged once per
+    cause and counted, and ``fp32`` stands in for it until one passes again, so that no scheme ruins a run. With the
+    torch runtime the weights are published as they are, as long as they are finite.
 
     Students' training steps, selections of channels and bases, and later calibrations are done in the background
     (``accel.publishing.background``). With ``actors = 0`` all of it is done at once, so that equal seeds give equal
@@ -94,11 +94,12 @@ class Publisher:
         network: what the learner trains.
         divergence: of acting policies from the learner's, as the action rule sees it; None: KL of the distributions.
         cpu_features: features of every actor's CPU, which select the int8 variant; None: this machine's.
-        levels: schemes that may be used; None: the configured one. The first is in use until ``set_levels``.
+        levels: schemes that may be used; None: the configured one. The first is in use until ``use``.
         beside: prepare publications beside the caller, which pays where the learner computes on a device of its own;
             not with ``qat``, whose codes are the learner's own.
     Attributes:
         beside: whether publications are prepared beside the caller.
+        scheme: of the last publication: the level in use, or fp32 while that is not published.
     Raises:
         ConfigError: the first level does not suit the network, or its graph differs from it.
     """
@@ -128,7 +129,7 @@ class Publisher:
         self._validation_inputs = ValidationInputs(network.spec, network.state_shapes, self._recent)
         self._divergence = PolicyDivergence(network.spec.action) if divergence is None else divergence
         self._bound: dict[str, Level] = {}
-        self._in_use: tuple[str, ...] = ()
+        self._in_use = ""
         self._prepared: tuple[str, ...] = ()
         self._worker, self._caller = BackgroundWorker(inline=config.acting.actors == 0), BackgroundWorker(inline=True)
         self._copy = ModuleCopy(self._module)
@@ -136,7 +137,7 @@ class Publisher:
         self._snapshot = Snapshot(self._module) if self.beside else None
         self._published = self._module if self._snapshot is None else self._snapshot.module
         self._preparer = BackgroundWorker(inline=not self.beside, niceness=0)
-        self._preparing: Future[Mapping[str, bytes]] | None = None
+        self._preparing: Future[bytes | None] | None = None
         self._version = self._late_updates = 0
         self._late_inputs: dict[str, Array] = {}
         self._last_served = FULL_PRECISION
@@ -145,41 +146,36 @@ class Publisher:
         if config.acting.actor_runtime != "torch":
             self._level(FULL_PRECISION)
             self._prove()
-            self.set_levels(self.levels[:1])
+            self.use(self.levels[0])
 
     @property
     def schemes(self) -> tuple[str, ...]:
         """Every scheme that unrolls of this run may have acted with; its index is the unrolls' scheme id."""
         return tuple(dict.fromkeys((FULL_PRECISION, *self.levels)))
 
-    def set_levels(self, levels: Iterable[str], prepare: Iterable[str] = ()) -> None:
-        """Use these levels from the next publication on. Each is bound once, which takes 30 to 400 ms, and kept; its
+    def use(self, level: str, prepare: Iterable[str] = ()) -> None:
+        """Publish this level from the next publication on. Each is bound once, which takes 30 to 400 ms, and kept; its
         validation session is closed while it is out of use.
 
         Args:
-            levels: to be published.
-            prepare: levels to prepare in the background if they are not ready; only levels in use are published.
+            level: to be published.
+            prepare: levels to prepare in the background if they are not ready.
         Raises:
             ConfigError: one is none of ``levels``, or does not suit the network; nothing changes then.
         """
         self._wait()
-        wanted = tuple(dict.fromkeys(_canonical(level) for level in levels))
-        prepared = tuple(
-            level for level in dict.fromkeys(_canonical(level) for level in prepare) if level not in wanted
-        )
-        unknown = [level for level in (*wanted, *prepared) if level not in self.schemes]
-        if unknown or not wanted:
+        before, known = self._in_use, (self._in_use, *self._prepared)
+        wanted, *prepared = dict.fromkeys(map(_canonical, (level, *prepare)))
+        if unknown := [scheme for scheme in (wanted, *prepared) if scheme not in self.schemes]:
             raise ConfigError(f"levels '{', '.join(unknown)}' are none of {', '.join(self.schemes)}")
-        for level in (*wanted, *prepared):
-            self._level(level)
-        before = (*self._in_use, *self._prepared)
-        for level in (*wanted, *prepared):
-            if level not in (self._in_use if level in wanted else before):
-                self._bound[level].enter_use()
-        for level in self._in_use:
-            if level not in wanted:
-                self._bound[level].leave_use()
-        self._in_use, self._prepared = wanted, prepared
+        for scheme in (wanted, *prepared):
+            self._level(scheme)
+        for scheme in (wanted, *prepared):
+            if scheme not in ((before,) if scheme == wanted else known):
+                self._bound[scheme].enter_use()
+        if before and before != wanted:
+            self._bound[before].leave_use()
+        self._in_use, self._prepared = wanted, tuple(prepared)
         self._start_work()
         self._round_learner()
 
@@ -201,11 +197,11 @@ class Publisher:
 
     @property
     def busy(self) -> bool:
-        """Whether background work is in progress; its result is adopted by the next ``observe`` or ``payloads``."""
+        """Whether background work is in progress; its result is adopted by the next update or publication."""
         return self._worker.busy
 
     def offers(self, level: str) -> bool:
-        """Whether actors assigned this level get it rather than fp32.
+        """Whether this level is published while it is in use, rather than fp32.
 
         For a level out of use: whether they would get it if its next check passes."""
         self._wait()
@@ -230,9 +226,9 @@ class Publisher:
             self._recent.observe(inputs)
 
     def after_update(self) -> None:
-        """Count a learner update and begin what is due at the levels in use, and at those to prepare.
+        """Count a learner update and begin what is due at the level in use, and at those to prepare.
 
-        Errors of background work are raised here or by ``payloads``.
+        Errors of background work are raised here or by ``prepared``.
         """
         if self._config.acting.actor_runtime == "torch":
             return
@@ -251,7 +247,7 @@ class Publisher:
             self._adopt_results()
             for scheme in self._maintained():
                 self._bound[scheme].after_update()
-            if FULL_PRECISION not in self._in_use:
+            if self._in_use != FULL_PRECISION:
                 self._bound[FULL_PRECISION].after_update()
             self._start_work()
 
@@ -259,16 +255,6 @@ class Publisher:
         """Real inputs of the policy, [N, *shape] by name; empty before the first."""
         self._wait()
         return self._recent.every()
-
-    def payloads(self) -> Mapping[str, bytes]:
-        """The current network at each level in use, to be published together; empty when everything is withheld.
-
-        Transports carry the version beside the payload, so that an unchanged policy is recognised: artifacts travel as
-        version 0 and only saved ones hold their own.
-        """
-        self._wait()
-        self._take()
-        return self._prepare()
 
     @property
     def preparing(self) -> bool:
@@ -285,8 +271,11 @@ class Publisher:
         self._version, self._preparing = version, self._preparer.submit(self._prepare)
         return True
 
-    def prepared(self, *, wait: bool = False) -> tuple[int, Mapping[str, bytes]] | None:
+    def prepared(self, *, wait: bool = False) -> tuple[int, bytes | None] | None:
         """Take the publication that was begun, with its version, once it is there; ``wait``: until it is.
+
+        Transports carry the version beside the payload, so that an unchanged policy is recognised: artifacts travel as
+        version 0 and only saved ones hold their own. The payload is None where everything is withheld.
 
         Raises its errors, and those of background work."""
         if self._preparing is None or not (wait or self._preparing.done()):
@@ -294,37 +283,30 @@ class Publisher:
         publication, self._preparing = self._preparing, None
         return self._version, publication.result()
 
-    def _prepare(self) -> Mapping[str, bytes]:
-        """``payloads``, of the snapshot that was taken last."""
+    def _prepare(self) -> bytes | None:
+        """The policy as it was at the last snapshot, at the level in use, or in fp32 while that is not ready or fit."""
         if self._snapshot is not None:
             self._snapshot.wait()
         if self._config.acting.actor_runtime == "torch":
             is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._published.state_dict().values())
-            return {FULL_PRECISION: serialise_module(self._published)} if is_finite else {}
+            return serialise_module(self._published) if is_finite else None
         self._adopt_results()
         if self._recent.full and not self._proved_on_real_rows:
             self._proved_on_real_rows = True
             self._prove()
-        found = {
-            scheme: level.payload() if level.ready and not level.renewing else None
-            for scheme, level in self._levels_in_use()
-        }
-        offered = {scheme: payload for scheme, payload in found.items() if payload is not None}
-        self.scheme = self._in_use[0] if self._in_use[0] in offered else FULL_PRECISION
-        if len(offered) < len(found):
-            stand_in = offered.get(FULL_PRECISION)
-            if stand_in is None and FULL_PRECISION not in found and self._bound[FULL_PRECISION].policy_is_finite():
-                stand_in = self._bound[FULL_PRECISION].payload()
-            if stand_in is not None:
-                offered = {scheme: offered.get(scheme, stand_in) for scheme in found}
-        return offered if len(offered) == len(found) else {}
+        level, full = self._bound[self._in_use], self._bound[FULL_PRECISION]
+        payload = level.payload() if level.ready and not level.renewing else None
+        self.scheme = FULL_PRECISION if payload is None else level.scheme
+        if payload is None and level is not full and full.policy_is_finite():
+            payload = full.payload()
+        return payload
 
     def artifact(self, version: int, scheme: str | None = None) -> CompressedPolicy | None:
         """The current policy as an artifact, for the run's directory; None with the torch runtime.
 
         Args:
             version: which it holds.
-            scheme: a level, or fp32; None: the first in use, or fp32 while that is not published.
+            scheme: a level, or fp32; None: that of the last publication.
         """
         self._wait()
         if self._config.acting.actor_runtime == "torch":
@@ -338,12 +320,12 @@ class Publisher:
         return self._level(FULL_PRECISION).artifact(version)
 
     def metrics(self) -> dict[str, float]:
-        """By ``name/level``, of the levels in use; see ``accel.publishing.level``."""
+        """By ``name/level``, of the level in use; see ``accel.publishing.level``."""
         self._wait()
-        metrics: dict[str, float] = {}
-        for scheme, level in self._levels_in_use():
-            metrics |= {f"{name}/{scheme}": value for name, value in level.metrics().items()}
-        return metrics
+        if self._config.acting.actor_runtime == "torch":
+            return {}
+        level = self._bound[self._in_use]
+        return {f"{name}/{level.scheme}": value for name, value in level.metrics().items()}
 
     @property
     def rows_per_actor(self) -> int:
@@ -381,12 +363,9 @@ class Publisher:
             else max(REFILLS, interval_updates(config, config.compression.calibration_interval_steps))
         )
 
-    def _levels_in_use(self) -> list[tuple[str, Level]]:
-        return [(scheme, self._bound[scheme]) for scheme in self._in_use]
-
     def _maintained(self) -> tuple[str, ...]:
-        """The levels in use, and those that still have to be prepared."""
-        return (*self._in_use, *(scheme for scheme in self._prepared if not self._bound[scheme].ready))
+        """The level in use, and those that still have to be prepared."""
+        return (self._in_use, *(scheme for scheme in self._prepared if not self._bound[scheme].ready))
 
     def _start_work(self) -> None:
         """Begin due work, at the levels in turns."""
@@ -413,11 +392,10 @@ class Publisher:
 
     def _round_learner(self) -> None:
         """Set the learner's fake quantisation: that of a ``qat`` level in use once it has ranges, else none."""
-        rounded = [(scheme, level.quantiser) for scheme, level in self._levels_in_use() if level.quantiser is not None]
         self._network.fake_quantisation = None
-        for scheme, quantiser in rounded:
+        if (quantiser := self._bound[self._in_use].quantiser) is not None:
             self._network.fake_quantisation = FakeQuantisation(quantiser)
-            logger.info("the learner rounds its policy as %s does from now on", scheme)
+            logger.info("the learner rounds its policy as %s does from now on", self._in_use)
 
     def _level(self, scheme: str) -> Level:
         if scheme not in self._bound:

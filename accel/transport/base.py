@@ -14,7 +14,6 @@ Guarantees, for every implementation and held by one contract suite:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,14 +76,12 @@ class PolicyUpdate:
 
     Attributes:
         version: policy version, as published.
-        scheme: text form of the compression scheme.
         payload: what ``publish`` was given, or None when it is byte for byte the policy pulled last.
         publication: the number of the ``publish`` that it is of.
         content: the number of the one that brought its payload; 0: unknown.
     """
 
     version: int
-    scheme: str
     payload: bytes | None
     publication: int = 0
     content: int = 0
@@ -195,17 +192,13 @@ class LearnerTransport(Protocol):
         """Gives an arrival's buffer back; the caller may not touch it any more."""
         ...
 
-    def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
-        """Offers every actor the payload of its assigned scheme (the first of ``policies`` before any ``assign``).
+    def publish(self, version: int, payload: bytes) -> None:
+        """Offers every actor a policy.
 
         Returns at once. While an actor's last policy is on its way, the newest waits and replaces what waited. A
         payload that equals the one the actor got last is not resent: only its version is; so keep the version itself
-        out of the payload. ``version`` never goes down. Raises TransportError: nothing or an assigned scheme missing.
+        out of the payload. Raises TransportError: ``version`` goes down.
         """
-        ...
-
-    def assign(self, actor: int, scheme: str) -> None:
-        """From now on ``actor`` gets ``scheme``: at once if it is published, otherwise with the next ``publish``."""
         ...
 
     def pump(self) -> None:

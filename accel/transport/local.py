@@ -7,7 +7,7 @@ would wait raises TransportError. A ``LocalPort`` stands for an actor in a proce
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from accel.errors import TransportError
@@ -293,13 +293,9 @@ class LocalLearner:
             raise TransportError("release() takes an arrival from receive(), once")
         self.hub.pool.release(arrival)
 
-    def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
-        """Offers every actor the payload of its scheme."""
-        self.hub.board.publish(version, policies)
-
-    def assign(self, actor: int, scheme: str) -> None:
-        """From now on ``actor`` gets ``scheme``."""
-        self.hub.board.assign(actor, scheme)
+    def publish(self, version: int, payload: bytes) -> None:
+        """Offers every actor a policy."""
+        self.hub.board.publish(version, payload)
 
     def pump(self) -> None:
         """Nothing to do: hand-over needs no help."""

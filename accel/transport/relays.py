@@ -88,13 +88,6 @@ class Relays:
         if answer.get("follows"):
             self._board.follow(actor, node.relay)
 
-    def assign(self, actor: int, scheme: str) -> None:
-        """Gives an actor another scheme."""
-        before = self._board.assigned(actor)
-        self._board.assign(actor, scheme)
-        if actor in self._asked and before != self._board.assigned(actor):
-            self._post(actor, "scheme", {"scheme": scheme})
-
     def close(self) -> None:
         """Ask nobody any more: the run ends."""
         self._is_closed = True
@@ -117,8 +110,7 @@ class Relays:
         if node.relay is not None:
             self._asked.add(actor)
             place = self._places[node.relay].to_json()
-            told: Json = {"number": node.number, "place": place, "scheme": self._board.assigned(actor)}
-            self._post(actor, "follow", told)
+            self._post(actor, "follow", {"number": node.number, "place": place})
 
     def _release(self, actor: int) -> None:
         """Tell an actor to follow nobody."""

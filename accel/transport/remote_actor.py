@@ -72,11 +72,10 @@ class RemoteActor:
         self._receipt: tuple[int, Request, Bytes] | None = None
         self._welcomes: deque[Json] = deque()
         self._update: PolicyUpdate | None = None
-        self._last = PolicyUpdate(-1, "", None, -1)
+        self._last = PolicyUpdate(-1, None, -1)
         self._node = node or node_name()
         self._memory: NodeMemory | None = None
         self._view: NodeView | None = None
-        self._scheme: str | None = None
         self._abort_text: str | None = None
         self._learner_gone = False
         self._closed = False
@@ -327,7 +326,7 @@ class RemoteActor:
         if self._learner_gone:
             raise self._learner_failed(None)
         self._hear_learner()
-        if self._view is not None and (update := self._view.read(self._scheme, self._last)) is not None:
+        if self._view is not None and (update := self._view.read(self._last)) is not None:
             self._accept(update)
 
     def _hear_learner(self) -> None:
@@ -367,10 +366,9 @@ class RemoteActor:
     def _take_own(self, update: PolicyUpdate) -> None:
         """A policy for this actor alone, which it may know from its relay already."""
         last = self._last
-        is_same = update.scheme == last.scheme
-        if self._view is not None and update.publication < last.publication + is_same:
+        if self._view is not None and update.publication <= last.publication:
             return
-        is_known = is_same and update.content == last.content > 0
+        is_known = update.content == last.content > 0
         self._accept(replace(update, payload=None) if is_known else update)
 
     def _accept(self, update: PolicyUpdate) -> None:
@@ -390,8 +388,7 @@ class RemoteActor:
         return self._view is not None
 
     def _obey_follow(self, body: Json) -> None:
-        scheme, place = body.get("scheme"), Place.from_json(body.get("place"))
-        self._scheme = None if scheme is None else str(scheme)
+        place = Place.from_json(body.get("place"))
         follows = self._follow(place)
         if place is not None:
             answer = encode_message("follows", {"number": body.get("number"), "follows": follows})
@@ -402,8 +399,6 @@ class RemoteActor:
             self._welcomes.append(body)
         elif kind == "follow":
             self._obey_follow(body)
-        elif kind == "scheme":
-            self._scheme = str(body.get("scheme"))
         elif kind == "rejoin":
             self.fence = int(str(body.get("fence")))
             self._follow(None)

@@ -145,14 +145,9 @@ class RemoteLearner:
             raise TransportError("release() takes an arrival from receive(), once")
         self._pool.release(arrival)
 
-    def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
-        """Offers every actor the payload of its scheme; see ``LearnerTransport.publish``."""
-        self._outbox.board.publish(version, policies)
-        self._advance_sends()
-
-    def assign(self, actor: int, scheme: str) -> None:
-        """From now on ``actor`` gets ``scheme``; with central inference, all of them do."""
-        self._relays.assign(actor if self._inference is None else self._inference, scheme)
+    def publish(self, version: int, payload: bytes) -> None:
+        """Offers every actor a policy; see ``LearnerTransport.publish``."""
+        self._outbox.board.publish(version, payload)
         self._advance_sends()
 
     def pump(self) -> None:
@@ -487,9 +482,9 @@ class _Outbox:
     def _offer(self, actor: int) -> None:
         if actor in self._busy:
             return
-        for relayed in self.board.waits_for(actor):
-            if (update := self.board.offer(actor, relayed)) is not None:
-                self._send(actor, self.board.frame(update), TAG_POLICY if relayed is None else TAG_RELAY)
+        for relays in self.board.waits_for(actor):
+            if (update := self.board.offer(actor, relays=relays)) is not None:
+                self._send(actor, self.board.frame(update), TAG_RELAY if relays else TAG_POLICY)
                 return
 
     def _send(self, actor: int, encoded: bytes, tag: int) -> None:

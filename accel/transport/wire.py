@@ -26,9 +26,8 @@ TAG_ANSWER = 2107
 TAG_GRADIENTS = 2108
 TAG_RELAY = 2109
 
-_POLICY_HEADER = struct.Struct("<4sBxHqqqQ")
+_POLICY_HEADER = struct.Struct("<4sBxxxqqqQ")
 _POLICY_MAGIC = b"ACPO"
-_HAS_PAYLOAD, _IS_DEFAULT = 1, 2
 
 
 def encode_message(kind: str, body: Json) -> bytes:
@@ -56,33 +55,30 @@ def decode_message(buffer: bytes | memoryview) -> tuple[str, Json]:
     return kind, cast(Json, body)
 
 
-def encode_policy(update: PolicyUpdate, is_default: bool = False) -> bytes:
-    """One policy message; without a payload a version notice. ``is_default``: of actors without a scheme."""
-    name, payload = update.scheme.encode(), update.payload
-    flags = (0 if payload is None else _HAS_PAYLOAD) | (_IS_DEFAULT if is_default else 0)
+def encode_policy(update: PolicyUpdate) -> bytes:
+    """One policy message; without a payload a version notice."""
+    payload = update.payload
     numbers = (update.publication, update.content, update.version, len(payload or b""))
-    return b"".join((_POLICY_HEADER.pack(_POLICY_MAGIC, flags, len(name), *numbers), name, payload or b""))
+    return b"".join((_POLICY_HEADER.pack(_POLICY_MAGIC, payload is not None, *numbers), payload or b""))
 
 
-def open_policy(frame: memoryview) -> tuple[PolicyUpdate, memoryview | None, bool]:
-    """(update without its payload, the payload within the frame, whether it is the default).
+def open_policy(frame: memoryview) -> tuple[PolicyUpdate, memoryview | None]:
+    """(update without its payload, the payload within the frame).
 
     Raises TransportError for anything that is not ``encode_policy``'s.
     """
     if len(frame) < _POLICY_HEADER.size:
         raise TransportError(f"a policy message of {len(frame)} bytes is too short")
-    magic, flags, name_bytes, publication, content, version, payload_bytes = _POLICY_HEADER.unpack_from(frame)
-    start = _POLICY_HEADER.size + name_bytes
-    if magic != _POLICY_MAGIC or len(frame) != start + payload_bytes:
+    magic, has_payload, publication, content, version, payload_bytes = _POLICY_HEADER.unpack_from(frame)
+    if magic != _POLICY_MAGIC or len(frame) != _POLICY_HEADER.size + payload_bytes:
         raise TransportError("a foreign or damaged policy message arrived; do all ranks run the same version?")
-    scheme = bytes(frame[_POLICY_HEADER.size : start]).decode(errors="replace")
-    payload = frame[start:] if flags & _HAS_PAYLOAD else None
-    return PolicyUpdate(version, scheme, None, publication, content), payload, bool(flags & _IS_DEFAULT)
+    payload = frame[_POLICY_HEADER.size :] if has_payload else None
+    return PolicyUpdate(version, None, publication, content), payload
 
 
 def decode_policy(frame: memoryview) -> PolicyUpdate:
     """Inverse of ``encode_policy``. Raises TransportError for anything else."""
-    update, payload, _ = open_policy(frame)
+    update, payload = open_policy(frame)
     return update if payload is None else replace(update, payload=bytes(payload))
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -65,7 +65,7 @@ class TunedSteering(Steering):
 
     Args:
         levels: full precision first, all of which suit the network.
-        config: the run's. publisher: compresses. transport: assigns. sampler: measures mismatch.
+        config: the run's. publisher: compresses. transport: knows who acts. sampler: measures mismatch.
         log: gets every decision.
         clock: seconds, monotonic.
     Attributes:
@@ -148,14 +148,6 @@ class TunedSteering(Steering):
             self._begin_pair(self.level, now)
         else:
             self._prepare_next()
-
-    def policies(self, payloads: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """The payload of the level that acts, for every actor; empty while it is missing."""
-        if self._acting not in payloads:
-            return {}
-        for actor in self._transport.alive():
-            self._transport.assign(actor, self._acting)
-        return {self._acting: payloads[self._acting]}
 
     def metrics(self) -> Metrics:
         """See the module's docstring."""
@@ -285,7 +277,7 @@ class TunedSteering(Steering):
     def _act(self, level: str) -> None:
         """Publish a level and nothing else, and prepare the others."""
         self._acting, self._recorder, self._order = level, None, []
-        self._publisher.set_levels([level], prepare=dict.fromkeys((*self.levels[: self._prepared], self.level)))
+        self._publisher.use(level, prepare=(*self.levels[: self._prepared], self.level))
 
     def _change(self, now: float, kind: str, of: str, after: str, reason: str) -> None:
         self._write(kind, of, after, reason)

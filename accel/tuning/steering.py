@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from accel.experience.unroll import Unroll
 from accel.monitor.timers import PhaseTimes
 
@@ -11,7 +9,7 @@ Metrics = dict[str, float | int | str | None]
 
 
 class Steering:
-    """Observes the run and decides what is published to whom; this one gives every actor the only level."""
+    """Observes the run and decides at which level policies are published; this one knows only one."""
 
     def admit(self, actor: int, unroll: Unroll) -> None:
         """Take in an unroll, in its actor's order, before it is learned from or dropped."""
@@ -25,10 +23,6 @@ class Steering:
 
     def step(self, env_steps: int, learner_times: PhaseTimes) -> None:
         """Look at the run, of which so many steps are learned from, and decide; learner_times: totals by phase."""
-
-    def policies(self, payloads: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """What to publish, from the payloads of the levels in use (at least one); assigns it to actors."""
-        return payloads
 
     def metrics(self) -> Metrics:
         """Numbers for the metrics record."""

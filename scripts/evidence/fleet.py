@@ -195,7 +195,7 @@ class Case:
         self._payload[:8] = self._version.to_bytes(8, "little")
         payload = bytes(self._payload)
         before_s, began_ns = time.process_time(), time.monotonic_ns()
-        self._transport.publish(self._version, {"fp32": payload})
+        self._transport.publish(self._version, payload)
         posted_s, until_s = time.process_time(), time.monotonic() + PATIENCE_S
         while self._board[:-1, 0].min() < self._version:
             self._transport.pump()
@@ -234,7 +234,7 @@ class Case:
             if number % PACED_INTERVAL == 0:
                 self._version += 1
                 self._payload[:8] = self._version.to_bytes(8, "little")
-                self._transport.publish(self._version, {"fp32": bytes(self._payload)})
+                self._transport.publish(self._version, bytes(self._payload))
         cpu_s, wall_s = time.process_time() - began_s, time.monotonic() - clock_s
         return {"paced_cpu_us_per_unroll": cpu_s / PACED * 1e6, "paced_unrolls_per_s": PACED / wall_s}
 

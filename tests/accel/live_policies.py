@@ -95,7 +95,7 @@ def observe(publisher: Publisher, network: PolicyNetwork, batch: Batch) -> None:
 def calibrate(publisher: Publisher, network: PolicyNetwork, updates: int = 2) -> None:
     """As many learner updates, each with a publication."""
     for update in range(updates):
-        publisher.payloads()
+        offered(publisher)
         observe(publisher, network, make_batch(network, seed=update))
 
 
@@ -107,9 +107,25 @@ def calibrated(network: str, level: str, **changes: object) -> tuple[Publisher, 
     return publisher, net
 
 
-def published(publisher: Publisher) -> list[str]:
-    """The schemes that actors are offered."""
-    return [CompressedPolicy.from_bytes(payload).scheme for payload in publisher.payloads().values()]
+def offered(publisher: Publisher) -> bytes | None:
+    """The current policy as it is published; None where it is withheld."""
+    publisher.begin(0)
+    found = publisher.prepared(wait=True)
+    assert found is not None
+    return found[1]
+
+
+def payload_of(publisher: Publisher) -> bytes:
+    """The current policy as it is published."""
+    payload = offered(publisher)
+    assert payload is not None
+    return payload
+
+
+def published(publisher: Publisher) -> str:
+    """The scheme that actors are offered; empty where nothing is."""
+    payload = offered(publisher)
+    return "" if payload is None else CompressedPolicy.from_bytes(payload).scheme
 
 
 def scale(network: PolicyNetwork | torch.Tensor, factor: float) -> None:
@@ -148,9 +164,9 @@ def act_once(policy: ActingPolicy, network: PolicyNetwork, observations: np.ndar
     return params
 
 
-def update_of(payload: bytes | None, version: int = 1, level: str = "level") -> PolicyUpdate:
+def update_of(payload: bytes | None, version: int = 1) -> PolicyUpdate:
     """As a transport hands it over."""
-    return PolicyUpdate(version, level, payload)
+    return PolicyUpdate(version, payload)
 
 
 def torch_params(network: PolicyNetwork, observations: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from accel.learning.handshake import wait_for_actors
 from accel.publishing.publisher import Publisher
 from accel.transport.base import TransportOptions
 from accel.transport.launcher import LaunchInfo
-from tests.accel.live_policies import config_for
+from tests.accel.live_policies import config_for, payload_of
 
 LIMIT_S = 500.0  # far beyond what anything takes: only a hang gets there
 
@@ -36,9 +36,9 @@ def acting(config: TrainConfig) -> Iterator[tuple[ActorProcesses, dict[str, byte
         agreement, layout = agree(config, algorithm)
         learner.welcome(agreement.to_json())
         learner.configure(layout.nbytes)
-        payloads = dict(publisher.payloads())
-        learner.publish(1, payloads)
-        yield learner, payloads, layout
+        payload = payload_of(publisher)
+        learner.publish(1, payload)
+        yield learner, payload, layout
     finally:
         learner.close()
 
@@ -56,12 +56,12 @@ SMALL: dict[str, object] = {"env": "CartPole-v1", "actors": 1, "envs_per_actor":
 
 def test_an_actor_that_waited_for_the_learner_acts_with_the_policy_of_then() -> None:
     config = config_for("mlp:16x1", "fp32", **SMALL)
-    with acting(config) as (learner, payloads, layout):
+    with acting(config) as (learner, payload, layout):
         before, until = config.acting.unrolls_in_flight + 1, time.monotonic() + LIMIT_S
         while learner.hub.under_way[0] < before:  # until it waits for a buffer
             learner.pump(0.1)
             assert time.monotonic() < until
-        learner.publish(2, payloads)
+        learner.publish(2, payload)
         versions = [version_of_next(learner, layout) for _ in range(6)]
     assert versions == [1] * before + [2] * (6 - before)
 
@@ -69,9 +69,9 @@ def test_an_actor_that_waited_for_the_learner_acts_with_the_policy_of_then() -> 
 def test_an_actor_of_the_synchronous_schedule_waits_for_the_next_version() -> None:
     """Whatever else is said of the one that it has; the payload may be the same."""
     config = config_for("mlp:16x1", "fp32", algorithm="a2c", **SMALL)
-    with acting(config) as (learner, payloads, layout):
+    with acting(config) as (learner, payload, layout):
         for version in (1, 2, 3):
             assert version_of_next(learner, layout) == version
-            learner.publish(version, payloads)
+            learner.publish(version, payload)
             assert learner.receive(0.2) is None
-            learner.publish(version + 1, payloads)
+            learner.publish(version + 1, payload)

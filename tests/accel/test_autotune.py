@@ -39,6 +39,7 @@ from accel.tuning.autotune import (
 )
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
+from tests.accel.live_policies import payload_of, published
 from tests.mpi.training_runs import TrainingRun
 
 TURN_S = 0.05
@@ -103,10 +104,8 @@ class Rig:
             time.sleep(0.001)
 
     def publish(self) -> None:
-        policies = self.steering.policies(self.publisher.payloads())
-        if policies:
-            self.transport.publish(self.version, policies)
-            self.sampler.published(self.version)
+        self.transport.publish(self.version, payload_of(self.publisher))
+        self.sampler.published(self.version)
 
     def turn(self, *, looks: bool = True) -> None:
         """Every actor sends one unroll, the steering has a look unless told not to, the next version is published."""
@@ -362,7 +361,7 @@ def test_auto_drops_a_level_that_does_not_suit_the_network(
 def test_auto_without_a_second_level_stays_at_full_precision(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig("auto(fp32;distill(16x1))", network="mlp:32x1+lstm:8")
     assert not isinstance(rig.steering, TunedSteering)
-    assert list(rig.steering.policies(rig.publisher.payloads())) == ["fp32"]
+    assert published(rig.publisher) == "fp32"
 
 
 def test_auto_takes_one_environment() -> None:

@@ -22,6 +22,7 @@ from tests.accel.live_policies import (
     layout_of,
     make_batch,
     make_network,
+    payload_of,
     update_of,
 )
 
@@ -46,10 +47,10 @@ class Exchange:
         self._other = self.question.copy()
 
 
-def payload_of(network: PolicyNetwork, name: str, scheme: str) -> bytes:
+def compressed(network: PolicyNetwork, name: str, scheme: str) -> bytes:
     publisher = Publisher(config_for(name, scheme), network)
     calibrate(publisher, network)
-    return publisher.payloads()[scheme]
+    return payload_of(publisher)
 
 
 def central(network: PolicyNetwork, exchange: Exchange) -> CentralPolicy:
@@ -76,7 +77,7 @@ def played(policy: SessionPolicy, network: PolicyNetwork) -> tuple[np.ndarray, n
 @pytest.mark.parametrize("name", ["mlp:16x2", "mlp:16x1+lstm:8", "nature-cnn:0.1"])
 def test_an_actor_that_asks_acts_as_with_a_policy_of_its_own(name: str, scheme: str) -> None:
     network = make_network(config_for(name, scheme))
-    update = update_of(payload_of(network, name, scheme), version=3, level=scheme)
+    update = update_of(compressed(network, name, scheme), version=3)
     own = local(network)
     own.load(update)
     batcher = PolicyBatcher(("fp32", "int8"))
@@ -95,8 +96,8 @@ def test_an_actor_that_asks_acts_as_with_a_policy_of_its_own(name: str, scheme: 
 def test_each_row_names_the_version_and_the_scheme_that_chose_its_actions() -> None:
     name = "mlp:16x2"
     network = make_network(config_for(name, "fp32"))
-    updates = [update_of(payload_of(network, name, s), v, s) for v, s in ((4, "fp32"), (5, "int8"))]
-    updates.append(update_of(None, 6, "int8"))
+    updates = [update_of(compressed(network, name, s), v) for v, s in ((4, "fp32"), (5, "int8"))]
+    updates.append(update_of(None, 6))
     batcher = PolicyBatcher(("fp32", "int8"))
     turns = iter([updates[0], None, updates[1], None, None, updates[2], None, None])
 
@@ -116,24 +117,24 @@ def test_each_row_names_the_version_and_the_scheme_that_chose_its_actions() -> N
 def test_a_policy_that_does_not_load_leaves_the_old_one_acting() -> None:
     name = "mlp:16x2"
     network = make_network(config_for(name, "fp32"))
-    payload = payload_of(network, name, "fp32")
+    payload = compressed(network, name, "fp32")
     batcher = PolicyBatcher(("fp32",))
-    batcher.load(update_of(payload, 1, "fp32"))
+    batcher.load(update_of(payload, 1))
     policy = central(network, Exchange(batcher))
     before = played(policy, network)[1]
     with pytest.raises(ArtifactError):
-        batcher.load(update_of(payload[:-9] + b"\0" * 9, 2, "fp32"))
-    batcher.load(update_of(None, 3, "fp32"))
+        batcher.load(update_of(payload[:-9] + b"\0" * 9, 2))
+    batcher.load(update_of(None, 3))
     assert batcher.version == 1, "an update without a payload is the refused policy's"
     assert np.array_equal(played(policy, network)[1], before)
-    batcher.load(update_of(payload, 4, "fp32"))
+    batcher.load(update_of(payload, 4))
     assert batcher.version == 4
 
 
 def test_a_question_for_another_policy_is_refused() -> None:
     name = "mlp:16x2"
     batcher = PolicyBatcher(("fp32",))
-    batcher.load(update_of(payload_of(make_network(config_for(name, "fp32")), name, "fp32"), 1, "fp32"))
+    batcher.load(update_of(compressed(make_network(config_for(name, "fp32")), name, "fp32"), 1))
     message = Message.of([Tensor("observations", "float32", (7,))])  # its network takes six numbers
     question = np.zeros(message.nbytes(2), np.uint8)
     message.views(question, 2)[0][...] = 2, 0

@@ -23,6 +23,7 @@ from tests.accel.live_policies import (
     config_for,
     make_batch,
     make_network,
+    payload_of,
     session_policy,
     update_of,
 )
@@ -36,7 +37,7 @@ def published() -> tuple[PolicyNetwork, bytes]:
     net = make_network(config)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
-    return net, publisher.payloads()["int8"]
+    return net, payload_of(publisher)
 
 
 def _damaged(payload: bytes, rng: random.Random) -> bytes:
@@ -114,7 +115,7 @@ def test_a_sound_policy_for_something_else_is_refused(network: str, published: t
     config = config_for(network, "fp32")
     other = Publisher(config, make_network(config))
     with pytest.raises(ArtifactError, match=r"another environment or network: .*(observations|state_0)"):
-        policy.load(update_of(other.payloads()["fp32"], version=4))
+        policy.load(update_of(payload_of(other), version=4))
     artifact = CompressedPolicy.from_bytes(payload)
     renamed = dataclasses.replace(artifact, outputs=(dataclasses.replace(artifact.outputs[0], name="logits"),))
     with pytest.raises(ArtifactError, match="logits, params"):
@@ -131,7 +132,7 @@ def test_a_recurrent_state_survives_a_refused_policy_and_a_new_one() -> None:
     net = make_network(config)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
-    payload = publisher.payloads()["int8"]
+    payload = payload_of(publisher)
     policy = session_policy(net)
     policy.load(update_of(payload))
     observations = make_batch(net).observations[0].numpy()
@@ -158,14 +159,14 @@ def test_an_actor_reports_a_damaged_policy_and_goes_on(published: tuple[PolicyNe
         agreement, layout = agree(config, algorithm)
         learner.welcome(agreement.to_json())
         learner.configure(layout.nbytes)
-        good = dict(publisher.payloads())
+        good = payload_of(publisher)
         learner.publish(1, good)
         actor.start()
         versions = []
         # what is sent twice is announced the second time, and still did not load
-        sent = [good["int8"][:-7], b"nonsense", published[1], published[1], good["int8"]]
+        sent = [good[:-7], b"nonsense", published[1], published[1], good]
         for version, payload in enumerate(sent, start=2):
-            learner.publish(version, {"int8": payload})
+            learner.publish(version, payload)
             actor.step()
             arrival = learner.receive()
             assert arrival is not None

@@ -22,7 +22,7 @@ from accel.experience.unroll import UnrollLayout
 from accel.launch.train import train
 from accel.publishing.publisher import Publisher
 from accel.transport.local import LocalTransport
-from tests.accel.live_policies import config_for
+from tests.accel.live_policies import config_for, payload_of
 from tests.environments.given import ZEROS, Given, shown
 
 EPISODE = 7
@@ -182,7 +182,7 @@ def test_its_part_of_the_unroll_is_left_out_and_reported(monkeypatch: pytest.Mon
     agreement, layout = agree(config, algorithm)
     learner.welcome(agreement.to_json())
     learner.configure(layout.nbytes)
-    learner.publish(1, dict(Publisher(config, algorithm.network).payloads()))
+    learner.publish(1, payload_of(Publisher(config, algorithm.network)))
     actor.start()
     learner.messages()
     seen = []

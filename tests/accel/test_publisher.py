@@ -29,6 +29,8 @@ from tests.accel.live_policies import (
     make_batch,
     make_network,
     observe,
+    offered,
+    payload_of,
     published,
     scale,
     session_policy,
@@ -59,16 +61,15 @@ def test_actors_get_fp32_first_and_the_level_once_calibrated(network: str, schem
     publisher = Publisher(config, net)
     actor = session_policy(net)
     observations = make_batch(net, seed=9).observations[0].numpy()
-    (first,) = publisher.payloads().values()
+    first = payload_of(publisher)
     actor.load(update_of(first))
     assert (actor.scheme, publisher.scheme) == ("fp32", "fp32")
     np.testing.assert_allclose(act_once(actor, net, observations), torch_params(net, observations), atol=1e-4)
     calibrate(publisher, net)
     scale(net, 1.05)
-    ((level, payload),) = publisher.payloads().items()
     actor = session_policy(net)
-    actor.load(update_of(payload))
-    assert level == actor.scheme == publisher.scheme == scheme and actor.scheme in publisher.schemes
+    actor.load(update_of(payload_of(publisher)))
+    assert actor.scheme == publisher.scheme == scheme and actor.scheme in publisher.schemes
     wanted = torch_params(net, observations)
     assert relative_error(act_once(actor, net, observations), wanted) < tolerance
     wrong = np.zeros_like(wanted), np.broadcast_to(wanted.mean(0), wanted.shape), _shuffled(net, observations)
@@ -80,11 +81,11 @@ def test_actors_get_fp32_first_and_the_level_once_calibrated(network: str, schem
 
 def test_a_payload_without_a_change_is_the_same_bytes_under_any_version() -> None:
     publisher, net = calibrated("mlp:32x2", "int8")
-    before = publisher.payloads()["int8"]
-    assert publisher.payloads()["int8"] == before
+    before = payload_of(publisher)
+    assert payload_of(publisher) == before
     with torch.no_grad():
         net.policy_head.log_std.add_(0.01)
-    assert publisher.payloads()["int8"] != before
+    assert payload_of(publisher) != before
 
 
 @pytest.mark.parametrize(
@@ -97,33 +98,33 @@ def test_int8_follows_the_cpus_of_the_actors(features: set[str], needed: tuple[s
     net = make_network(config)
     publisher = Publisher(config, net, cpu_features=frozenset(features))
     calibrate(publisher, net)
-    artifact = CompressedPolicy.from_bytes(publisher.payloads()["int8"])
+    artifact = CompressedPolicy.from_bytes(payload_of(publisher))
     assert artifact.cpu_features == needed
     weights = [onnx.numpy_helper.to_array(t) for t in onnx.load_from_string(artifact.model).graph.initializer]
     assert max(int(np.abs(w.astype(int)).max()) for w in weights if w.dtype == np.int8 and w.ndim == 2) == greatest
 
 
-def test_levels_are_published_together_each_bound_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_levels_take_each_others_place_and_are_bound_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="accel")
     config = config_for("mlp:32x2", "int8")
     net = make_network(config)
     publisher = Publisher(config, net, levels=("fp32", "int8", "prune(0.5)+int8"))
     assert publisher.schemes == ("fp32", "int8", "prune(0.5)+int8")
-    assert list(publisher.payloads()) == ["fp32"]
-    publisher.set_levels(["fp32", "int8", "prune(0.5)+int8"])
-    before = publisher.payloads()
-    assert list(before) == ["fp32", "int8", "prune(0.5)+int8"] and len(set(before.values())) == 1
+    assert published(publisher) == "fp32"
+    publisher.use("int8", prepare=publisher.levels)
+    assert published(publisher) == "fp32"
     calibrate(publisher, net)
-    publisher.set_levels(["int8"])
-    publisher.set_levels(["prune(0.5)+int8", "fp32", "int8"])
-    after = publisher.payloads()
-    assert published(publisher) == list(after)
-    assert len(after["prune(0.5)+int8"]) < len(after["int8"]) < len(after["fp32"])
+    sizes = []
+    for level in publisher.levels * 2:
+        publisher.use(level)
+        assert published(publisher) == level
+        sizes.append(len(payload_of(publisher)))
+    assert sizes[2] < sizes[1] < sizes[0] and sizes[3:] == sizes[:3]
     bound = [record.message for record in caplog.records if record.message.startswith("bound")]
     assert len(bound) == 3 and all("ms" in message for message in bound)
     with pytest.raises(ConfigError, match="none of fp32, int8"):
-        publisher.set_levels(["fp16"])
-    assert set(publisher.payloads()) == set(after)
+        publisher.use("fp16")
+    assert published(publisher) == "prune(0.5)+int8"
 
 
 def test_a_level_that_does_not_suit_the_network_is_refused_at_the_start() -> None:
@@ -139,12 +140,12 @@ def test_a_network_whose_graph_differs_on_real_observations_is_refused() -> None
     calibrate(publisher, net, updates=1)
     observe(publisher, net, make_batch(net, seed=1, scale=100.0))
     with pytest.raises(ConfigError, match=r"'tests.accel.foreign_policies:rare_torso': the exported graph is not"):
-        publisher.payloads()
+        payload_of(publisher)
 
 
 def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
     publisher, net = calibrated("mlp:32x2", "int8(x8)", calibration_interval_steps=10_000, drift_interval_steps=4)
-    publisher.payloads()
+    payload_of(publisher)
     calm = publisher.metrics()
     assert calm["calibrations/int8(x8)"] == 1 and calm["drifted_activations/int8(x8)"] == 0
     for update in range(700):
@@ -153,7 +154,7 @@ def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
             break
     assert publisher.metrics()["calibrations/int8(x8)"] == 2
     wide = make_batch(net, seed=5, scale=30.0).observations[0].numpy()
-    assert acting_error(publisher.payloads()["int8(x8)"], net, wide) < 0.1
+    assert acting_error(payload_of(publisher), net, wide) < 0.1
 
 
 @pytest.mark.parametrize(("passes", "follows"), [(5, True), (1, False)])
@@ -162,18 +163,18 @@ def test_ranges_follow_the_optimisers_steps_however_many_an_update_has(passes: i
     publisher, net = calibrated(
         "mlp:32x2", "int8(x8)", algorithm="ppo", passes=passes, minibatches=1 if passes == 1 else 8
     )
-    publisher.payloads()
+    payload_of(publisher)
     for update in range(4):
         observe(publisher, net, make_batch(net, seed=update, scale=30.0))
     wide = make_batch(net, seed=5, scale=30.0).observations[0].numpy()
-    error = acting_error(publisher.payloads()["int8(x8)"], net, wide)
+    error = acting_error(payload_of(publisher), net, wide)
     assert bool(publisher.metrics()["drifted_activations/int8(x8)"]) is follows
     assert (error < 0.1) is follows
 
 
 def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
     publisher, net = calibrated("mlp:32x2", "prune(0.5)", reselect_interval_steps=8, max_publish_kl=None)
-    before = publisher.payloads()["prune(0.5)"]
+    before = payload_of(publisher)
     torso = net.torso.layers
     with torch.no_grad():  # the same policy with its units in reverse order: other ones are kept
         for layer in torso:
@@ -181,13 +182,13 @@ def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
             layer.bias.copy_(layer.bias.flip(0))
         torso[1].weight.copy_(torso[1].weight.flip(1))
         net.policy_head.mean.weight.copy_(net.policy_head.mean.weight.flip(1))
-    stale = acting_error(publisher.payloads()["prune(0.5)"], net)
+    stale = acting_error(payload_of(publisher), net)
     for update in range(8):
         observe(publisher, net, make_batch(net, seed=update))
     assert publisher.metrics()["reselections/prune(0.5)"] == 1 and publisher.metrics()["reselect_ms/prune(0.5)"] > 0
-    fresh = acting_error(publisher.payloads()["prune(0.5)"], net)
+    fresh = acting_error(payload_of(publisher), net)
     assert fresh < 0.3 and stale > 1.0
-    assert before != publisher.payloads()["prune(0.5)"]
+    assert before != payload_of(publisher)
 
 
 def test_a_student_is_trained_as_often_as_the_policy_moves() -> None:
@@ -212,11 +213,11 @@ def test_a_student_follows_the_policy() -> None:
         net.policy_head.mean.weight.copy_(net.policy_head.mean.weight.roll(7, 1))
         net.normaliser.mean.add_(0.3)
     observe(publisher, net, make_batch(net))
-    behind, distance = publisher.metrics()[f"distill_kl/{level}"], acting_error(publisher.payloads()[level], net)
+    behind, distance = publisher.metrics()[f"distill_kl/{level}"], acting_error(payload_of(publisher), net)
     for update in range(150):
         observe(publisher, net, make_batch(net, seed=update))
     assert publisher.metrics()[f"distill_kl/{level}"] < 0.3 * behind
-    payload = publisher.payloads()[level]
+    payload = payload_of(publisher)
     assert (
         distance > 1.0
         and acting_error(payload, net) < 0.5
@@ -228,11 +229,10 @@ def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
     config = config_for("mlp:32x2", "prune(0.5)+int8", reselect_interval_steps=1)
     net = make_network(config)
     publisher = Publisher(config, net)
-    publisher.set_levels(["prune(0.5)+int8", "fp32"])
     calibrate(publisher, net, updates=6)
     metrics = publisher.metrics()
     names = {name.partition("/") for name in metrics}
-    assert {level for _, _, level in names} == {"prune(0.5)+int8", "fp32"}
+    assert {level for _, _, level in names} == {"prune(0.5)+int8"}
     assert all(name in (publishing_level.__doc__ or "") for name, _, _ in names)
     assert {
         "refresh_ms",
@@ -242,12 +242,12 @@ def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
         "publish_kl",
         "reselections",
     } <= {name for name, _, _ in names}
-    assert "refresh_ms/fp32" not in publisher.metrics(), "means are over one record's publications"
+    assert "refresh_ms/prune(0.5)+int8" not in publisher.metrics(), "means are over one record's publications"
 
 
 def test_int8_policies_run_in_integer_kernels() -> None:
     publisher, _ = calibrated("nature-cnn:0.25", "int8")
-    assert not float_kernels(CompressedPolicy.from_bytes(publisher.payloads()["int8"]))
+    assert not float_kernels(CompressedPolicy.from_bytes(payload_of(publisher)))
 
 
 def test_the_torch_runtime_gets_weights_and_keeps_its_own_when_they_are_unfit() -> None:
@@ -255,15 +255,15 @@ def test_the_torch_runtime_gets_weights_and_keeps_its_own_when_they_are_unfit() 
     net = make_network(config)
     publisher = Publisher(config, net)
     observe(publisher, net, make_batch(net))
-    (payload,) = publisher.payloads().values()
+    payload = payload_of(publisher)
     assert publisher.artifact(3) is None and publisher.metrics() == {}
     policy = TorchPolicy(make_module(config.to_json(), net.spec), layout_of(net), begun_sampler(net.spec))
-    policy.load(update_of(payload, version=4, level="fp32"))
+    policy.load(update_of(payload, version=4))
     observations = make_batch(net).observations[0].numpy()
     before = act_once(policy, net, observations)
     np.testing.assert_allclose(before, torch_params(net, observations), atol=1e-5)
     other = make_network(config_for("mlp:16x2", "fp32", actor_runtime="torch"))
-    foreign = Publisher(config_for("mlp:16x2", "fp32", actor_runtime="torch"), other).payloads()["fp32"]
+    foreign = payload_of(Publisher(config_for("mlp:16x2", "fp32", actor_runtime="torch"), other))
     for bad in (foreign, payload[:-5], b"", payload[:40] + bytes(40) + payload[80:][:200]):
         with pytest.raises(ArtifactError):
             policy.load(update_of(bad, version=5))
@@ -271,7 +271,7 @@ def test_the_torch_runtime_gets_weights_and_keeps_its_own_when_they_are_unfit() 
     np.testing.assert_array_equal(act_once(policy, net, observations), before)
     with torch.no_grad():
         net.torso.layers[0].weight[0, 0] = float("nan")
-    assert publisher.payloads() == {}
+    assert offered(publisher) is None
 
 
 def _shuffled(net: PolicyNetwork, observations: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from accel.networks import PolicyNetwork
 from accel.publishing.background import Snapshot
 from accel.publishing.publisher import Publisher
 from accel.runs.directory import RunDirectory
-from tests.accel.live_policies import config_for, make_batch, make_network, observe, scale
+from tests.accel.live_policies import config_for, make_batch, make_network, observe, payload_of, scale
 from tests.accel.test_publisher_background import Gate
 from tests.accel.test_resume import open_session
 
@@ -32,7 +31,7 @@ def _made(level: str, device: str, *, beside: bool, network: str = "mlp:32x2") -
     return Publisher(config, net, beside=beside), net
 
 
-def _published(publisher: Publisher, net: PolicyNetwork) -> list[tuple[int, Mapping[str, bytes]] | None]:
+def _published(publisher: Publisher, net: PolicyNetwork) -> list[tuple[int, bytes | None] | None]:
     """Six publications, each of other weights."""
     found = []
     for version in range(6):
@@ -51,13 +50,13 @@ def test_the_bytes_are_those_of_a_publication_made_at_once(level: str, network: 
     at_once, beside = (_published(*_made(level, device, beside=beside, network=network)) for beside in (False, True))
     assert at_once == beside
     assert [version for version, _ in filter(None, beside)] == list(range(6))
-    assert len({next(iter(payloads.values())) for _, payloads in filter(None, beside)}) == 6
+    assert len({payload for _, payload in filter(None, beside)}) == 6
 
 
 @DEVICES
 def test_a_publication_is_of_one_moment_and_the_next_of_the_newest_policy(device: str) -> None:
     publisher, net = _made("fp32", device, beside=True)
-    expected = dict(publisher.payloads())
+    expected = payload_of(publisher)
     assert publisher.begin(1)
     scale(net, -0.5)
     publisher.after_update()
@@ -68,7 +67,7 @@ def test_a_publication_is_of_one_moment_and_the_next_of_the_newest_policy(device
     assert publisher.prepared() is None, "each is taken once"
     assert publisher.begin(3)
     found = publisher.prepared(wait=True)
-    assert found is not None and found[0] == 3 and found[1] == dict(publisher.payloads()) != expected
+    assert found == (3, payload_of(publisher)) != (3, expected)
     publisher.close()
 
 
@@ -101,15 +100,15 @@ def test_a_publication_that_takes_longer_than_an_update_holds_nothing_back(monke
         assert publisher.preparing
         gate.open.set()
         found = publisher.prepared(wait=True)
-    assert found is not None and publisher.offers("int8")
-    assert CompressedPolicy.from_bytes(found[1]["int8"]).scheme == "int8"
+    assert found is not None and found[1] is not None and publisher.offers("int8")
+    assert CompressedPolicy.from_bytes(found[1]).scheme == "int8"
     publisher.close()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")
 def test_the_learner_waits_for_nothing_on_cuda() -> None:
     publisher, _ = _made("int8", "cuda", beside=True)
-    publisher.payloads()
+    payload_of(publisher)
     busy = torch.randn(4096, 4096, device="cuda")
     for version in range(3):
         for _ in range(20):

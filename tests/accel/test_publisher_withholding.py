@@ -18,6 +18,7 @@ from tests.accel.live_policies import (
     make_batch,
     make_network,
     observe,
+    payload_of,
     published,
     scale,
     session_policy,
@@ -29,11 +30,11 @@ LEVEL = "prune(0.95)"
 
 
 def _publish(publisher: Publisher, net: PolicyNetwork, updates: int) -> list[str]:
-    """What actors are offered after each of so many updates: schemes, or "" where nothing is."""
+    """What actors are offered after each of so many updates: a scheme, or "" where nothing is."""
     offered = []
     for update in range(updates):
         observe(publisher, net, make_batch(net, seed=update))
-        offered.append("+".join(published(publisher)))
+        offered.append(published(publisher))
     return offered
 
 
@@ -49,15 +50,15 @@ def _publisher_of_small_means(**changes: object) -> tuple[Publisher, PolicyNetwo
     _scale_means(net, 1e-3)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
-    assert published(publisher) == [LEVEL]
+    assert published(publisher) == LEVEL
     return publisher, net
 
 
 def test_activations_beyond_their_ranges_widen_them_at_that_very_publication() -> None:
     publisher, net = calibrated("mlp:32x2", "int8", activation="relu", calibration_interval_steps=10_000)
-    assert "int8" in publisher.payloads()
+    assert published(publisher) == "int8"
     scale(net.torso.layers[0].weight, 5.0)
-    payload = publisher.payloads()["int8"]
+    payload = payload_of(publisher)
     assert publisher.metrics()["withheld/int8"] == 0 and publisher.metrics()["calibrations/int8"] == 2
     actor, rows = session_policy(net), make_batch(net).observations[0].numpy()
     actor.load(update_of(payload))
@@ -86,32 +87,19 @@ def test_fp32_stands_in_at_once_for_a_level_that_was_never_fit() -> None:
     assert publisher.metrics()[f"withheld/{LEVEL}"] > 0
 
 
-def test_fp32_stands_in_at_once_beside_other_levels() -> None:
-    config = config_for("mlp:64x2", LEVEL, check_interval_steps=1, max_publish_kl=0.5)
-    net = make_network(config)
-    _scale_means(net, 1e-3)
-    publisher = Publisher(config, net, levels=(LEVEL, "int8"))
-    publisher.set_levels([LEVEL, "int8"])
-    calibrate(publisher, net)
-    assert _publish(publisher, net, 1) == [f"{LEVEL}+int8"]
-    _scale_means(net, 4e4)
-    assert set(_publish(publisher, net, 30)) == {"fp32+int8"}
-
-
 def test_a_level_withheld_gets_another_chance_each_time_it_comes_into_use() -> None:
     publisher, net = _publisher_of_small_means()
     _scale_means(net, 1e7)
-    publisher.set_levels([LEVEL, "fp32"])
-    assert set(_publish(publisher, net, 3)) == {"fp32+fp32"} and not publisher.offers(LEVEL)
-    publisher.set_levels(["fp32"])
+    assert set(_publish(publisher, net, 3)) == {"fp32"} and not publisher.offers(LEVEL)
+    publisher.use("fp32")
     assert publisher.offers(LEVEL), "a verdict is on the policy that was checked, and out of use none is"
-    publisher.set_levels([LEVEL, "fp32"])
-    assert _publish(publisher, net, 1) == ["fp32+fp32"], "no artifact goes unchecked"
+    publisher.use(LEVEL)
+    assert _publish(publisher, net, 1) == ["fp32"], "no artifact goes unchecked"
     assert not publisher.offers(LEVEL)
-    publisher.set_levels(["fp32"])
+    publisher.use("fp32")
     _scale_means(net, 1e-7)
-    publisher.set_levels([LEVEL, "fp32"])
-    assert _publish(publisher, net, 1) == [f"{LEVEL}+fp32"]
+    publisher.use(LEVEL)
+    assert _publish(publisher, net, 1) == [LEVEL]
     assert publisher.offers(LEVEL)
 
 
@@ -128,7 +116,7 @@ def test_without_a_bound_every_finite_policy_is_published() -> None:
 @pytest.mark.parametrize("compressor", ["int8", "fp32", "prune(0.5)", "lowrank(0.25)+int8"])
 def test_weights_that_are_not_finite_are_never_published(compressor: str, caplog: pytest.LogCaptureFixture) -> None:
     publisher, net = calibrated("mlp:64x2", compressor, max_publish_kl=None, reselect_interval_steps=1)
-    assert publisher.payloads()
+    assert published(publisher) == compressor
     whole = {name: p.detach().clone() for name, p in net.named_parameters()}
     with torch.no_grad():
         net.torso.layers[1].weight.fill_(float("nan"))

@@ -24,6 +24,8 @@ from tests.accel.live_policies import (
     make_batch,
     make_network,
     observe,
+    payload_of,
+    published,
     session_policy,
     torch_params,
     update_of,
@@ -66,7 +68,7 @@ def test_the_learner_computes_what_actors_compute(network: str, scheme: str, act
     observe(publisher, net, make_batch(net, seed=2))
     observations = batch.observations[0].numpy()
     actor = session_policy(net)
-    actor.load(update_of(publisher.payloads()[scheme]))
+    actor.load(update_of(payload_of(publisher)))
     acted = act_once(actor, net, observations)
     with torch.no_grad():
         state = net.initial_state(batch.first.shape[1])
@@ -87,7 +89,7 @@ def test_a_recurrent_learner_is_its_actors_over_a_whole_unroll() -> None:
     first[3, ::2] = True
     with torch.no_grad():
         learned = net(batch.observations, first, net.initial_state(first.shape[1])).params.numpy()
-    session = PolicySession(CompressedPolicy.from_bytes(publisher.payloads()["qat"]), batch=first.shape[1])
+    session = PolicySession(CompressedPolicy.from_bytes(payload_of(publisher)), batch=first.shape[1])
     states = [np.zeros_like(session.inputs[f"state_{i}"]) for i in range(2)]
     off = []
     for t, row in enumerate(batch.observations.numpy()):
@@ -117,7 +119,7 @@ def test_the_difference_between_learner_and_actors_is_reported() -> None:
     net, publisher = _rounding_network("mlp:32x2", check_interval_steps=1)
     for update in range(3):
         observe(publisher, net, make_batch(net, seed=update))
-        publisher.payloads()
+        payload_of(publisher)
     metrics = publisher.metrics()
     assert 0.0 <= metrics["qat_differences/qat"] < 1e-3 and metrics["qat_greatest_difference/qat"] <= 1
     assert metrics["publish_kl/qat"] < 1e-6, "held against what the learner computes, which is the same"
@@ -136,7 +138,7 @@ def test_pruning_is_for_good(network: str) -> None:
                 parameter.add_(0.02 * torch.randn(parameter.shape))
         observe(publisher, net, make_batch(net, seed=update))
         assert torch.equal((layer == 0).flatten(1).all(1), gone)
-        assert publisher.payloads().keys() == {"prune(0.5)+qat"} == {publisher.scheme}
+        assert published(publisher) == "prune(0.5)+qat" == publisher.scheme
     metrics = publisher.metrics()
     assert metrics["publish_kl/prune(0.5)+qat"] < 1e-6 and metrics["qat_greatest_difference/prune(0.5)+qat"] <= 1
 
@@ -149,7 +151,7 @@ def test_a_schedule_rounds_while_it_is_at_qat() -> None:
     calibrate(publisher, net, updates=3)
     rounded, batch = [], make_batch(net, seed=9)
     for level in (*levels, "fp32"):
-        publisher.set_levels([level])
+        publisher.use(level)
         observe(publisher, net, batch)
         rounded.append(net.fake_quantisation is not None)
         params = torch.from_numpy(act(publisher, net, level, batch.observations[0].numpy()))
@@ -163,7 +165,7 @@ def test_a_schedule_rounds_while_it_is_at_qat() -> None:
 def act(publisher: Publisher, net: PolicyNetwork, level: str, observations: np.ndarray) -> np.ndarray:
     """What an actor at the level answers."""
     actor = session_policy(net)
-    actor.load(update_of(publisher.payloads()[level]))
+    actor.load(update_of(payload_of(publisher)))
     return act_once(actor, net, observations)
 
 

@@ -26,7 +26,7 @@ from accel.experience.unroll import Unroll, UnrollLayout
 from accel.publishing.publisher import Publisher
 from accel.transport.base import PolicyUpdate
 from accel.transport.local import LocalTransport
-from tests.accel.live_policies import config_for
+from tests.accel.live_policies import config_for, payload_of
 from tests.environments.troubled import DIARY, order_failure
 
 LENGTH = 6
@@ -48,11 +48,11 @@ class Run:
         self.actor: Actor = join(transport.actor(self.number), 0.0)
         torch.manual_seed(0)
         self.algorithm = make_algorithm(config, self.actor.spec, torch.device("cpu"))
-        self.payloads = dict(Publisher(config, self.algorithm.network).payloads())
+        self.payload = payload_of(Publisher(config, self.algorithm.network))
         agreement, self.layout = agree(config, self.algorithm)
         self.learner.welcome(agreement.to_json())
         self.learner.configure(self.layout.nbytes)
-        self.learner.publish(1, self.payloads)
+        self.learner.publish(1, self.payload)
         self.actor.start()
         self.learner.messages()
         self.unrolls: list[Unroll] = []
@@ -185,13 +185,12 @@ def test_a_recurrent_state_goes_with_its_environment() -> None:
     with running("tests.environments.learnable:Memory-v0", "mlp:8x1+lstm:8", wrapper=wrappers) as run:
         for _ in range(8):
             run.step()
-    (payload,) = run.payloads.values()
     layout = UnrollLayout(run.layout.spec, LENGTH, 1, run.layout.state_shapes)
     sampler = make_sampler(run.actor.spec.action, 4, LENGTH, np.random.default_rng(0))
     params = np.zeros((1, 2), np.float32)
     for env in range(4):
         policy = SessionPolicy(layout, make_sampler(run.actor.spec.action, 1, LENGTH, np.random.default_rng(0)))
-        policy.load(PolicyUpdate(1, "fp32", payload))
+        policy.load(PolicyUpdate(1, run.payload))
         total = 0.0
         for unroll in run.unrolls:
             for state, ours in zip(unroll.states, policy.states(), strict=True):
@@ -223,7 +222,7 @@ def test_rows_ahead_of_the_slowest_name_the_policy_that_chose_them(algorithm: st
             assert (np.diff(versions, axis=0) >= 0).all() and versions.max() == version - 1
             assert unroll.oldest_version == versions.min() >= version - 2
             mixed = mixed or versions.min() < versions.max()
-            run.learner.publish(version, run.payloads)
+            run.learner.publish(version, run.payload)
         assert mixed == ahead
         assert (run.joined("scheme_id") == 0).all()
 

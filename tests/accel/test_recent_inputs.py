@@ -10,7 +10,7 @@ import torch
 
 from accel.publishing.inputs import RecentInputs, policy_inputs, replay_states
 from accel.publishing.publisher import Publisher
-from tests.accel.live_policies import calibrate, config_for, layout_of, make_batch, make_network, rows_of
+from tests.accel.live_policies import calibrate, config_for, layout_of, make_batch, make_network, payload_of, rows_of
 
 
 def test_few_rows_are_the_newest_and_then_all_others_in_turn() -> None:
@@ -88,6 +88,6 @@ def test_a_recurrent_policy_is_calibrated_on_its_first_unrolls() -> None:
     net = make_network(config)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
-    publisher.payloads()
+    payload_of(publisher)
     assert publisher.scheme == "int8"
     publisher.close()

@@ -46,7 +46,7 @@ def _publisher(level: str, network: str = "mlp:64x2", **changes: object) -> tupl
 
 
 def _offered(publisher: Publisher) -> str:
-    return "+".join(published(publisher))
+    return published(publisher)
 
 
 def _jitter(net: PolicyNetwork, generator: torch.Generator) -> None:
@@ -203,7 +203,7 @@ def test_a_level_out_of_use_keeps_no_open_session_and_is_checked_again(monkeypat
     calibrate(publisher, net)
     generator = torch.Generator().manual_seed(0)
     for level in ("int8", "prune(0.5)", "fp32", "int8"):
-        publisher.set_levels([level])
+        publisher.use(level)
         observe(publisher, net, make_batch(net, seed=2))
         for _ in range(2):
             _jitter(net, generator)

@@ -183,12 +183,12 @@ def test_state_and_policies_of_learner_0_take_the_place_of_the_others() -> None:
         second.algorithm.observe(unroll)  # which learner 0's answer makes void
     first.algorithm.share_statistics()
     first.counters.updates = 7
-    assert first.coordination.share_policies(7, {"int8": b"ab", "fp32": b"\n{"}) == (7, {"int8": b"ab", "fp32": b"\n{"})
+    assert first.coordination.share_policy(7, b"policy") == (7, b"policy")
     second.turn()
     first.counters.updates = 9
     first.turn()
     assert second.turn(due=True).publishes
-    assert second.coordination.share_policies(second.counters.updates, {}) == (7, {"int8": b"ab", "fp32": b"\n{"})
+    assert second.coordination.share_policy(second.counters.updates, None) == (7, b"policy")
     assert second.counters.updates == 9 and second.rewards.moments.variance == first.rewards.moments.variance
     ours, theirs = second.algorithm.networks.state_dict(), first.algorithm.networks.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -263,7 +263,7 @@ def test_a_ratio_holds_over_all_learners() -> None:
 @pytest.mark.parametrize(("interval", "publications"), [(1, 6), (4, 1)])
 def test_learner_0_publishes_what_others_gradients_have_made(interval: int, publications: int) -> None:
     first, second = learners(options(publish_interval_updates=interval))
-    first.coordination.share_policies(0, {"fp32": b"a"})
+    first.coordination.share_policy(0, b"a")
     unrolls, found = experience(6), 0
     second.turn()
     first.turn()
@@ -273,7 +273,7 @@ def test_learner_0_publishes_what_others_gradients_have_made(interval: int, publ
         second.turn()
         if first.turn().publishes:
             found += 1
-            first.coordination.share_policies(first.counters.updates, {})
+            first.coordination.share_policy(first.counters.updates, None)
     assert found == publications
 
 

@@ -274,7 +274,7 @@ class NewestPolicy(Scene):
 
     def learner(self, transport: LearnerTransport) -> None:
         for version in range(self.last + 1):
-            transport.publish(version, {"fp32": str(version).encode() * 500})
+            transport.publish(version, str(version).encode() * 500)
         self.shake_hands(transport)
         self.wait_for_reports(transport, "done")
 
@@ -306,7 +306,7 @@ class UnchangedPolicy(Scene):
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
         for version, payload in enumerate((b"A" * 9000, b"A" * 9000, b"B" * 9000, b"A" * 9000, b"A" * 9000)):
-            transport.publish(version, {"fp32": bytes(payload)})
+            transport.publish(version, bytes(payload))
             self.wait_for_reports(transport, "got", version)
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
@@ -328,10 +328,11 @@ class NoticeAfterPayload(Scene):
 
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
-        transport.publish(1, {"fp32": b"A" * 9000})
+        transport.publish(1, b"A" * 9000)
         pump_for(transport, 0.15)
-        transport.publish(2, {"fp32": b"A" * 9000})
+        transport.publish(2, b"A" * 9000)
         self.wait_for_reports(transport, "done")
+        assert "older" in complaint(lambda: transport.publish(1, b""))
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
         answer(transport, self.unroll_bytes)
@@ -349,80 +350,6 @@ class NoticeAfterPayload(Scene):
             assert result == {"version": 2, "payload": zlib.crc32(b"A" * 9000)}
 
 
-class Assignment(Scene):
-    """Every actor gets its own scheme; a published one at once, an unpublished one with the next publication."""
-
-    def learner(self, transport: LearnerTransport) -> None:
-        self.shake_hands(transport)
-        transport.publish(1, {"fp32": b"full", "int8": b"small"})
-        self.wait_for_reports(transport, "got", 1)
-        for actor in range(transport.actors):
-            transport.assign(actor, "int8")
-        self.wait_for_reports(transport, "got", 1)
-        transport.assign(0, "prune(0.5)")
-        assert "prune(0.5)" in complaint(lambda: transport.publish(2, {"fp32": b"full", "int8": b"small"}))
-        transport.publish(2, {"fp32": b"full", "int8": b"small", "prune(0.5)": b"pruned"})
-        self.wait_for_reports(transport, "got", 2)
-        assert "no actor" in complaint(lambda: transport.assign(transport.actors, "int8"))
-        assert "older" in complaint(lambda: transport.publish(1, {"fp32": b"", "int8": b"", "prune(0.5)": b""}))
-
-    def actor(self, transport: ActorTransport) -> dict[str, Any]:
-        answer(transport, self.unroll_bytes)
-        seen: list[list[object]] = []
-        payload = b""
-        while len(seen) < 3:
-            update = transport.wait_policy(LIMIT_S)
-            payload = payload if update.payload is None else update.payload
-            found = [update.version, update.scheme, payload.decode()]
-            if found not in seen:  # a relay that begins late has the newest policy sent again
-                seen.append(found)
-                transport.report({"got": update.version})
-        return {"seen": seen}
-
-    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
-        for actor, result in seen.items():
-            last = [2, "prune(0.5)", "pruned"] if actor == 0 else [2, "int8", "small"]
-            assert result["seen"] == [[1, "fp32", "full"], [1, "int8", "small"], last]
-
-
-class LevelOfItsOwn(Scene):
-    """Every actor has a level of its own, which changes between publications; each gets its own, whole or unchanged."""
-
-    rounds = 12
-
-    def learner(self, transport: LearnerTransport) -> None:
-        self.shake_hands(transport)
-        for number in range(self.rounds):
-            for actor in range(transport.actors):
-                transport.assign(actor, f"level {(actor + number // 3) % 3}")
-            # Level 0 never changes, so that it travels as a notice to whoever has it.
-            policies = {f"level {level}": bytes([level, level * number]) * 20_000 for level in range(3)}
-            transport.publish(number, policies)
-            self.wait_for_reports(transport, "got", number)
-
-    def actor(self, transport: ActorTransport) -> dict[str, Any]:
-        answer(transport, self.unroll_bytes)
-        seen: list[list[object]] = []
-        payload = b""
-        until = time.monotonic() + LIMIT_S
-        while len(seen) < self.rounds and time.monotonic() < until:
-            update = transport.pull()
-            if update is None:
-                time.sleep(1e-3)
-                continue
-            payload = payload if update.payload is None else update.payload
-            level, number = int(update.scheme[-1]), update.version
-            assert payload == bytes([level, level * number]) * 20_000, f"{update.scheme}, version {number}"
-            if level == (transport.actor + number // 3) % 3 and number == len(seen):
-                seen.append([number, level])
-                transport.report({"got": number})
-        return {"seen": seen}
-
-    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
-        for actor, result in seen.items():
-            assert result["seen"] == [[number, (actor + number // 3) % 3] for number in range(self.rounds)]
-
-
 class StopInFlight(Scene):
     """Stopping with large transfers under way in both directions ends in order."""
 
@@ -431,7 +358,7 @@ class StopInFlight(Scene):
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
         for version in range(8):
-            transport.publish(version, {"fp32": bytes([version]) * (1 << 20)})
+            transport.publish(version, bytes([version]) * (1 << 20))
             transport.release(receive_next(transport))
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
@@ -525,7 +452,7 @@ class Large(Scene):
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
         payload = np.random.default_rng(7).bytes(8 << 20)
-        transport.publish(1, {"fp32": payload})
+        transport.publish(1, payload)
         for _ in range(2 * transport.actors):
             arrival = receive_next(transport)
             assert zlib.crc32(arrival.buffer) == zlib.crc32(payload)
@@ -542,15 +469,14 @@ class Large(Scene):
 
 
 class EarlyGoodbye(Scene):
-    """An actor that leaves is no dead actor: what it pushed arrives, the others go on, and its scheme is forgotten."""
+    """An actor that leaves is no dead actor: what it pushed arrives, and the others go on."""
 
     of_ranks = True
 
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport, {"actors": transport.actors})
         leaver = transport.actors - 1
-        transport.assign(leaver, "int8")
-        transport.publish(1, {"fp32": b"a" * 9000, "int8": b"b" * 9000})
+        transport.publish(1, b"a" * 9000)
         counts = [0] * transport.actors
         until = time.monotonic() + LIMIT_S
         while (leaver in transport.alive() or min(counts) < 2) and time.monotonic() < until:
@@ -561,7 +487,7 @@ class EarlyGoodbye(Scene):
         assert transport.alive() == frozenset(range(leaver))
         assert transport.dead() == frozenset()
         assert counts[leaver] == 2
-        transport.publish(2, {"fp32": b"c" * 9000})
+        transport.publish(2, b"c" * 9000)
         for _ in range(5 * leaver):
             transport.release(receive_next(transport))
 
@@ -581,7 +507,6 @@ class Misuse(Scene):
         assert "configure" in complaint(transport.receive)
         assert "over the limit" in complaint(lambda: transport.welcome({"text": "x" * (1 << 20)}))
         assert "JSON" in complaint(lambda: transport.welcome({"object": object()}))
-        assert "at least one" in complaint(lambda: transport.publish(0, {}))
         self.shake_hands(transport)
         assert "already" in complaint(lambda: transport.configure(self.unroll_bytes))
         transport.release(receive_next(transport))
@@ -650,8 +575,6 @@ SCENES: dict[str, type[Scene]] = {
         NewestPolicy,
         UnchangedPolicy,
         NoticeAfterPayload,
-        Assignment,
-        LevelOfItsOwn,
         StopInFlight,
         LateStop,
         AbortAtWelcome,

@@ -13,6 +13,7 @@ from accel.launch.roles import act
 from accel.transport import Topology, TransportOptions, connect, detect_launch, join_world
 from accel.transport.learners import give_roles
 from accel.transport.remote_learner import RemoteLearner
+from tests.accel.live_policies import payload_of
 
 CONFIG = TrainConfig.create(actors=1, envs_per_actor=4, unroll_length=8, network="mlp:8x1", compressor="fp32")
 
@@ -64,7 +65,7 @@ def main(case: str) -> int:
     agreement, layout = agree(CONFIG, algorithm)
     transport.welcome(agreement.to_json())
     transport.configure(layout.nbytes)
-    good = Publisher(CONFIG, algorithm.network).payloads()["fp32"]
+    good = payload_of(Publisher(CONFIG, algorithm.network))
     flipped = bytearray(good)
     flipped[len(good) // 2] ^= 4
     foreign = bytearray(good)
@@ -73,16 +74,16 @@ def main(case: str) -> int:
     struct.pack_into("<H", foreign, len(MAGIC), version + 1)
     received: list[int] = []
     if case == "first":
-        transport.publish(0, {"fp32": bytes(foreign)})
+        transport.publish(0, bytes(foreign))
         tell(**wait_for_message(transport, received, layout))
     else:
-        transport.publish(0, {"fp32": good})
+        transport.publish(0, good)
         while not received:  # an actor is sent the newest policy only
             take(transport, received, layout)
         for number, payload in ((1, bytes(flipped)), (2, bytes(foreign))):
-            transport.publish(number, {"fp32": payload})
+            transport.publish(number, payload)
             tell(**wait_for_message(transport, received, layout))
-        transport.publish(3, {"fp32": good})
+        transport.publish(3, good)
         while received[-1:] != [3]:
             take(transport, received, layout)
         tell(versions=sorted(set(received)))

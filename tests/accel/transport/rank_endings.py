@@ -45,7 +45,7 @@ def take_until(transport: RemoteLearner, enough: Callable[[list[int]], object]) 
     counts = [0] * transport.actors
     while not enough(counts):
         version = next(VERSIONS)
-        transport.publish(version, {"fp32": version.to_bytes(4, "little") * (1 << 18)})
+        transport.publish(version, version.to_bytes(4, "little") * (1 << 18))
         arrival = transport.receive(0.05)
         if arrival is not None:
             counts[arrival.actor] += 1
@@ -198,7 +198,7 @@ def killed_relay(transport: RemoteLearner | RemoteActor) -> None:
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
         policy_reaches(transport, {0, 1, 2}, 3)
-        transport.publish(next(VERSIONS), {"fp32": b"x" * (1 << 26)})
+        transport.publish(next(VERSIONS), b"x" * (1 << 26))
         transport.pump()
         os.kill(PIDS[0], signal.SIGKILL)
         policy_reaches(transport, {1, 2}, 3)
@@ -228,7 +228,7 @@ def policy_reaches(transport: RemoteLearner, actors: set[int], times: int) -> No
     """Publishes so many policies, each when these actors have the last one."""
     for _ in range(times):
         version, waits = next(VERSIONS), set(actors)
-        transport.publish(version, {"fp32": version.to_bytes(4, "little") * (1 << 18)})
+        transport.publish(version, version.to_bytes(4, "little") * (1 << 18))
         until_s = time.monotonic() + PATIENCE_S
         while waits:
             for actor, message in transport.messages():

@@ -32,7 +32,7 @@ def test_one_thread_plays_both_ends() -> None:
     transport = started()
     learner, actor = transport.learner, transport.actor(0)
     for step in range(5):
-        learner.publish(step, {"fp32": bytes([step // 2])})
+        learner.publish(step, bytes([step // 2]))
         update = actor.wait_policy(0.0)
         assert (update.version, update.payload) == (step, None if step % 2 else bytes([step // 2]))
         assert actor.pull() is None

@@ -14,7 +14,7 @@ from accel.errors import TransportError
 from accel.transport.base import PolicyUpdate
 from accel.transport.node_memory import NodeMemory, NodeView, Place, PolicySlot, node_name
 
-NONE = PolicyUpdate(-1, "", None, -1)
+NONE = PolicyUpdate(-1, None, -1)
 NODE = node_name()
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs Linux with /proc")
 
@@ -24,52 +24,35 @@ def memory() -> NodeMemory:
     return NodeMemory(NODE or "")
 
 
-def write(memory: NodeMemory, update: PolicyUpdate, is_default: bool = True) -> None:
-    payload = None if update.payload is None else memoryview(update.payload)
-    memory.write(replace(update, payload=None), payload, is_default)
-
-
-def test_a_reader_gets_the_newest_of_its_scheme_once(memory: NodeMemory) -> None:
+def test_a_reader_gets_the_newest_once(memory: NodeMemory) -> None:
     view = NodeView(memory.place)
-    assert view.read(None, NONE) is None
-    write(memory, first := PolicyUpdate(1, "fp32", b"one", 1, 1))
-    write(memory, other := PolicyUpdate(1, "int8", b"small", 1, 1), is_default=False)
-    assert view.read(None, NONE) == first and view.read("int8", NONE) == other
-    assert view.read(None, first) is None and view.read("prune(0.5)", NONE) is None
-    write(memory, PolicyUpdate(2, "fp32", b"two", 2, 2))
-    write(memory, third := PolicyUpdate(3, "fp32", b"three", 3, 3))
-    assert view.read(None, first) == third
+    assert view.read(NONE) is None
+    memory.write(first := PolicyUpdate(1, b"one", 1, 1))
+    assert view.read(NONE) == first and view.read(first) is None
+    memory.write(PolicyUpdate(2, b"two", 2, 2))
+    memory.write(third := PolicyUpdate(3, b"three", 3, 3))
+    assert view.read(first) == third
 
 
 def test_an_unchanged_payload_is_left_out_for_those_who_have_it(memory: NodeMemory) -> None:
     view = NodeView(memory.place)
-    write(memory, first := PolicyUpdate(1, "fp32", b"one", 1, 1))
-    write(memory, notice := PolicyUpdate(2, "fp32", None, 2, 1))
-    assert view.read(None, first) == notice
-    assert view.read(None, NONE) == replace(notice, payload=b"one")
-    assert view.read(None, PolicyUpdate(1, "int8", None, 1, 1)) == replace(notice, payload=b"one")
+    memory.write(first := PolicyUpdate(1, b"one", 1, 1))
+    memory.write(notice := PolicyUpdate(2, None, 2, 1))
+    assert view.read(first) == notice
+    assert view.read(NONE) == replace(notice, payload=b"one")
 
 
 def test_nothing_older_than_what_came_from_elsewhere(memory: NodeMemory) -> None:
     view = NodeView(memory.place)
-    write(memory, PolicyUpdate(1, "fp32", b"one", 1, 1))
-    assert view.read(None, PolicyUpdate(2, "fp32", None, 2, 2)) is None
-    assert view.read(None, PolicyUpdate(2, "int8", None, 2, 2)) is None
-    assert view.read(None, PolicyUpdate(1, "int8", None, 1, 1)) == PolicyUpdate(1, "fp32", b"one", 1, 1)
-
-
-def test_another_default_reaches_readers_without_a_scheme(memory: NodeMemory) -> None:
-    view = NodeView(memory.place)
-    write(memory, PolicyUpdate(1, "fp32", b"one", 1, 1))
-    write(memory, PolicyUpdate(2, "int8", b"two", 2, 2))
-    assert view.read(None, NONE) == PolicyUpdate(2, "int8", b"two", 2, 2)
+    memory.write(PolicyUpdate(1, b"one", 1, 1))
+    assert view.read(PolicyUpdate(2, None, 2, 2)) is None
 
 
 def test_a_writer_that_ends_in_the_middle_of_a_policy_keeps_nobody(memory: NodeMemory) -> None:
     """What was torn is never read, and nothing waits for it."""
     view = NodeView(memory.place)
-    write(memory, first := PolicyUpdate(1, "fp32", b"one", 1, 1))
-    assert view.read(None, NONE) == first
+    memory.write(first := PolicyUpdate(1, b"one", 1, 1))
+    assert view.read(NONE) == first
     program = (
         "import os, sys\n"
         "from accel.transport.base import PolicyUpdate\n"
@@ -77,22 +60,22 @@ def test_a_writer_that_ends_in_the_middle_of_a_policy_keeps_nobody(memory: NodeM
         "class Fatal(bytes):\n"
         "    def __len__(self): os._exit(0)\n"
         "memory = NodeMemory(sys.argv[1])\n"
-        "memory.write(PolicyUpdate(1, 'fp32', None, 1, 1), memoryview(b'whole'), True)\n"
+        "memory.write(PolicyUpdate(1, None, 1, 1), memoryview(b'whole'))\n"
         "print(memory.place.process, memory.place.file, memory.place.token, flush=True)\n"
         "sys.stdin.readline()\n"
-        "memory.write(PolicyUpdate(2, 'fp32', None, 2, 2), Fatal(b'torn'), True)\n"
+        "memory.write(PolicyUpdate(2, None, 2, 2), Fatal(b'torn'))\n"
     )
     command = [sys.executable, "-c", program, NODE or ""]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None and writer.stdin is not None
         process, file, token = writer.stdout.readline().split()
         view = NodeView(Place(NODE or "", int(process), int(file), token))
-        whole = view.read(None, NONE)
+        whole = view.read(NONE)
         assert whole is not None and whole.payload == b"whole"
         writer.stdin.write("\n")
         writer.stdin.flush()
         writer.wait()
-    assert view.read(None, NONE) is None and view.read(None, whole) is None
+    assert view.read(NONE) is None and view.read(whole) is None
     with pytest.raises(TransportError, match="cannot be opened"):
         NodeView(Place(NODE or "", int(process), int(file), token))
 
@@ -114,7 +97,7 @@ def test_a_slot_is_read_whole_while_another_process_writes_it() -> None:
     if child == 0:
         writer = PolicySlot(file)
         for number in range(400):
-            writer.write(PolicyUpdate(number, "fp32", bytes([number % 256]) * 300_000))
+            writer.write(PolicyUpdate(number, bytes([number % 256]) * 300_000))
         os._exit(0)
     while not versions or versions[-1] < 399:
         if (update := slot.read()) is not None:
@@ -128,9 +111,9 @@ def test_a_slot_is_read_whole_while_another_process_writes_it() -> None:
 def test_a_closed_memory_leaves_no_file(memory: NodeMemory) -> None:
     before = set(os.listdir("/proc/self/fd"))
     other = NodeMemory(NODE or "")
-    write(other, PolicyUpdate(1, "fp32", b"one", 1, 1))
+    other.write(PolicyUpdate(1, b"one", 1, 1))
     view = NodeView(other.place)
-    assert view.read(None, NONE) is not None
+    assert view.read(NONE) is not None
     view.close()
     other.close()
     assert set(os.listdir("/proc/self/fd")) == before

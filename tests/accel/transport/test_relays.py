@@ -17,7 +17,7 @@ class Learner:
         self.board = PolicyBoard(actors)
         self.posted: list[tuple[int, str, Json]] = []
         self.relays = Relays(self.board, lambda actor, kind, body: self.posted.append((actor, kind, body)))
-        self.board.publish(0, {"fp32": b"x"})
+        self.board.publish(0, b"x")
 
     def joins(self, actor: int, node: str = "a") -> None:
         self.relays.join(actor, Place(node, 100 + actor, 3, str(actor)))
@@ -35,7 +35,7 @@ class Learner:
 
     def receivers(self) -> set[int]:
         """Who would be sent something of the next publication."""
-        self.board.publish(self.board.version + 1, {"fp32": bytes([self.board.version + 1])})
+        self.board.publish(self.board.version + 1, bytes([self.board.version + 1]))
         return {actor for actor in range(self.board.actors) if list(self.board.waits_for(actor))}
 
 
@@ -93,14 +93,6 @@ def test_a_relay_that_is_slow_follows_the_next_when_it_is_heard_again(three: Lea
     assert three.asked() == {0: 1}
     three.answers(0)
     assert three.receivers() == {1}
-
-
-def test_a_scheme_is_told_to_those_who_choose_it_in_the_memory_themselves(three: Learner) -> None:
-    three.board.publish(1, {"fp32": b"a", "int8": b"b"})
-    three.relays.assign(2, "int8")
-    three.relays.assign(2, "int8")
-    assert three.posted == [(2, "scheme", {"scheme": "int8"})]
-    assert set(three.board.waits_for(0)) == {"fp32", "int8"}
 
 
 def test_at_the_end_nobody_is_asked_any_more(three: Learner) -> None:
