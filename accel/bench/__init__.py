@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from accel.bench.actor import bench_actor
-    from accel.bench.inference import bench_inference
     from accel.bench.learner import bench_learner
     from accel.bench.policies import Policies
     from accel.bench.policy import bench_policy
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "Policies": "policies",
     "bench_actor": "actor",
-    "bench_inference": "inference",
     "bench_learner": "learner",
     "bench_policy": "policy",
     "bench_refresh": "refresh",
@@ -33,7 +31,6 @@ _HOMES = {
 __all__ = [
     "Policies",
     "bench_actor",
-    "bench_inference",
     "bench_learner",
     "bench_policy",
     "bench_refresh",

@@ -229,62 +229,35 @@ class ActorOptions(PoliciesOptions, BudgetOptions):
     CartPole-v1. Your own policy: --policy or --module, with --env.
     """
 
-    inference: Annotated[
-        Literal["local", "central"],
-        tyro.conf.arg(help="central: compare actors that run the policy with ones that ask one rank; starts mpirun"),
-    ] = "local"
-    actors: Annotated[int | None, argument("actors of a job with --inference central; default: 2")] = None
-    envs_per_actor: Annotated[
-        str | None, argument("environments stepped together, separated by commas; default: 1,8,64, central: 8")
-    ] = None
+    envs_per_actor: Annotated[str, tyro.conf.arg(help="environments stepped together, separated by commas")] = "1,8,64"
     schemes: Schemes = _SCHEMES
-    runtimes: Annotated[
-        str | None,
-        argument("any of torch (eager), onnxruntime and native (compiled kernels); default: all; not with central"),
-    ] = None
+    runtimes: Annotated[str, tyro.conf.arg(help="any of torch (eager), onnxruntime and native (compiled kernels)")] = (
+        "torch,onnxruntime,native"
+    )
     unroll_length: Annotated[int | None, argument("T, vector steps per unroll; default: 20, or the run's")] = None
 
     def measure(self, refuse: Notify) -> BenchResult:
         """See ``BenchOptions.measure``."""
-        from accel.bench.actor import RUNTIMES, bench_actor
-        from accel.bench.inference import bench_inference
+        from accel.bench.actor import bench_actor
 
         if self.run is not None and self.unroll_length is not None:
             raise ConfigError("--run brings its own unrolls: leave out --unroll-length")
-        central = self.inference == "central"
-        if self.actors is not None and not central:
-            raise ConfigError("--actors is for --inference central: otherwise one actor is timed")
-        if self.runtimes is not None and central:
-            raise ConfigError("--inference central compares actors with compressed policies: leave out --runtimes")
         length = 20 if self.unroll_length is None else self.unroll_length
-        policies = self.policies(default="CartPole-v1", unroll_length=length)
-        counts, schemes = integers(self.envs_per_actor or ("8" if central else "1,8,64")), texts(self.schemes)
-        if central:
-            actors = 2 if self.actors is None else self.actors
-            rows = bench_inference(
-                policies,
-                actors=actors,
-                envs_per_actor=counts,
-                schemes=schemes,
-                seconds=self.seconds,
-                repeats=self.repeats,
-                notify=refuse,
-            )
-            what = f"Inference: environment steps per second of {actors} actors together, "
-        else:
-            rows = bench_actor(
-                policies,
-                envs_per_actor=counts,
-                schemes=schemes,
-                runtimes=RUNTIMES if self.runtimes is None else texts(self.runtimes),
-                seconds=self.seconds,
-                repeats=self.repeats,
-                notify=refuse,
-            )
-            what = "Actor: µs per environment step of "
+        rows = bench_actor(
+            self.policies(default="CartPole-v1", unroll_length=length),
+            envs_per_actor=integers(self.envs_per_actor),
+            schemes=texts(self.schemes),
+            runtimes=texts(self.runtimes),
+            seconds=self.seconds,
+            repeats=self.repeats,
+            notify=refuse,
+        )
         first = rows[0]
-        title = f"{what}{first['env']}, unrolls of {first['unroll_length']}, {first['weights']} weights"
-        return BenchResult("inference" if central else "actor", rows, title, [] if central else advise("actor", rows))
+        title = (
+            f"Actor: µs per environment step of {first['env']}, unrolls of {first['unroll_length']}, "
+            f"{first['weights']} weights"
+        )
+        return BenchResult("actor", rows, title, advise("actor", rows))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,14 +70,10 @@ class Policies:
     def __len__(self) -> int:
         return 1 if self.run is not None else len(self.networks)
 
-    def in_environment(self, **options: object) -> Policies:
-        """Such as can be played: in CartPole-v1 where nothing else is given. Raises ConfigError: recorded rows.
-
-        Args:
-            options: of the configuration, to be changed.
-        """
+    def in_environment(self) -> Policies:
+        """Such as can be played: in CartPole-v1 where nothing else is given. Raises ConfigError: recorded rows."""
         if self.run is None:
-            return replace(self, config=(self.config or TrainConfig.create()).replace(**options))
+            return replace(self, config=self.config or TrainConfig.create())
         if isinstance(self.run, TrainedPolicy) and self.run.recorded is not None:
             raise ConfigError("recorded observations cannot be played: give --env in place of --observations")
         return self

@@ -63,18 +63,6 @@ TABLES: Mapping[str, Sequence[Column]] = MappingProxyType(
             Column("× ORT", "speedup_fp32", "ratio"),
             Column("KL", "kl", "small", True),
         ),
-        "inference": (
-            Column("network", "network"),
-            Column("envs", "envs", "count"),
-            Column("scheme", "scheme"),
-            Column("inference", "inference"),
-            Column("steps/s", "env_steps_per_s", "count"),
-            Column("10–90 %", "env_steps_per_s", "spread", True),
-            Column("× local", "speedup_local", "ratio"),
-            Column("CPU s per M", "cpu_s_per_million", "number"),
-            Column("lag", "lag", "number"),
-            Column("step lag", "step_lag", "number"),
-        ),
         "refresh": (
             Column("network", "network"),
             Column("scheme", "scheme"),

@@ -63,15 +63,6 @@ def process_started(pid: int) -> int:
         return 0
 
 
-def cpu_seconds(pid: int) -> float:
-    """Seconds that a process, without its children, has used of any core; 0 where it is not known."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
-
-
 def descendants(pid: int) -> frozenset[int]:
     """Children of a process, grandchildren and so on, that are there now; empty where they are not known."""
     try:
