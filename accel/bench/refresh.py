@@ -32,6 +32,7 @@ from accel.publishing.level import (
     DISTILL_ROWS,
     DRIFT_IMAGES,
     DRIFT_ROWS,
+    INTERVALS,
     REFIT_STEPS,
     distillation_schedule,
     interval_updates,
@@ -71,7 +72,7 @@ def bench_refresh(
     The weights change before each refresh, so that no cached result is reused.
 
     Args:
-        policies: what is refreshed; a run brings its intervals.
+        policies: what is refreshed; a run brings its optimiser steps an update.
         envs: environments that the actor steps together: the batch of the session that is loaded and called.
         schemes: compression schemes. Full precision is always measured too.
         seconds: total measuring time, without binding.
@@ -249,22 +250,21 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
     names = {method.name for method in parse_scheme(scheme).methods}
     rounds = is_quantisation_aware(scheme)
     reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
-    intervals = config.compression
     tasks: dict[str, tuple[int, UpkeepTask]] = {}
     if scheme != FULL_PRECISION:
-        interval = interval_updates(config, intervals.calibration_interval_steps)
+        interval = interval_updates(config, INTERVALS.calibration)
         tasks["calibration"] = interval, UpkeepTask(calibration=every)
         if plan.statistics.calibrations:
-            interval = interval_updates(config, intervals.drift_interval_steps)
+            interval = interval_updates(config, INTERVALS.drift)
             few = _first(every, DRIFT_IMAGES if run.spec.has_images else DRIFT_ROWS)
             tasks["drift"] = interval, UpkeepTask(drift_inputs=few)
         if reduces:
-            interval = interval_updates(config, intervals.reselect_interval_steps)
+            interval = interval_updates(config, INTERVALS.reselect)
             tasks["selection"] = interval, UpkeepTask(reselects=True, calibration=every)
         if "distill" in names:
             rows = _first(every, DISTILL_IMAGES if run.spec.has_images else DISTILL_ROWS)
             batch = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
-            interval, trainings = distillation_schedule(config)
+            interval, trainings = distillation_schedule(config, INTERVALS)
             tasks["distill"] = interval, UpkeepTask(distill_batches=[batch] * trainings)
     costs = {name: _task_cost(interval, task, measured, plan) for name, (interval, task) in tasks.items()}
     if reduces and "prune" in names:
@@ -278,7 +278,7 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
 
     artifact = plan.refresh(run.policy, 0)
     check_s = _fastest(lambda: verify_artifact(artifact, run.policy, checked, None, measure=measure))
-    costs["check"] = UpkeepCost(interval_updates(config, intervals.check_interval_steps), 0.0, check_s)
+    costs["check"] = UpkeepCost(interval_updates(config, INTERVALS.check), 0.0, check_s)
     return costs
 
 

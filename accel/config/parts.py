@@ -170,30 +170,8 @@ class CompressionConfig(Clips):
         "monitor choose among them while training runs, auto between fp32 and int8; default: auto, and fp32 with "
         "actors = 0, several learners, torch actors or central inference",
     )
-    calibration_interval_steps: Count = Field(
-        500,
-        description="optimiser steps between recalibrations of activation ranges; this and the intervals below are at "
-        "least an update long",
-    )
     calibration_size: Annotated[Count, at_most(1_000_000, "the observations are held in memory")] = Field(
         512, description="recent observations used to calibrate activation ranges; of images, 64 among them"
-    )
-    drift_interval_steps: Count = Field(
-        50, description="optimiser steps between drift checks; an activation outside its range widens it"
-    )
-    reselect_interval_steps: Count = Field(
-        1000,
-        description="optimiser steps between selections of pruned channels and low-rank bases; more frequent at first",
-    )
-    distill_interval_steps: Count = Field(
-        2,
-        description="optimiser steps between training steps of a distilled student on recent observations; at most 100 "
-        "of these an update",
-    )
-    check_interval_steps: Count = Field(
-        200,
-        description="optimiser steps between checks of a published policy against the learner's on many observations; "
-        "every other one is checked on a few",
     )
     max_publish_kl: Clip = Field(
         0.5,

@@ -61,6 +61,27 @@ _FIRST_RESELECT_UPDATES = 25
 _FIRST_CHECK_UPDATES = 8
 REFIT_STEPS = 16
 """Optimiser steps between least-squares fits of the compensation for pruned channels; at least one update."""
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Optimiser steps between two pieces of upkeep, each of which is at least an update apart.
+
+    Attributes:
+        calibration: measures activation ranges. drift: looks for activations outside of them, which widen them.
+        reselect: selects pruned channels and low-rank bases; more frequent at first.
+        distill: a training step of a student on recent observations; at most 100 of these an update.
+        check: compares the published policy with the learner's on many observations; every other one is on a few.
+    """
+
+    calibration: int = 500
+    drift: int = 50
+    reselect: int = 1000
+    distill: int = 2
+    check: int = 200
+
+
+INTERVALS = Intervals()
 Work = Literal["distillation", "selection", "calibration", "drift"]
 _NUMBER = re.compile(r"\d[\d.e+-]*")
 
@@ -75,11 +96,11 @@ def interval_updates(config: TrainConfig, steps: int) -> int:
     return max(1, steps // config.algorithm.optimiser_steps)
 
 
-def distillation_schedule(config: TrainConfig) -> tuple[int, int]:
+def distillation_schedule(config: TrainConfig, intervals: Intervals) -> tuple[int, int]:
     """Updates between a student's trainings, and steps of each: as many an optimiser step for every algorithm, since
     the policy moves away by those; no more than its first training has."""
-    interval, steps = config.compression.distill_interval_steps, config.algorithm.optimiser_steps
-    return interval_updates(config, interval), max(1, min(steps // interval, FIRST_DISTILL_STEPS))
+    steps = config.algorithm.optimiser_steps
+    return interval_updates(config, intervals.distill), max(1, min(steps // intervals.distill, FIRST_DISTILL_STEPS))
 
 
 class UpdateInterval:
@@ -130,7 +151,7 @@ class Level:
         plan: bound to the module, not calibrated yet.
         module: the learner's acting module.
         published: what artifacts are made of: the module, or a snapshot of it.
-        config: the run's intervals.
+        config: the run's. intervals: of upkeep.
         validator: validates artifacts.
         inputs: what ranges, selections and students are made with.
     Attributes:
@@ -146,6 +167,7 @@ class Level:
         module: torch.nn.Module,
         published: torch.nn.Module,
         config: TrainConfig,
+        intervals: Intervals,
         validator: Validator,
         inputs: RecentInputs,
     ) -> None:
@@ -159,25 +181,22 @@ class Level:
         self._validator = validator
         self._inputs = inputs
         self._withheld = False
-        intervals = config.compression
-        self._calibrations = UpdateInterval(interval_updates(config, intervals.calibration_interval_steps))
-        self._fresh_updates = interval_updates(config, intervals.drift_interval_steps)
+        self._calibrations = UpdateInterval(interval_updates(config, intervals.calibration))
+        self._fresh_updates = interval_updates(config, intervals.drift)
         self._drift = UpdateInterval(self._fresh_updates, first=1)
         self._renewed_at = 0  # the learner's updates then
         names = {method.name for method in parse_scheme(scheme).methods}
         self._quantisation_aware = is_quantisation_aware(scheme)
         self._selects = not names.isdisjoint({"prune", "lowrank"}) and not self._quantisation_aware
         self._prunes = "prune" in names and not self._quantisation_aware
-        self._check_interval = interval_updates(config, intervals.check_interval_steps)
-        self._longest_pause = intervals.check_interval_steps  # in updates: what is tried in vain is to cost little
+        self._check_interval = interval_updates(config, intervals.check)
+        self._longest_pause = intervals.check  # in updates: what is tried in vain is to cost little
         self._checks = UpdateInterval(self._check_interval, first=_FIRST_CHECK_UPDATES if self._selects else None)
-        self._selections = UpdateInterval(
-            interval_updates(config, intervals.reselect_interval_steps), first=_FIRST_RESELECT_UPDATES
-        )
+        self._selections = UpdateInterval(interval_updates(config, intervals.reselect), first=_FIRST_RESELECT_UPDATES)
         self._refits = UpdateInterval(interval_updates(config, REFIT_STEPS))
         self._refit_due = False
         self._has_student = "distill" in names
-        distill_interval, self._distill_steps = distillation_schedule(config)
+        distill_interval, self._distill_steps = distillation_schedule(config, intervals)
         self._distillations = UpdateInterval(distill_interval)
         self._due: set[Work] = set()
         self._task = UpkeepTask()

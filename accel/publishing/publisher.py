@@ -33,7 +33,7 @@ from accel.networks.observations import example_inputs
 from accel.publishing.background import BackgroundWorker, ModuleCopy, Snapshot
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.publishing.inputs import REFILLS, Array, RecentInputs, policy_inputs, replay_states, rows_within
-from accel.publishing.level import FULL_PRECISION, Level, distillation_schedule, interval_updates
+from accel.publishing.level import FULL_PRECISION, INTERVALS, Intervals, Level, distillation_schedule, interval_updates
 from accel.publishing.validation import Divergence, ValidationInputs, Validator
 
 CLOSE_TIMEOUT_S = 0.2
@@ -97,6 +97,7 @@ class Publisher:
         levels: schemes that may be used; None: the configured one. The first is in use until ``use``.
         beside: prepare publications beside the caller, which pays where the learner computes on a device of its own;
             not with ``qat``, whose codes are the learner's own.
+        intervals: of upkeep.
     Attributes:
         beside: whether publications are prepared beside the caller.
         scheme: of the last publication: the level in use, or fp32 while that is not published.
@@ -113,8 +114,9 @@ class Publisher:
         cpu_features: frozenset[str] | None = None,
         levels: Iterable[str] | None = None,
         beside: bool = False,
+        intervals: Intervals = INTERVALS,
     ) -> None:
-        self._config = config
+        self._config, self._intervals = config, intervals
         self._network = network
         self._cpu = cpu_features
         self._module = network.acting_module()
@@ -358,9 +360,9 @@ class Publisher:
             return IMAGE_RENEWAL_UPDATES if self._network.spec.has_images else 1
         has_student = any("distill" in level for level in self.levels)
         return (
-            REFILLS * distillation_schedule(config)[0]
+            REFILLS * distillation_schedule(config, self._intervals)[0]
             if has_student
-            else max(REFILLS, interval_updates(config, config.compression.calibration_interval_steps))
+            else max(REFILLS, interval_updates(config, self._intervals.calibration))
         )
 
     def _maintained(self) -> tuple[str, ...]:
@@ -418,7 +420,7 @@ class Publisher:
                 ) from error
             validator = self._validator(scheme)
             self._bound[scheme] = Level(
-                scheme, plan, self._module, self._published, self._config, validator, self._recent
+                scheme, plan, self._module, self._published, self._config, self._intervals, validator, self._recent
             )
             logger.info("bound %s in %.0f ms, once for the whole run", scheme, 1e3 * (perf_counter() - started))
         return self._bound[scheme]

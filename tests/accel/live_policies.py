@@ -14,6 +14,7 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.batch import Batch
 from accel.experience.unroll import UnrollLayout
 from accel.networks import PolicyNetwork, build_from_config
+from accel.publishing.level import INTERVALS, Intervals
 from accel.publishing.publisher import Publisher
 from accel.transport.base import PolicyUpdate
 
@@ -99,10 +100,12 @@ def calibrate(publisher: Publisher, network: PolicyNetwork, updates: int = 2) ->
         observe(publisher, network, make_batch(network, seed=update))
 
 
-def calibrated(network: str, level: str, **changes: object) -> tuple[Publisher, PolicyNetwork]:
+def calibrated(
+    network: str, level: str, intervals: Intervals = INTERVALS, **changes: object
+) -> tuple[Publisher, PolicyNetwork]:
     """A publisher of a level that is calibrated, and its network. Options: as for ``config_for``."""
     config = config_for(network, level, **changes)
-    publisher = Publisher(config, net := make_network(config))
+    publisher = Publisher(config, net := make_network(config), intervals=intervals)
     calibrate(publisher, net)
     return publisher, net
 

@@ -24,6 +24,7 @@ from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.launch.train import train
 from accel.monitor.decisions import Decision, read_decisions
 from accel.monitor.timers import PhaseTimes
+from accel.publishing.level import INTERVALS, Intervals
 from accel.publishing.publisher import Publisher
 from accel.runs.job import check_config
 from accel.runs.loading import load_run
@@ -54,7 +55,15 @@ class Rig:
         speeds: steps of a turn at each level, of 1,000. policy_share: of an actor's time; None: as it is.
     """
 
-    def __init__(self, path: Path, compressor: str, actors: int = 1, envs: int = 8, **changes: object) -> None:
+    def __init__(
+        self,
+        path: Path,
+        compressor: str,
+        actors: int = 1,
+        envs: int = 8,
+        intervals: Intervals = INTERVALS,
+        **changes: object,
+    ) -> None:
         torch.set_num_threads(1)
         values = {"network": "mlp:32x2", "unroll_length": 8, "calibration_size": 64, **changes}
         self.config = check_config(
@@ -72,7 +81,7 @@ class Rig:
         self.algorithm = make_algorithm(self.config, spec, torch.device("cpu"))
         agreement, self.layout = agree(self.config, self.algorithm)
         self.transport.welcome(agreement.to_json())
-        self.publisher = Publisher(self.config, self.algorithm.network, levels=choice.levels)
+        self.publisher = Publisher(self.config, self.algorithm.network, levels=choice.levels, intervals=intervals)
         self.now_s, self.turn_s, self.worked_s, self.env_steps = 0.0, TURN_S, 0.0, 0
         self.speeds: dict[str, float] = {}
         self.policy_share: float | None = None
@@ -304,8 +313,8 @@ def test_an_alarm_has_ranges_widened_before_the_level_is_left(
     make_rig: Callable[..., Rig], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Weights that grow between two checks leave the ranges that int8 was calibrated with."""
-    rare = {"drift_interval_steps": 100_000, "calibration_interval_steps": 100_000}
-    rig = make_rig("auto(fp32;int8)", max_publish_kl=1e9, network="mlp:64x2", activation="relu", **rare)
+    rare = Intervals(drift=100_000, calibration=100_000)
+    rig = make_rig("auto(fp32;int8)", intervals=rare, max_publish_kl=1e9, network="mlp:64x2", activation="relu")
     _exaggerate(rig.algorithm.network.policy_head, 20.0)
     _take(rig, tmp_path)
     rig.turn_until(lambda: rig.schemes[-1] == {"int8"}, "int8 acts")

@@ -9,7 +9,7 @@ import pytest
 from accel.bench import Policies, bench_refresh
 from accel.bench.refresh import break_even, changing_weights, measure_upkeep
 from accel.bench.rows import Row, number
-from accel.publishing.level import REFIT_STEPS
+from accel.publishing.level import INTERVALS, REFIT_STEPS
 from tests.accel.bench_rows import check_rows
 from tests.accel.trained_runs import make_run
 
@@ -76,14 +76,13 @@ def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
     plan = policy.bind(scheme)
     costs = measure_upkeep(policy, scheme, plan)
     assert set(costs) == UPKEEP[scheme]
-    config = policy.run.config.compression
     steps = policy.run.config.algorithm.optimiser_steps
     intervals = {
-        "check": max(1, config.check_interval_steps // steps),
-        "calibration": max(1, config.calibration_interval_steps // steps),
-        "drift": max(1, config.drift_interval_steps // steps),
-        "selection": max(1, config.reselect_interval_steps // steps),
-        "distill": max(1, config.distill_interval_steps // steps),
+        "check": max(1, INTERVALS.check // steps),
+        "calibration": max(1, INTERVALS.calibration // steps),
+        "drift": max(1, INTERVALS.drift // steps),
+        "selection": max(1, INTERVALS.reselect // steps),
+        "distill": max(1, INTERVALS.distill // steps),
         "refit": max(1, REFIT_STEPS // steps),
     }
     assert {name: cost.interval_updates for name, cost in costs.items()} == {name: intervals[name] for name in costs}

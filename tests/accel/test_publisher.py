@@ -17,6 +17,7 @@ from accel.compressors.errors import ArtifactError
 from accel.errors import ConfigError
 from accel.networks import PolicyNetwork
 from accel.publishing import level as publishing_level
+from accel.publishing.level import Intervals
 from accel.publishing.publisher import Publisher
 from tests.accel.live_policies import (
     act_once,
@@ -144,7 +145,7 @@ def test_a_network_whose_graph_differs_on_real_observations_is_refused() -> None
 
 
 def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
-    publisher, net = calibrated("mlp:32x2", "int8(x8)", calibration_interval_steps=10_000, drift_interval_steps=4)
+    publisher, net = calibrated("mlp:32x2", "int8(x8)", Intervals(calibration=10_000, drift=4))
     payload_of(publisher)
     calm = publisher.metrics()
     assert calm["calibrations/int8(x8)"] == 1 and calm["drifted_activations/int8(x8)"] == 0
@@ -173,7 +174,7 @@ def test_ranges_follow_the_optimisers_steps_however_many_an_update_has(passes: i
 
 
 def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
-    publisher, net = calibrated("mlp:32x2", "prune(0.5)", reselect_interval_steps=8, max_publish_kl=None)
+    publisher, net = calibrated("mlp:32x2", "prune(0.5)", Intervals(reselect=8), max_publish_kl=None)
     before = payload_of(publisher)
     torso = net.torso.layers
     with torch.no_grad():  # the same policy with its units in reverse order: other ones are kept
@@ -202,10 +203,10 @@ def test_a_student_is_trained_as_often_as_the_policy_moves() -> None:
 
 def test_a_student_follows_the_policy() -> None:
     level = "distill(32x2)"
-    config = config_for("mlp:64x2", level, distill_interval_steps=1, normalise_observations=True, max_publish_kl=2.0)
+    config = config_for("mlp:64x2", level, normalise_observations=True, max_publish_kl=2.0)
     net = make_network(config)
     assert net.normaliser is not None
-    publisher = Publisher(config, net)
+    publisher = Publisher(config, net, intervals=Intervals(distill=1))
     net.normaliser.update(make_batch(net).observations.flatten(0, 1) + 1.0)
     calibrate(publisher, net)
     assert publisher.metrics()[f"distill_kl/{level}"] < 0.05, "trained before it acts"
@@ -226,9 +227,9 @@ def test_a_student_follows_the_policy() -> None:
 
 
 def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
-    config = config_for("mlp:32x2", "prune(0.5)+int8", reselect_interval_steps=1)
+    config = config_for("mlp:32x2", "prune(0.5)+int8")
     net = make_network(config)
-    publisher = Publisher(config, net)
+    publisher = Publisher(config, net, intervals=Intervals(reselect=1))
     calibrate(publisher, net, updates=6)
     metrics = publisher.metrics()
     names = {name.partition("/") for name in metrics}

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,11 +18,13 @@ from accel.compressors.distill import Student
 from accel.compressors.pipeline import PipelineUpdate
 from accel.compressors.prune.structured import PrunedModule
 from accel.networks import PolicyNetwork
+from accel.publishing.level import Intervals
 from accel.publishing.publisher import Publisher
 from tests.accel.live_policies import config_for, make_batch, make_network, observe, payload_of, published, scale
 
 STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5)", "lowrank(0.25)+int8"
 NEVER = 100_000
+RARE = Intervals(NEVER, NEVER, NEVER, NEVER, NEVER)
 LIMIT_S = 500.0  # far beyond what anything takes: only a hang gets there
 
 
@@ -47,12 +50,13 @@ class Gate:
 
 
 @contextmanager
-def _publisher(level: str, network: str = "mlp:32x2", **changes: object) -> Iterator[tuple[Publisher, PolicyNetwork]]:
+def _publisher(
+    level: str, network: str = "mlp:32x2", actors: int = 1, max_publish_kl: float | None = None, **intervals: int
+) -> Iterator[tuple[Publisher, PolicyNetwork]]:
     """One with a worker; its level is the configured one."""
-    rare = {f"{what}_interval_steps": NEVER for what in ("calibration", "drift", "check", "reselect", "distill")}
-    config = config_for(network, level, **{"actors": 1, "max_publish_kl": None, **rare, **changes})
+    config = config_for(network, level, actors=actors, max_publish_kl=max_publish_kl)
     net = make_network(config)
-    publisher = Publisher(config, net)
+    publisher = Publisher(config, net, intervals=replace(RARE, **intervals))
     try:
         yield publisher, net
     finally:
@@ -99,7 +103,7 @@ def test_fp32_is_published_until_a_student_is_trained(monkeypatch: pytest.Monkey
 def test_the_last_finished_student_is_published_while_it_learns_on(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch, Student, "distill_step")
     gate.open.set()
-    with _publisher(STUDENT, distill_interval_steps=1) as (publisher, net):
+    with _publisher(STUDENT, distill=1) as (publisher, net):
         _update(publisher, net, 2)
         _finish_work(publisher)
         before = payload_of(publisher)
@@ -136,7 +140,7 @@ def _train_on(net: PolicyNetwork) -> None:
 
 def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the learner's own thread selects at once, though here the learner changes its policy meanwhile."""
-    with _publisher(PRUNED, reselect_interval_steps=8, actors=0) as (publisher, net):
+    with _publisher(PRUNED, reselect=8, actors=0) as (publisher, net):
         _update(publisher, net, 2)
         _reverse_units(net)
         _update(publisher, net, 8)
@@ -144,7 +148,7 @@ def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.
         expected = payload_of(publisher)
     gate = Gate(monkeypatch, PrunedModule, "observe")
     gate.open.set()
-    with _publisher(PRUNED, reselect_interval_steps=8) as (publisher, net):
+    with _publisher(PRUNED, reselect=8) as (publisher, net):
         _make_ready(publisher, net, PRUNED)
         _reverse_units(net)
         gate.close()
@@ -160,7 +164,7 @@ def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.
 
 
 def test_a_level_that_comes_back_waits_for_a_new_selection(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _publisher(RANKED, drift_interval_steps=2) as (publisher, net):
+    with _publisher(RANKED, drift=2) as (publisher, net):
         _make_ready(publisher, net, RANKED)
         publisher.use("fp32")
         _update(publisher, net, 3)
@@ -175,7 +179,7 @@ def test_a_level_that_comes_back_waits_for_a_new_selection(monkeypatch: pytest.M
 
 def test_a_level_that_comes_back_at_once_keeps_its_selection_and_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does that was timed beside another and is then taken: to renew it may hold the learner up for long."""
-    with _publisher(RANKED, drift_interval_steps=2) as (publisher, net):
+    with _publisher(RANKED, drift=2) as (publisher, net):
         _make_ready(publisher, net, RANKED)
         gate = Gate(monkeypatch, PipelineUpdate, "calibrate")
         for _ in range(2):
@@ -186,9 +190,9 @@ def test_a_level_that_comes_back_at_once_keeps_its_selection_and_ranges(monkeypa
 
 
 def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    rare = {"reselect_interval_steps": 1, "distill_interval_steps": 1, "actors": 1, "max_publish_kl": None}
-    net = make_network(config := config_for("mlp:32x2", STUDENT, **rare))
-    publisher = Publisher(config, net, levels=(STUDENT, PRUNED, RANKED))
+    net = make_network(config := config_for("mlp:32x2", STUDENT, actors=1, max_publish_kl=None))
+    often = Intervals(reselect=1, distill=1)
+    publisher = Publisher(config, net, levels=(STUDENT, PRUNED, RANKED), intervals=often)
     publisher.use(STUDENT, prepare=[PRUNED, RANKED])
     for update in range(6):
         observe(publisher, net, make_batch(net, seed=update))
@@ -226,9 +230,8 @@ def test_ranges_alone_are_measured_at_once() -> None:
 @pytest.mark.parametrize("actors", [0, 1])
 @pytest.mark.parametrize("what", ["reselect", "calibration"])
 def test_a_new_selection_and_new_ranges_get_a_full_check(what: str, actors: int) -> None:
-    changes = {f"{what}_interval_steps": 4, "max_publish_kl": 0.5, "actors": actors}
     level = "prune(0.9)+int8"
-    with _publisher(level, "mlp:64x2", **changes) as (publisher, net):
+    with _publisher(level, "mlp:64x2", actors, 0.5, **{what: 4}) as (publisher, net):
         scale(net.policy_head.mean.weight, 1e-3)
         _make_ready(publisher, net, level)
         first_kl = publisher.metrics()[f"publish_kl/{level}"]
@@ -243,7 +246,7 @@ def test_a_new_selection_and_new_ranges_get_a_full_check(what: str, actors: int)
 def test_ranges_that_cannot_be_measured_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with _publisher(RANKED, calibration_interval_steps=2) as (publisher, net):
+    with _publisher(RANKED, calibration=2) as (publisher, net):
         _make_ready(publisher, net, RANKED)
         before = payload_of(publisher)
         for update in range(12):
@@ -255,7 +258,7 @@ def test_ranges_that_cannot_be_measured_are_a_warning(
 
 
 def test_an_unexpected_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _publisher(RANKED, reselect_interval_steps=2) as (publisher, net):
+    with _publisher(RANKED, reselect=2) as (publisher, net):
         _make_ready(publisher, net, RANKED)
 
         def fail(*arguments: object, **options: object) -> None:

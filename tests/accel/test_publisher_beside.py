@@ -11,6 +11,7 @@ from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.networks import PolicyNetwork
 from accel.publishing.background import Snapshot
+from accel.publishing.level import Intervals
 from accel.publishing.publisher import Publisher
 from accel.runs.directory import RunDirectory
 from tests.accel.live_policies import config_for, make_batch, make_network, observe, payload_of, scale
@@ -18,7 +19,7 @@ from tests.accel.test_publisher_background import Gate
 from tests.accel.test_resume import open_session
 
 NEVER = 100_000
-RARE = {f"{what}_interval_steps": NEVER for what in ("calibration", "drift", "reselect", "distill")}
+RARE = Intervals(calibration=NEVER, drift=NEVER, reselect=NEVER, distill=NEVER)
 CUDA = pytest.param(
     "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")
 )
@@ -26,9 +27,9 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
 
 
 def _made(level: str, device: str, *, beside: bool, network: str = "mlp:32x2") -> tuple[Publisher, PolicyNetwork]:
-    config = config_for(network, level, actors=1, max_publish_kl=None, **RARE)
+    config = config_for(network, level, actors=1, max_publish_kl=None)
     net = make_network(config).to(device)
-    return Publisher(config, net, beside=beside), net
+    return Publisher(config, net, beside=beside, intervals=RARE), net
 
 
 def _published(publisher: Publisher, net: PolicyNetwork) -> list[tuple[int, bytes | None] | None]:

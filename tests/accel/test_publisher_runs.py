@@ -12,6 +12,7 @@ import torch
 from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.launch.train import train
+from accel.publishing.level import Intervals
 from accel.publishing.publisher import Publisher
 from tests.accel.live_policies import config_for, make_batch, make_network, observe, payload_of
 
@@ -21,8 +22,7 @@ CLOCKS = ("_ms", "_s", "_share", "per_s", "rate")
 def _run(directory: Path, compressor: str) -> tuple[dict[str, object], dict[str, object], bytes]:
     config = TrainConfig.create(
         env="CartPole-v1", algorithm="impala", actors=0, envs_per_actor=8, unroll_length=16, network="mlp:32x2",
-        compressor=compressor, total_env_steps=4_000, calibration_size=128, reselect_interval_steps=10,
-        check_interval_steps=10, learner_threads=1, device="cpu", seed=3,
+        compressor=compressor, total_env_steps=4_000, calibration_size=128, learner_threads=1, device="cpu", seed=3,
         results_dir=directory, name="run", log_interval_s=1000.0,
     )  # fmt: skip
     summary = train(config)
@@ -48,11 +48,11 @@ def test_runs_at_lossy_schemes_repeat_exactly(compressor: str, tmp_path: Path) -
 )
 @pytest.mark.parametrize("network", ["mlp:64x2", "nature-cnn:0.5"])
 def test_a_learner_on_cuda_publishes_what_one_on_the_cpu_does(network: str, compressor: str) -> None:
-    config = config_for(network, compressor, check_interval_steps=1)
+    config = config_for(network, compressor)
     artifacts = {}
     for device in ("cpu", "cuda"):
         net = make_network(config).to(device)
-        publisher = Publisher(config, net)
+        publisher = Publisher(config, net, intervals=Intervals(check=1))
         for update in range(40):
             batch = make_batch(net, seed=update)
             observe(publisher, net, batch)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from accel.networks import PolicyNetwork
+from accel.publishing.level import Intervals
 from accel.publishing.publisher import Publisher
 from tests.accel.live_policies import (
     act_once,
@@ -45,17 +46,17 @@ def _scale_means(net: PolicyNetwork, factor: float) -> None:
 
 def _publisher_of_small_means(**changes: object) -> tuple[Publisher, PolicyNetwork]:
     """One that has published its level already, of a policy from which no pruned one differs much."""
-    config = config_for("mlp:64x2", LEVEL, check_interval_steps=4, max_publish_kl=0.5, max_policy_lag=24, **changes)
+    config = config_for("mlp:64x2", LEVEL, max_publish_kl=0.5, max_policy_lag=24, **changes)
     net = make_network(config)
     _scale_means(net, 1e-3)
-    publisher = Publisher(config, net)
+    publisher = Publisher(config, net, intervals=Intervals(check=4))
     calibrate(publisher, net)
     assert published(publisher) == LEVEL
     return publisher, net
 
 
 def test_activations_beyond_their_ranges_widen_them_at_that_very_publication() -> None:
-    publisher, net = calibrated("mlp:32x2", "int8", activation="relu", calibration_interval_steps=10_000)
+    publisher, net = calibrated("mlp:32x2", "int8", Intervals(calibration=10_000), activation="relu")
     assert published(publisher) == "int8"
     scale(net.torso.layers[0].weight, 5.0)
     payload = payload_of(publisher)
@@ -104,10 +105,10 @@ def test_a_level_withheld_gets_another_chance_each_time_it_comes_into_use() -> N
 
 
 def test_without_a_bound_every_finite_policy_is_published() -> None:
-    config = config_for("mlp:64x2", LEVEL, check_interval_steps=1, max_publish_kl=None)
+    config = config_for("mlp:64x2", LEVEL, max_publish_kl=None)
     net = make_network(config)
     _scale_means(net, 1e3)
-    publisher = Publisher(config, net)
+    publisher = Publisher(config, net, intervals=Intervals(check=1))
     calibrate(publisher, net)
     assert set(_publish(publisher, net, 6)) == {LEVEL}
     assert publisher.metrics()[f"publish_kl/{LEVEL}"] > 10.0 and publisher.metrics()[f"withheld/{LEVEL}"] == 0
@@ -115,7 +116,7 @@ def test_without_a_bound_every_finite_policy_is_published() -> None:
 
 @pytest.mark.parametrize("compressor", ["int8", "fp32", "prune(0.5)", "lowrank(0.25)+int8"])
 def test_weights_that_are_not_finite_are_never_published(compressor: str, caplog: pytest.LogCaptureFixture) -> None:
-    publisher, net = calibrated("mlp:64x2", compressor, max_publish_kl=None, reselect_interval_steps=1)
+    publisher, net = calibrated("mlp:64x2", compressor, Intervals(reselect=1), max_publish_kl=None)
     assert published(publisher) == compressor
     whole = {name: p.detach().clone() for name, p in net.named_parameters()}
     with torch.no_grad():

@@ -14,6 +14,7 @@ from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.launch.train import train
 from accel.networks import PolicyNetwork
+from accel.publishing.level import INTERVALS, Intervals
 from accel.publishing.publisher import Publisher
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_copies import PolicyCopies
@@ -32,10 +33,12 @@ from tests.accel.live_policies import (
 )
 
 
-def _rounding_network(network: str, scheme: str = "qat", **changes: object) -> tuple[PolicyNetwork, Publisher]:
+def _rounding_network(
+    network: str, scheme: str = "qat", intervals: Intervals = INTERVALS, **changes: object
+) -> tuple[PolicyNetwork, Publisher]:
     config = config_for(network, scheme, **changes)
     net = make_network(config)
-    publisher = Publisher(config, net)
+    publisher = Publisher(config, net, intervals=intervals)
     assert net.fake_quantisation is None, "whole numbers until qat is calibrated, as fp32 is published until then"
     calibrate(publisher, net)
     assert net.fake_quantisation is not None
@@ -116,7 +119,7 @@ def test_the_critic_stays_whole_and_every_policy_weight_gets_a_gradient() -> Non
 
 
 def test_the_difference_between_learner_and_actors_is_reported() -> None:
-    net, publisher = _rounding_network("mlp:32x2", check_interval_steps=1)
+    net, publisher = _rounding_network("mlp:32x2", intervals=Intervals(check=1))
     for update in range(3):
         observe(publisher, net, make_batch(net, seed=update))
         payload_of(publisher)
@@ -128,7 +131,7 @@ def test_the_difference_between_learner_and_actors_is_reported() -> None:
 @pytest.mark.parametrize("network", ["mlp:32x2", "nature-cnn:0.25"])
 def test_pruning_is_for_good(network: str) -> None:
     """The learner's own weights lose the units, whatever its optimiser does; the artifact is what is left."""
-    net, publisher = _rounding_network(network, "prune(0.5)+qat", reselect_interval_steps=1, check_interval_steps=1)
+    net, publisher = _rounding_network(network, "prune(0.5)+qat", Intervals(reselect=1, check=1))
     layer = net.torso.layers[0].weight if network.startswith("mlp") else net.torso.hidden.weight
     gone = (layer == 0).flatten(1).all(1)
     assert 0.3 < gone.float().mean() < 0.7

@@ -20,6 +20,7 @@ from accel.envs.spaces import ActionSpec
 from accel.networks import PolicyNetwork
 from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.inputs import RecentInputs
+from accel.publishing.level import Intervals
 from accel.publishing.publisher import Publisher
 from accel.publishing.validation import ValidationInputs, Validator, upper_limit_of_mean
 from tests.accel.live_policies import (
@@ -36,11 +37,14 @@ from tests.accel.live_policies import (
     scale,
 )
 
+RARE = Intervals(check=1000)
 
-def _publisher(level: str, network: str = "mlp:64x2", **changes: object) -> tuple[Publisher, PolicyNetwork]:
+
+def _publisher(
+    level: str, network: str = "mlp:64x2", intervals: Intervals = RARE, **changes: object
+) -> tuple[Publisher, PolicyNetwork]:
     """One that has published its level, with no full check to come for long."""
-    rare = {"activation": "relu", "check_interval_steps": 1000, "reselect_interval_steps": 1000}
-    publisher, net = calibrated(network, level, **{**rare, **changes})
+    publisher, net = calibrated(network, level, intervals, **{"activation": "relu", **changes})
     assert _offered(publisher) == level
     return publisher, net
 
@@ -198,8 +202,9 @@ def test_a_level_out_of_use_keeps_no_open_session_and_is_checked_again(monkeypat
         return probe
 
     monkeypatch.setattr(ArtifactProbe, "open", recorded)
-    config = config_for("mlp:64x2", "int8", check_interval_steps=1000)
-    publisher = Publisher(config, net := make_network(config), levels=("int8", "prune(0.5)", "fp32"))
+    config = config_for("mlp:64x2", "int8")
+    net = make_network(config)
+    publisher = Publisher(config, net, levels=("int8", "prune(0.5)", "fp32"), intervals=RARE)
     calibrate(publisher, net)
     generator = torch.Generator().manual_seed(0)
     for level in ("int8", "prune(0.5)", "fp32", "int8"):
@@ -227,7 +232,7 @@ def test_what_did_not_change_is_not_checked_again() -> None:
 
 def test_a_student_that_the_policy_leaves_behind_is_withheld() -> None:
     """Its bytes stay the same, its distance does not."""
-    publisher, net = _publisher("distill(32x2)", max_publish_kl=5.0, distill_interval_steps=1000)
+    publisher, net = _publisher("distill(32x2)", intervals=Intervals(check=1000, distill=1000), max_publish_kl=5.0)
     scale(net.policy_head.mean.weight, 1e3)
     assert _offered(publisher) == "fp32"
 
@@ -283,7 +288,7 @@ def test_an_artifact_that_needs_another_cpu_is_checked_but_not_held_to_the_bound
 
 
 def test_the_age_of_the_divergence_is_recorded_with_it() -> None:
-    publisher, net = _publisher("int8", check_interval_steps=4)
+    publisher, net = _publisher("int8", intervals=Intervals(check=4))
     first = publisher.metrics()
     assert first["publish_kl_age_updates/int8"] == 0.0
     scale(net.policy_head.mean.weight, 2.0)
@@ -313,12 +318,13 @@ class ActionDifference:
 @pytest.mark.parametrize("level", ["int8", "distill(32x2)"])
 def test_the_divergence_is_the_action_rules(level: str) -> None:
     """Deviations so small that any difference of means is a large KL; a deterministic rule does not look at them."""
-    config = config_for("mlp:64x2", level, max_publish_kl=0.5, check_interval_steps=1)
+    config = config_for("mlp:64x2", level, max_publish_kl=0.5)
     net = make_network(config)
     scale(net.policy_head.mean.weight, 0.1)
     with torch.no_grad():
         net.policy_head.log_std.fill_(-8.0)
-    publishers = Publisher(config, net), Publisher(config, net, divergence=ActionDifference())
+    often = Intervals(check=1)
+    publishers = [Publisher(config, net, divergence=d, intervals=often) for d in (None, ActionDifference())]
     for publisher in publishers:
         calibrate(publisher, net)
     assert [_offered(publisher) for publisher in publishers] == ["fp32", level]
