@@ -22,6 +22,7 @@ title = "Tiny"
 arguments = ["--actors", "0", "--total-env-steps", "2000", "--log-interval-s", "0.05"]
 seeds = 1
 figure = "return_steps"
+episodes = 2
 [case.tiny.variants]
 fp32 = ["--compressor", "fp32"]
 broken = ["--env", "NoSuchEnv-v0"]
@@ -56,6 +57,7 @@ def test_a_case_is_run_once_and_its_gaps_are_reported(tmp_path: Path) -> None:
     kept = json.loads(gzip.decompress((out / "runs.json.gz").read_bytes()))["runs"]
     assert list(kept) == ["fp32-s0"]
     assert kept["fp32-s0"]["columns"]["env_steps"][-1] >= 2000
+    assert kept["fp32-s0"]["played"]["scheme"] == "fp32" and len(kept["fp32-s0"]["played"]["returns"]) == 2
     assert kept["fp32-s0"]["machine"]["command"][:2] == ["accel", "train"]
     page = (out / "README.md").read_text()
     assert "| fp32 | 1 | 0 |" in page and "elsewhere-s0: this machine lacks module:no" in page

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -28,8 +26,9 @@ from typing import cast
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
-from accel.system.machine import describe_machine, read_machine  # noqa: E402
+from accel.system.machine import describe_machine, read_machine, read_source  # noqa: E402
 from scripts.evidence.samples import EVIDENCE, read_samples, write_samples  # noqa: E402
+from scripts.evidence.samples import train as train_run  # noqa: E402
 
 SAMPLES = EVIDENCE / "algorithm-curves" / "runs.json.gz"
 PICTURES = PROJECT / "docs" / "algorithms"
@@ -89,23 +88,19 @@ def _read() -> dict[str, Run]:
 def train(algorithm: str) -> Run:
     """One run; of its records the environment steps and the mean return of the last episodes."""
     case = CASES[algorithm]
-    arguments = [
-        "train", "--algorithm", algorithm, "--env", case.env, "--actors", str(case.actors), "--seed", "0",
+    words = [
+        "--algorithm", algorithm, "--env", case.env, "--actors", str(case.actors), "--seed", "0",
         "--total-env-steps", str(case.steps), "--stop-window", str(WINDOW), "--log-interval-s", "0.2",
         *(["--learners", str(case.learners)] if case.learners > 1 else []),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run(
-            [sys.executable, "-m", "accel", *arguments, "--results-dir", scratch, "--name", "run"],
-            check=True, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(PROJECT)},
-        )  # fmt: skip
+        command = train_run(words, Path(scratch, "run"))
         records = [json.loads(line) for line in Path(scratch, "run", "metrics.jsonl").read_text().splitlines()]
     points = [(r["env_steps"], r["return_mean"]) for r in records if r.get("return_mean") is not None]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True)
     return {
         "env": case.env,
-        "command": " ".join(["accel", *arguments]),
-        "commit": commit.stdout.strip(),
+        "command": command,
+        "commit": read_source()["commit"],
         "env_steps": [steps for steps, _ in points],
         "return_mean": [value for _, value in points],
     }

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -34,8 +33,8 @@ sys.path.insert(0, str(PROJECT))
 from accel.config.train import DEFAULT_ALGORITHM  # noqa: E402
 from accel.reports.aggregates import interquartile_mean, stratified_bootstrap  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
-from accel.system.machine import describe_machine, read_machine  # noqa: E402
-from scripts.evidence.samples import arguments, read_samples, write_samples  # noqa: E402
+from accel.system.machine import describe_machine, read_machine, read_source  # noqa: E402
+from scripts.evidence.samples import arguments, read_samples, train, write_samples  # noqa: E402
 
 EPISODES = 30
 SEEDS = 10
@@ -212,16 +211,12 @@ def train_accel(env: str, seed: int) -> Run:
     from accel import evaluate
 
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run(
-            [sys.executable, "-m", "accel", *accel_arguments(env, seed), "--results-dir", scratch, "--name", "run"],
-            check=True, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(PROJECT)},
-        )  # fmt: skip
         run = Path(scratch, "run")
+        train(accel_arguments(env, seed)[1:], run)
         summary = json.loads((run / "summary.json").read_text())
         greedy, sampled = (
             evaluate(run, episodes=ALL[env].episodes, seed=FIRST_SEED, greedy=greedy) for greedy in (True, False)
         )
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True)
     return {
         "algorithm": DEFAULT_ALGORITHM,
         "returns": list(greedy.episodes.returns),
@@ -229,7 +224,7 @@ def train_accel(env: str, seed: int) -> Run:
         "training_return": summary["return_mean"],
         "seconds": summary["training_s"],
         "env_steps": summary["env_steps"],
-        "commit": commit.stdout.strip(),
+        "commit": read_source()["commit"],
     }
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Bytes and return of exported policies, scheme by scheme, over trained seeds: which is the smallest at no shown loss.
+"""Bytes, mismatch and return of exported policies by scheme, over trained seeds: the smallest at no shown loss.
 
     python scripts/evidence/exported_schemes.py pendulum --seeds 0 1 2 3 4         (about a minute a seed)
     python scripts/evidence/exported_schemes.py --summary
@@ -11,8 +11,6 @@ return; what is there is not made again. C is compiled for this machine (gcc -O2
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,16 +22,19 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
+from accel.bench.policies import MeasuredPolicy  # noqa: E402
 from accel.compressors.errors import CompressorError  # noqa: E402
 from accel.errors import AccelError  # noqa: E402
 from accel.exporting.build import export  # noqa: E402
 from accel.monitor.statistics import mean_interval  # noqa: E402
-from accel.runs.evaluation import evaluate  # noqa: E402
+from accel.runs.evaluation import compress_run, evaluate  # noqa: E402
+from accel.runs.loading import load_run  # noqa: E402
+from accel.runs.playing import collect_inputs  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
 from accel.system.timing import torch_threads  # noqa: E402
-from scripts.evidence.samples import RUNS, arguments, read_samples, write_samples  # noqa: E402
+from scripts.evidence.samples import RUNS, arguments, read_samples, train, write_samples  # noqa: E402
 
-EPISODES = 20
+EPISODES, ROWS, MISMATCH_SEED = 20, 4096, 1
 FIRST_SEED = 10_000  # of the episodes
 MARGIN = 0.05  # of the distance of full precision's return from random actions'
 AFTER = (
@@ -66,6 +67,8 @@ CASES: Mapping[str, Case] = {
     "cartpole": Case(
         ("--algorithm", "ppo", "--env", "CartPole-v1", "--network", "mlp:64x2", "--total-env-steps", "60000"), 20.0
     ),
+    "lunarlander": Case(("--preset", "lunarlander", "--total-env-steps", "600000", "--stop-at-return", "none"), -215.0),
+    "hopper": Case(("--env", "Hopper-v5", "--total-env-steps", "100000"), 18.0),
     "halfcheetah": Case(("--env", "HalfCheetah-v5", "--total-env-steps", "300000", "--stop-window", "20"), -280.0),
 }
 
@@ -111,12 +114,8 @@ def measure(name: str, seed: int, runs: Path, rows: Sequence[Row]) -> Iterator[R
 def trained(case: Case, name: str, scheme: str, seed: int, runs: Path) -> tuple[Path, str]:
     """The run's directory, trained unless it is there, and its command."""
     run = runs / f"{name}-{scheme}-s{seed}"
-    words = ["train", *case.arguments, "--compressor", scheme, "--actors", "0", "--learner-threads", "1"]
-    words += ["--seed", str(seed)]
-    if not (run / "summary.json").exists():
-        command = [sys.executable, "-m", "accel", *words, "--results-dir", str(runs), "--name", run.name]
-        subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
-    return run, shlex.join(["accel", *words])
+    words = [*case.arguments, "--compressor", scheme, "--actors", "0", "--learner-threads", "1", "--seed", str(seed)]
+    return run, train(words, run)
 
 
 def play(run: Path, scheme: str, *, last: bool) -> Row:
@@ -131,6 +130,7 @@ def play(run: Path, scheme: str, *, last: bool) -> Row:
     if played.scheme != scheme:
         return {"scheme": scheme, "refused": f"withheld in training, where {played.scheme} stood in at the end"}
     found: Row = {"scheme": scheme, "model_bytes": played.policy_bytes, "returns": played.episodes.returns.tolist()}
+    found |= {} if last else {name: mismatch(run, scheme)[name] for name in ("kl", "greedy_agreement")}
     with tempfile.TemporaryDirectory() as scratch:
         try:
             bundle = export(run, Path(scratch, "c"), scheme=scheme, format="c", episodes=0)
@@ -140,10 +140,17 @@ def play(run: Path, scheme: str, *, last: bool) -> Row:
     return found
 
 
+def mismatch(path: Path, scheme: str) -> Mapping[str, Any]:
+    """Of a scheme from full precision, on inputs that the trained policy meets in episodes of other seeds."""
+    run = load_run(path)
+    inputs = collect_inputs(run, ROWS, MISMATCH_SEED)
+    return MeasuredPolicy(run, "trained", "environment", inputs, inputs).mismatch_of(compress_run(run, scheme, 0))
+
+
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """Per case and scheme: bytes, the mean over seeds, and the difference from full precision by seed."""
-    yield "| case | trained with | scheme | seeds | ONNX bytes | C bytes | return [range] | − fp32 [95 %] | loss |"
-    yield "|---|---|---|---:|---:|---:|---|---|---|"
+    yield "| case | trained with | scheme | seeds | ONNX bytes | C bytes | KL | return [range] | − fp32 [95 %] | loss |"
+    yield "|---|---|---|---:|---:|---:|---:|---|---|---|"
     for name, case in CASES.items():
         played = [row for row in rows if row["case"] == name and "returns" in row]
         full = {row["seed"]: mean(row["returns"]) for row in played if row["scheme"] == "fp32"}
@@ -160,6 +167,8 @@ def _cells(rows: Sequence[Row], full: Mapping[int, float], random_return: float)
     for key in ("model_bytes", "c_bytes"):
         sizes = [row[key] for row in rows if key in row]
         yield f"{median(sizes):,.0f}" if sizes else "–"
+    divergences = [row["kl"] for row in rows if row.get("kl") is not None]
+    yield f"{median(divergences):.2g}" if divergences else "–"
     scores = [mean(row["returns"]) for row in rows]
     yield f"{mean(scores):.5g} [{min(scores):.5g}, {max(scores):.5g}]"
     baselines = [full[row["seed"]] for row in rows]

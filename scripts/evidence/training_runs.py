@@ -34,7 +34,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -46,6 +46,7 @@ from accel.reports.document import write_report
 from accel.reports.reporting import load_run_record
 from accel.reports.samples import run_from_json, run_to_json
 from accel.reports.wording import headline, verdict
+from accel.runs.evaluation import evaluate
 from accel.system.atomic import write_atomically
 from scripts.evidence.samples import PROJECT, RUNS, read_samples, write_samples
 
@@ -54,6 +55,7 @@ NOT_RUN, NOT_FINISHED, FAILED = "not run yet", "not finished yet", "failed with 
 STOP_TIMEOUT_S = 90.0
 SAMPLES = "runs.json.gz"
 MAX_POINTS = 200
+FIRST_SEED = 10_000  # of the episodes that count
 COLUMNS = 118
 POLL_S = 0.2
 COMPLETE = ("total_env_steps", "mean return", "max_seconds")
@@ -92,6 +94,7 @@ class Case:
         lanes: variants that take turns, one list for each run that is under way at once; empty: one lane of them all.
         figure: of the report, kept beside the page.
         note: what a reader of the page has to know, in Markdown.
+        episodes: greedy ones that each run's last artifact plays, on seeds that no run has.
     """
 
     name: str
@@ -104,6 +107,7 @@ class Case:
     lanes: tuple[tuple[str, ...], ...] = ()
     figure: str | None = None
     note: str = ""
+    episodes: int = 0
 
     def lane(self, variant: Variant) -> int:
         """The number of a variant's lane."""
@@ -347,6 +351,10 @@ def keep_samples(case: Case, runs: Path, out: Path) -> bool:
                 print(f"  {name} cannot be read: {error}", flush=True)
                 continue
             samples[name] = {**sample, "variant": variant.name, "load": _lines(runs / f"{name}.load.jsonl")}
+            if case.episodes:
+                artifact = runs / name / "policy" / "final.accel"
+                played = evaluate(runs / name, artifact=artifact, episodes=case.episodes, seed=FIRST_SEED)
+                samples[name]["played"] = {"scheme": played.scheme, "returns": played.episodes.returns.tolist()}
     if len(samples) > before:
         write_samples(out / SAMPLES, {"case": case.name, "title": case.title, "runs": samples})
     return len(samples) > before
@@ -401,11 +409,12 @@ def _table(case: Case, samples: Mapping[str, Sample]) -> str:
     """One row a variant: medians over its runs, with the least and the greatest."""
     lines = [
         "| variant | runs | reached the return | training, s | environment steps | steps/s | last mean return "
-        "| learner waits, % | lag, updates |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| learner waits, % | lag, updates |" + " greedy return, by run |" * bool(case.episodes),
+        "|---|---|---|---|---|---|---|---|---|" + "---|" * bool(case.episodes),
     ]
     for variant in case.variants:
-        summaries = [s["summary"] for s in samples.values() if s["variant"] == variant.name and s["summary"]]
+        own = [s for s in samples.values() if s["variant"] == variant.name]
+        summaries = [s["summary"] for s in own if s["summary"]]
         if not summaries:
             continue
         reached = sum(str(summary["reason"]).startswith("mean return") for summary in summaries)
@@ -415,6 +424,8 @@ def _table(case: Case, samples: Mapping[str, Sample]) -> str:
         ]
         cells.append(_spread([100 * s["learner_s"].get("wait", 0.0) / sum(s["learner_s"].values()) for s in summaries]))
         cells.append(_spread([s["lag"]["lag_mean"] for s in summaries]))
+        if case.episodes:
+            cells.append(", ".join(f"{mean(s['played']['returns']):.4g} ({s['played']['scheme']})" for s in own))
         lines.append(f"| {variant.name} | {len(summaries)} | {reached} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
