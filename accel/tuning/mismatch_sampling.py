@@ -1,7 +1,7 @@
 """Mismatch over time: samples unrolls whose policy version was kept, and factors π_θ/μ into staleness × compression.
 
 Every k-th version's acting parameters are copied into a ring of ``COPIES``; an unroll that such a version acted on is
-measured once for each scheme in it, on as many of its environments as take ``SAMPLE_S``, at most ``MAX_ROWS`` rows, the
+measured once for each scheme, on as many of its environments as take ``SAMPLE_S``, at most ``MAX_ROWS`` rows, the
 first time on one. The sampler measures the time that both take, without pauses of a stopped process, and keeps it below
 ``TIME_SHARE`` of the learner's; and a copy is overwritten only after unrolls of its version have had time to arrive.
 These two conditions determine k.
@@ -116,7 +116,6 @@ class MismatchSampler:
         self._version = self._lag = 0
         self._measured: list[tuple[str, FactoredMismatch]] = []
         self._recent: dict[str, deque[FactoredMismatch]] = {}
-        self._counts: dict[str, int] = {}
         self._alarms = MismatchAlarms()
 
     def published(self, version: int) -> None:
@@ -135,24 +134,19 @@ class MismatchSampler:
         """Measure an unroll if its version was kept; called when it arrives, before it is learned from."""
         version = unroll.oldest_version
         self._lag = max(self._version - version, self._lag - 1)
-        # An unroll acts with one policy, and each environment keeps its scheme for the whole of it.
+        ids = unroll["scheme_id"]
+        # Workers may be ahead of each other, and so act with two policies.
         if version in self._copies.versions and int(unroll["policy_version"].max()) == version:
-            ids = unroll["scheme_id"][0]
-            for scheme_id in np.unique(ids):
-                self._offer(version, int(scheme_id), np.flatnonzero(ids == scheme_id), unroll)
+            if (ids == ids[0, 0]).all():
+                self._offer(version, int(ids[0, 0]), unroll)
 
     def recent(self, scheme: str) -> tuple[FactoredMismatch, ...]:
         """The last samples of one scheme, oldest first, at most ``RECENT_SAMPLES`` since ``forget``."""
         return tuple(self._recent.get(scheme, ()))
 
-    def count(self, scheme: str) -> int:
-        """How many samples of a scheme there were since ``forget``."""
-        return self._counts.get(scheme, 0)
-
     def forget(self) -> None:
-        """Start the recent samples anew, because actors were assigned otherwise."""
+        """Start the recent samples anew, because another level is in use."""
         self._recent.clear()
-        self._counts.clear()
 
     @property
     def time_share(self) -> float:
@@ -175,7 +169,7 @@ class MismatchSampler:
         metrics["mismatch_alarms"] = str(self._alarms)
         return metrics
 
-    def _offer(self, version: int, scheme_id: int, columns: npt.NDArray[np.integer], unroll: Unroll) -> None:
+    def _offer(self, version: int, scheme_id: int, unroll: Unroll) -> None:
         taken = self._copies.sampled(version)
         if (
             scheme_id in taken
@@ -185,8 +179,9 @@ class MismatchSampler:
             return
         started = self._clock()
         affordable = int(SAMPLE_S / max(min(self._column_costs_s, default=SAMPLE_S), 1e-9))
-        wanted = min(max(affordable, 1), max(MAX_ROWS // len(unroll["rewards"]), 1), len(columns))
-        columns = columns[np.linspace(0, len(columns) - 1, wanted).astype(np.int64)]
+        length, environments = unroll["rewards"].shape
+        wanted = min(max(affordable, 1), max(MAX_ROWS // length, 1), environments)
+        columns = np.linspace(0, environments - 1, wanted).astype(np.int64)
         taken.add(scheme_id)
         batch = self._batcher.build([unroll])
         sample = self._measure(version, torch.from_numpy(columns), batch)
@@ -197,7 +192,6 @@ class MismatchSampler:
         scheme = self._schemes[scheme_id]
         self._measured.append((scheme, sample))
         self._recent.setdefault(scheme, deque(maxlen=RECENT_SAMPLES)).append(sample)
-        self._counts[scheme] = self._counts.get(scheme, 0) + 1
 
     @torch.no_grad()
     def _measure(self, version: int, columns: Tensor, batch: Batch) -> FactoredMismatch | None:
