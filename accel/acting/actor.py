@@ -23,7 +23,7 @@ from accel.envs.base import AsyncEnvironments, EnvRequest, VectorEnvironment
 from accel.envs.factory import make_vector_env
 from accel.envs.pool import EnvironmentPool
 from accel.envs.spaces import EnvSpec
-from accel.errors import AccelError, TransportError
+from accel.errors import AccelError, TransportError, message_of
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.supervision.activity import PREPARING, STEPPING, WAITING
 from accel.system.signals import Interrupted
@@ -331,8 +331,10 @@ def introduce(
     except AccelError as error:
         transport.hello({"error": str(error), "kind": type(error).__name__})
         raise
-    except Exception as error:
-        transport.hello({"error": f"{type(error).__name__}: {error}", "kind": "EnvError"})
+    except SystemExit:
+        raise
+    except BaseException as error:
+        transport.hello({"error": f"{message_of(error)}: mend the environment", "kind": "EnvError"})
         raise
     transport.hello(
         {

@@ -27,7 +27,7 @@ from accel.supervision.activity import STEPPING, WAITING
 from accel.supervision.channel import Channel
 from accel.supervision.clock import AwakeClock
 from accel.supervision.processes import process_started
-from accel.supervision.supervised import Supervised
+from accel.supervision.supervised import FIRST_RESTARTS, Supervised
 from accel.transport.base import Bytes
 from accel.transport.child_actor import ActorMemory
 from accel.transport.local import LocalPort
@@ -35,8 +35,6 @@ from accel.transport.remote_actor import RemoteActor
 
 BEAT_S = 2.0
 LATE_S, LATE_TIMES = 1.0, 5.0
-FIRST_RESTARTS = 3
-"""Of an actor that has not sent an unroll yet: what fails at once, again and again, is the environment's."""
 EXIT_ABORTED = 3
 _LOOK_S = 0.1
 _GRACE_S, _STEP_GRACE_S = 5.0, 1.0
@@ -273,12 +271,14 @@ class ActorSupervisor:
         pause_s = child.fail(now_s, most if self._unrolls else min(most, FIRST_RESTARTS))
         told: Json = {"down": why, "failures": child.failures, "traceback": child.last_error.get("traceback", "")}
         # Raised at once, by this one: so will the next one.
-        told["final"] = child.last_error.get("kind") == InterfaceError.__name__ and not is_steady
+        is_at_once = not (is_steady and self._unrolls)
+        told["final"] = child.last_error.get("kind") == InterfaceError.__name__ and is_at_once
         if pause_s is not None and not told["final"]:
             transport.report(told | {"again_in_s": pause_s})
         elif self._answer is None:
             child.restart_s = float("inf")
-            transport.hello({"error": told["down"], "kind": "EnvError"})
+            text = f"{told['down']}, {child.failures} times in a row: mend the environment"
+            transport.hello({"error": text, "kind": "EnvError"})
         else:
             transport.report(told | {"gave_up": True})
             self.is_over = True

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from accel.envs.observations import ObservationLayout
 from accel.envs.spaces import EnvSpec
-from accel.errors import EnvError
+from accel.errors import EnvError, InterfaceError
 from accel.supervision.activity import Activity
 
 Observations: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
@@ -187,3 +187,13 @@ class VectorEnvironment(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release what the environments hold; more calls do nothing."""
+
+
+def check_numbers(reward: object, *ends: object) -> None:
+    """Raises InterfaceError: a reward or end is no number, which numpy may still take for one."""
+    if word := next((value for value in ends if isinstance(value, str | bytes)), None):
+        raise InterfaceError(f"{word!r:.80} (a {type(word).__name__}) is no end of an episode: return True or False")
+    found = np.asarray(reward)
+    if reward is None or found.shape or found.dtype.kind not in "biufO":
+        kind = f"{type(reward).__name__} of shape {found.shape}" if found.shape else f"a {type(reward).__name__}"
+        raise InterfaceError(f"the reward {reward!r:.80} ({kind}) is not one number: return float(reward)")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gymnasium.wrappers import FrameStackObservation
 
 from accel.envs.actions import action_converter, action_spec
-from accel.envs.base import Actions, EnvFailure, Observations, Seed, StepResult, VectorEnvironment
+from accel.envs.base import Actions, EnvFailure, Observations, Seed, StepResult, VectorEnvironment, check_numbers
 from accel.envs.lookup import picture
 from accel.envs.observations import ObservationLayout, observation_layout, settle_masks
 from accel.envs.seeding import env_seeds
@@ -167,7 +167,7 @@ class EnvLoop(VectorEnvironment):
             result: object = step(action)
             if isinstance(result, tuple) and len(result) == 5:
                 self.layout.check(result[0])
-                _check_numbers(*result[1:4])
+                check_numbers(*result[1:4])
             self._steps[i] = step
             return cast(StepOfOne, result)
 
@@ -221,16 +221,6 @@ class EnvLoop(VectorEnvironment):
                 if i not in self._broken:
                     closing.callback(env.close)
             self.envs = []
-
-
-def _check_numbers(reward: object, *ends: object) -> None:
-    """Raises InterfaceError: a reward or end is no number, which numpy may still take for one."""
-    if word := next((value for value in ends if isinstance(value, str | bytes)), None):
-        raise InterfaceError(f"{word!r:.80} (a {type(word).__name__}) is no end of an episode: return True or False")
-    shape = np.shape(cast("Any", reward))
-    if reward is None or isinstance(reward, str | bytes) or shape:
-        kind = f"{type(reward).__name__} of shape {shape}" if shape else f"a {type(reward).__name__}"
-        raise InterfaceError(f"the reward {reward!r:.80} ({kind}) is not one number: return float(reward)")
 
 
 def _named(error: Exception, who: str, wanted: str) -> InterfaceError | None:

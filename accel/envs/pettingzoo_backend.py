@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from accel.envs.actions import action_converter, action_spec
-from accel.envs.base import Actions, EnvRequest, Observations, Seed, StepResult, VectorEnvironment
+from accel.envs.base import Actions, EnvRequest, Observations, Seed, StepResult, VectorEnvironment, check_numbers
 from accel.envs.lookup import created, import_module, picture, wrapped
 from accel.envs.masks import masked_space, with_mask
 from accel.envs.observations import observation_layout, settle_masks
@@ -73,6 +73,7 @@ class PettingZooEnv(VectorEnvironment):
         self._truncated = np.zeros(rows, np.bool_)
         self._acts = np.zeros(rows, np.bool_)
         self._is_over = [False] * request.num_envs
+        self._is_checked = False
 
     def _agree(self, seed: int, squash_actions: bool) -> None:
         """The layout that all agents share, and whether their masks come in info."""
@@ -142,6 +143,9 @@ class PettingZooEnv(VectorEnvironment):
         alive = set(env.agents)
         given = {agent: actions[start + j] for j, agent in enumerate(self._agents) if agent in alive}
         observations, rewards, ends, cuts, infos = env.step(given)
+        for reward in () if self._is_checked else rewards.values():
+            check_numbers(reward)
+        self._is_checked = True
         self._write(k, observations, infos)
         self._is_over[k] = over = not any(agent in observations and not _is_done(agent, ends, cuts) for agent in alive)
         for j, agent in enumerate(self._agents):

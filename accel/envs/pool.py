@@ -2,7 +2,8 @@
 
 A slow step holds up its own worker alone. A worker that dies, hangs or raises is replaced with other seeds, while the
 others go on (``accel.supervision.supervised``); the row in which that happened is no transition, as where an
-environment of a loop raises (``accel.envs.base.EnvFailure``). An error follows ``max_restarts`` failures in a row.
+environment of a loop raises (``accel.envs.base.EnvFailure``). An error follows ``max_restarts`` failures in a row, and
+``FIRST_RESTARTS`` in a worker's first rows.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from accel.errors import EnvError, InterfaceError, MissingExtraError
 from accel.json_object import Json
 from accel.supervision.activity import PREPARING, STEPPING, Activity, shared_activities
 from accel.supervision.clock import AwakeClock
-from accel.supervision.supervised import Supervised
+from accel.supervision.supervised import FIRST_RESTARTS, Supervised
 from accel.system.memory import anonymous_memory
 from accel.system.request import with_request
 
 WAIT_S = 0.1
 """How long ``EnvironmentPool.receive`` waits for a worker at most."""
 _GRACE_S = 5.0
+_FIRST_ROWS = 100
 _ERRORS = {"MissingExtraError": MissingExtraError, "InterfaceError": InterfaceError}
 """What is raised as the kind of error that the worker raised; all else as an EnvError."""
 
@@ -223,10 +225,12 @@ class EnvironmentPool:
             raise error(str(told.get("message", f"worker {worker.number}: {why}")))
         self._forget(worker)
         was_up, worker.is_up = worker.is_up, False
-        if process.fail(self._clock.s, self._max_restarts) is None:
-            raise EnvError(
+        has_begun = worker.ticks > _FIRST_ROWS
+        most = self._max_restarts if has_begun else min(self._max_restarts, FIRST_RESTARTS)
+        if process.fail(self._clock.s, most) is None:
+            raise (EnvError if has_begun else InterfaceError)(
                 f"environment worker {worker.number} failed {process.failures} times in a row, the last time "
-                f"because {why} (--max-actor-restarts)"
+                f"because {why} (--max-actor-restarts): mend the environment"
             )
         if was_up:
             self._report(worker, why)

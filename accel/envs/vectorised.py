@@ -11,7 +11,16 @@ from gymnasium.vector import AutoresetMode as GymnasiumMode
 from gymnasium.vector import VectorEnv
 
 from accel.envs.actions import action_converter, action_spec
-from accel.envs.base import Actions, Flags, Implementation, Observations, Seed, StepResult, VectorEnvironment
+from accel.envs.base import (
+    Actions,
+    Flags,
+    Implementation,
+    Observations,
+    Seed,
+    StepResult,
+    VectorEnvironment,
+    check_numbers,
+)
 from accel.envs.observations import ObservationLayout, observation_layout, settle_masks
 from accel.envs.seeding import env_seeds
 from accel.envs.spaces import AutoresetMode, FrameFill
@@ -81,6 +90,7 @@ class VectorisedEnv(VectorEnvironment):
             self._keep_final(infos, ends | cuts, self._final)
         if not self._is_checked:
             self._check(observations)
+            check_numbers(np.asarray(rewards)[0])
             self._is_checked = True
         rows = self._convert(observations)
         settle_masks(self.spec, rows, np.logical_not(ends | cuts) if self._final is None else np.ones_like(ends))

@@ -53,7 +53,9 @@ def main() -> int:
     channel, (memory,) = begin_child(600)  # above the actor's
     try:
         _serve(channel, memory, json.loads(take_request()))
-    except Exception as error:  # noqa: BLE001 - the actor reports it
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the actor reports it
         with suppress(ChannelClosedError):
             channel.send("error", error_report(error))
             channel.flush(wait=True)

@@ -61,9 +61,9 @@ def run_actor(
 
     try:
         actor = join(transport, timeout_s, pin)
-    except (Stopped, ChannelClosedError):
+    except (Stopped, ChannelClosedError, SystemExit):
         raise
-    except Exception:
+    except BaseException:
         logger.debug("actor %d cannot start", transport.actor, exc_info=True)
         transport.wait_policy(timeout_s)  # The learner was told, and stops this actor.
         return EXIT_ABORTED
@@ -72,9 +72,9 @@ def run_actor(
         transport.activity.enter(STEPPING)
         while True:
             actor.step()
-    except (Stopped, ChannelClosedError):
+    except (Stopped, ChannelClosedError, SystemExit):
         raise
-    except Exception as error:  # noqa: BLE001 - the learner reports it
+    except BaseException as error:  # noqa: BLE001 - the learner reports it
         transport.report(error_report(error))
         return EXIT_ABORTED
     finally:

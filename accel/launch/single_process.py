@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from accel.errors import EnvError
+from accel.errors import EnvError, message_of
 from accel.launch.outcome import EXIT_ABORTED, how_to_continue, noting_how_to_continue
 from accel.launch.starting import initialiser
 from accel.supervision.activity import WAITING, Activity, Watchdog
@@ -66,7 +66,7 @@ def learn_in_one_process(
                 return is_over
 
             try:
-                with Watchdog(end.activity, *limits_s, hung, interrupted), noting_how_to_continue(job), _no_exit():
+                with Watchdog(end.activity, *limits_s, hung, interrupted), noting_how_to_continue(job), _contained():
                     place = LearnerPlace(transport.learner, stop, all_cores()[:1])
                     return run_session(job, place, inline, initialise)
             finally:
@@ -76,15 +76,18 @@ def learn_in_one_process(
 
 
 @contextmanager
-def _no_exit() -> Iterator[None]:
-    """An environment that leaves the process is an error like any other."""
+def _contained() -> Iterator[None]:
+    """An environment that leaves the process, or raises what is no Exception, is an error like any other."""
     try:
         yield
-    except SystemExit as left:
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        how = f"left through exit({error.code})" if isinstance(error, SystemExit) else f"raised {message_of(error)}"
         raise EnvError(
-            f"an environment left through exit({left.code}), and the run with it; with --actors 1 it is in a process "
-            "of its own, which is replaced"
-        ) from left
+            f"an environment {how}, and ended the run: mend it; with --actors 1 it is in a process of its own, which "
+            "is replaced"
+        ) from error
 
 
 def _close(inline: InlineActor) -> None:
@@ -92,8 +95,8 @@ def _close(inline: InlineActor) -> None:
     try:
         if inline.actor is not None:
             inline.actor.close()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's code
-        logger.warning("the environments could not be closed: %s", error)
+    except BaseException as error:  # noqa: BLE001 - somebody else's code
+        logger.warning("the environments could not be closed: %s", message_of(error))
 
 
 def _end_hang(

@@ -11,6 +11,7 @@ from accel.errors import ConfigError, LaunchError
 from accel.launch.learners import learn
 from accel.launch.local_actors import learn_with_local_actors
 from accel.launch.single_process import learn_in_one_process
+from accel.learning.memory import check_network
 from accel.supervision.activity import WAITING, Activity
 from accel.system.machine import available_memory_bytes, usable_cores
 from accel.transport import detect_launch, is_actor
@@ -67,6 +68,8 @@ def start(job: Job, *, leave: Callable[[int], NoReturn] | None = None, activity:
     Args:
         leave, activity: see ``learn_in_one_process``.
     """
+    if job.config.acting.hosts is None and job.config.acting.hostfile is None:
+        check_network(job.config)
     if job.config.acting.actors == 0:
         return learn_in_one_process(job, leave=leave, activity=activity)
     _check_actors(job.config)

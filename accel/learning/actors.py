@@ -17,8 +17,6 @@ from accel.json_object import Json
 from accel.supervision.processes import process_started
 from accel.transport.base import LearnerTransport
 
-_SHOWN_TRACEBACKS = 5
-
 logger = logging.getLogger("accel")
 
 
@@ -42,7 +40,8 @@ class Actors:
         self._late: set[int] = set()
         self._silent: frozenset[int] = frozenset()
         self._gone: frozenset[int] = frozenset()
-        self._refusal: object = None
+        self._last_failure: object = None
+        self._shown: set[object] = set()
 
     @property
     def alive(self) -> frozenset[int]:
@@ -68,8 +67,8 @@ class Actors:
             self._late.discard(actor)
         elif "down" in message:
             self._down.add(actor)
-            self._refusal = message["down"] if message.get("final") else self._refusal
-            logger.warning("%s", failure_text(actor, message))
+            self._last_failure = message["down"] if message.get("gave_up") else self._last_failure
+            logger.warning("%s", failure_text(actor, self._once(message, message["down"])))
         elif "up" in message:
             self._down.discard(actor)
             self._silent -= {actor}
@@ -79,9 +78,10 @@ class Actors:
             self.runtimes.add(str(message["runtime"]))
         elif "environment" in message:
             self.environment_restarts += 1
-            shown = message.get("traceback", "") if self.environment_restarts <= _SHOWN_TRACEBACKS else ""
-            text = f"actor {actor}: environment {message['environment']} raised {message.get('raised')}"
-            logger.warning("%s", f"{text}; it is made anew\n{shown}".rstrip())
+            if is_shown(self.environment_restarts):
+                text = f"actor {actor}: environment {message['environment']} raised {message.get('raised')}"
+                told = self._once(message, message.get("raised"))
+                logger.warning("%s", f"{text}; it is made anew\n{told.get('traceback', '')}".rstrip())
         else:
             return False
         return True
@@ -91,7 +91,7 @@ class Actors:
 
         Raises:
             TransportError: none is left, and none will come back.
-            EnvError: so it is, and an environment does not keep to gymnasium's interface.
+            EnvError: so it is, and environments have made the last one fail.
         """
         total, alive, silent = self._transport.actors, self._transport.alive(), self._transport.silent()
         for actor in sorted(silent - self._silent):
@@ -106,11 +106,20 @@ class Actors:
             how = "died" if actor in self._transport.dead() else "ended"
             logger.warning("actor %d %s; %d of %d go on", actor, how, len(self.alive), total)
         self._gone |= gone
-        if not alive and not silent and self._refusal is not None:
-            raise EnvError(f"all {total} actors are gone, the last one as {self._refusal}")
+        if not alive and not silent and self._last_failure is not None:
+            raise EnvError(
+                f"all {total} actors are gone, the last one as {self._last_failure}. Mend what ends them, such as the "
+                "environment, and resume the run"
+            )
         if not alive and not silent:
             raise TransportError(f"all {total} actors are gone; look at their messages above and resume the run")
         return gone
+
+    def _once(self, message: Json, why: object) -> Json:
+        """Without its traceback where one of the same error was shown."""
+        told = {**message, "traceback": ""} if why in self._shown else message
+        self._shown.add(why)
+        return told
 
     def _end(self, actor: int) -> None:
         """Kill a silent rank where it can be reached and where that ends nothing else."""
@@ -120,6 +129,11 @@ class Actors:
         if host == os.uname().nodename and number and started == process_started(number) != 0:
             with suppress(OSError):
                 os.kill(number, signal.SIGKILL)
+
+
+def is_shown(count: int) -> bool:
+    """Whether the message is shown that comes as the so-manieth of its kind: ever fewer of them."""
+    return count & (count - 1) == 0
 
 
 def failure_text(actor: int, message: Json) -> str:

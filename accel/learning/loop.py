@@ -16,7 +16,7 @@ from accel.errors import DivergenceError, EnvError, TransportError
 from accel.experience.on_device import remove_faults_anywhere
 from accel.experience.stores.base import Experience, Sample
 from accel.experience.unroll import ACTOR_PHASES, Unroll
-from accel.learning.actors import Actors
+from accel.learning.actors import Actors, is_shown
 from accel.learning.coordination import Iteration
 from accel.learning.counters import ActorRates, LagStatistics, TaskReturns, record_interval_s
 from accel.learning.device import phase_events
@@ -346,8 +346,10 @@ class Loop:
             return False
         for fault in remove_faults_anywhere(unroll, self.layout.spec.float_bytes):
             counters.faulty_environments += 1
-            logger.warning("%s", fault.text(actor))
-            if counters.faulty_environments - self._faults_before > MAX_FAULTS:
+            count = counters.faulty_environments - self._faults_before
+            if is_shown(count):
+                logger.warning("%s", fault.text(actor))
+            if count > MAX_FAULTS:
                 raise EnvError(
                     f"{fault.text(actor)}; after {MAX_FAULTS} others: mend the environment, or wrap it so that its "
                     "numbers are finite"

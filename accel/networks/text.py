@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, cast
 
 from accel.envs.spaces import EnvSpec
@@ -59,6 +60,13 @@ class NetworkText:
     def is_cnn(self) -> bool:
         """Whether the torso is a built-in convolutional one, which takes (C, H, W) images only."""
         return self.torso in ("nature-cnn", "impala-resnet")
+
+    @property
+    def least_weights(self) -> int:
+        """Weights between the layers that it names, whatever observations and actions there are."""
+        widths = [int(size) for size in self.sizes] if self.torso == "mlp" else []
+        gates = {None: 0, "lstm": 4, "gru": 3, "transformer": 4}[self.core]
+        return sum(a * b for a, b in pairwise(widths)) + gates * self.core_layers * self.core_size**2
 
     def for_observations(self, spec: EnvSpec) -> NetworkText:
         """``auto`` replaced: an mlp of its sizes for vectors, nature-cnn for images, impala-resnet for small ones.

@@ -25,6 +25,8 @@ from accel.supervision.processes import is_stopped
 STOPPED_S = 10.0
 STEADY_S = 10.0
 """Of work, after which a failure is the first one of a new row."""
+FIRST_RESTARTS = 3
+"""Of one that has done next to nothing yet: what fails at once, again and again, is the environment's."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _GRACE_S = 5.0
 

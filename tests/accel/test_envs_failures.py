@@ -64,6 +64,8 @@ FORMS = {
     "none for a reward": ((ZEROS, None, False, False, {}), STEP + r"the reward None \(a NoneType\) is not one number"),
     "a word for an end": ((ZEROS, 1.0, "false", False, {}), STEP + r"'false' \(a str\) is no end of an episode"),
     "an array for a reward": ((ZEROS, np.ones(1), False, False, {}), STEP + r"the reward .*ndarray of shape \(1,\)"),
+    "a time for a reward": ((ZEROS, np.timedelta64(1, "s"), False, False, {}), STEP + r"the reward .*a timedelta64\)"),
+    "a date for a reward": ((ZEROS, np.datetime64("2026"), False, False, {}), STEP + r"the reward .*a datetime64\)"),
     "a list for a reward": ((ZEROS, [1.0, 2.0], False, False, {}), STEP + r"the reward .*list of shape \(2,\)"),
 }
 

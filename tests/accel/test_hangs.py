@@ -109,9 +109,12 @@ def test_environments_that_cannot_be_closed_cost_nothing(tmp_path: Path, caplog:
     assert "could not be closed: closing the environments took longer than 5 s" in caplog.text
 
 
-def test_an_environment_that_exits_is_an_error_with_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(EnvError, match=r"left through exit\(0\)") as error:
-        accel.train(configure(tmp_path, "Exits"))
+@pytest.mark.parametrize(
+    ("wrapper", "told"), [("Exits", r"left through exit\(0\)"), ("Bare", "raised BareError: the simulator broke")]
+)
+def test_an_environment_that_exits_is_an_error_with_a_checkpoint(wrapper: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match=f"an environment {told}, and ended the run: mend it") as error:
+        accel.train(configure(tmp_path, wrapper))
     assert error.value.exit_code != 0 and not (tmp_path / "run" / "summary.json").exists()
     assert RunDirectory.open(tmp_path / "run", read_only=True).load_checkpoint().env_steps > 0
     assert error.value.__notes__[0].endswith(f"accel train --resume {tmp_path}/run")

@@ -11,10 +11,12 @@ from gymnasium import spaces
 from accel.config import TrainConfig
 from accel.envs.observations import observation_layout
 from accel.envs.spaces import ActionSpec, EnvSpec
-from accel.errors import ConfigError, EnvError
-from accel.learning.memory import check_memory
+from accel.errors import ConfigError, EnvError, TransportError
+from accel.launch.train import start
+from accel.learning.memory import check_memory, check_network
 from accel.publishing.inputs import MOST_BYTES, RecentInputs, rows_within
 from accel.publishing.validation import ValidationInputs
+from accel.runs.job import Job
 
 ACTION = ActionSpec("categorical", (2,))
 CPU = torch.device("cpu")
@@ -45,7 +47,24 @@ def test_actors_of_this_host_need_memory_too() -> None:
     assert found[1] == pytest.approx(2 * found[0], rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("network", "weights"),
+    [("mlp:16384x9", 8 * 2**28), ("mlp:65536-65536-8", 2**32 + 2**19), ("mlp:8x1+lstm:65536", 4 * 2**32)],
+)
+def test_a_network_that_nothing_holds_is_refused_before_anything_starts(network: str, weights: int) -> None:
+    config = TrainConfig.create(network=network, actors=4096, device="cpu")
+    with pytest.raises(ConfigError, match=rf"for the network .* whose weights are {weights / 2**28:.1f} GiB.*actors"):
+        start(Job(config))
+
+
+def test_an_unroll_beyond_what_can_be_sent_is_refused() -> None:
+    config = TrainConfig.create(network="mlp:4x1", unroll_length=1 << 16, envs_per_actor=1 << 10)
+    with pytest.raises((TransportError, ConfigError), match=r"unroll.* bytes cannot be sent, .*|needs .* unrolls"):
+        check_memory(config, EnvSpec((4,), "float32", ACTION), CPU)
+
+
 def test_what_fits_passes() -> None:
+    check_network(TrainConfig.create(network="mlp:512x3+lstm:64"))
     check_memory(TrainConfig.create(network="nature-cnn"), EnvSpec((4, 84, 84), "uint8", ACTION), CPU)
 
 

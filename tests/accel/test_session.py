@@ -396,7 +396,7 @@ def test_a_resumed_run_forgives_as_many_numbers_as_a_new_one(
     for resume in (None, tmp_path / "run"):
         with pytest.raises(EnvError, match="after 100 others"):
             accel.train(config, resume=resume)
-        assert capsys.readouterr().out.count("is left out") == 101
+        assert capsys.readouterr().out.count("is left out") == 7, "the first, and ever fewer of those that follow"
 
 
 def test_a_run_that_diverges_keeps_its_batch_and_what_was_sound(tmp_path: Path) -> None:

@@ -254,6 +254,24 @@ class RaisesAlways(gymnasium.Wrapper[Any, Any, Any, Any]):
         raise ValueError(f"no step was ever made ({action})")
 
 
+class BareError(BaseException):
+    """No ``Exception``."""
+
+
+class BareAlways(RaisesAlways):
+    """Raises in every step what is no ``Exception``."""
+
+    def step(self, action: Any) -> Any:
+        raise BareError("no step was ever made")
+
+
+class ExitsInReset(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Ends the program in every reset."""
+
+    def reset(self, **options: Any) -> Any:
+        sys.exit(3)
+
+
 class Raises(_Before):
     """Raises in every step after some, and cannot be closed either."""
 
@@ -271,6 +289,10 @@ class Raises(_Before):
 def _stop_and_hang() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     _hang()
+
+
+def _raise_bare() -> None:
+    raise BareError("the simulator broke")
 
 
 def _interrupt() -> None:
@@ -296,6 +318,8 @@ LeavesWell = late(lambda: os._exit(0))
 """Leaves the process after some steps, as if all were well."""
 Exits = late(lambda: sys.exit(0))
 """Ends the program after some steps, as if all were well."""
+Bare = late(_raise_bare)
+"""Raises what is no ``Exception`` after some steps."""
 Crashes = late(_segfault)
 """Crashes the process after some steps."""
 Interrupts = late(_interrupt)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from accel.acting.supervisor import FIRST_RESTARTS
 from accel.launch.outcome import EXIT_STOPPED
+from accel.supervision.supervised import FIRST_RESTARTS
 from tests.environments.troubled import DIARY, order_failure
 from tests.mpi.training_runs import ENDLESS, TrainingRun
 
@@ -79,12 +80,28 @@ def test_an_actor_that_keeps_failing_is_given_up_and_the_run_ends_with_a_checkpo
         assert job.leaves_no_rank(list(job.known))
 
 
-def test_environments_that_raise_in_every_step_end_the_run_soon(tmp_path: Path) -> None:
-    words = ("--actors", "2", *ENDLESS, "--wrapper", f"{TROUBLED}RaisesAlways")
-    with TrainingRun(tmp_path, *words, launcher="local") as job:
+@pytest.mark.parametrize(
+    ("wrapper", "words", "failures", "told"),
+    [
+        ("RaisesAlways", (), FIRST_RESTARTS + 1, "ValueError: no step was ever made"),
+        ("ExitsInReset", (), FIRST_RESTARTS, r"left through exit\(3\), 4 times in a row"),
+        ("BareAlways", ("--algorithm", "ppo", "--env-workers", "2"), 1, "BareError: no step was ever made"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_environments_that_always_fail_end_the_run_soon(
+    wrapper: str, words: tuple[str, ...], failures: int, told: str, tmp_path: Path
+) -> None:
+    """With one error, which has the last reason and what to do, and few tracebacks."""
+    job = TrainingRun(
+        tmp_path, "--actors", "2", *ENDLESS, *words, "--wrapper", f"{TROUBLED}{wrapper}", launcher="local"
+    )
+    with job:
         assert job.finish() not in (0, EXIT_STOPPED), job.output
-        assert "no step was ever made" in job.output and "failures in a row" in job.output
-        assert job.output.count("actor 0 failed") == FIRST_RESTARTS + 1
+        (error,) = [line for line in job.output.splitlines() if line.startswith("accel: ")]
+        assert re.search(f"{told}.*[Mm]end", error), error
+        assert max(job.output.count(f"actor {number} failed") for number in (0, 1)) == failures, job.output
+        assert job.output.count("Traceback") <= 2, job.output
 
 
 def test_the_time_limit_is_kept_whatever_the_environments_do(tmp_path: Path) -> None:
