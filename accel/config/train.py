@@ -410,7 +410,7 @@ def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
     if "batch_unrolls" not in values and isinstance(values.get("actors"), int):
         # With fewer unrolls than actors in a batch, policy lag would grow with the number of actors.
         if "batch_unrolls" in models["store"].model_fields:
-            values["batch_unrolls"] = max(int(str(values["actors"])), 1)
+            values["batch_unrolls"] = max(int(values["actors"]), 1)  # type: ignore[call-overload]
     values.setdefault("compressor", _default_compressor(values))
     given: dict[str, dict[str, object]] = {part: {} for part in models}
     problems: list[str] = []
@@ -465,11 +465,11 @@ def _choose(kind: str, name: object) -> type[Options]:
     models = CHOICES[kind]
     if kind == "algorithm" and isinstance(name, str) and ":" in name:
         return CustomAlgorithmConfig
-    if name not in models:
+    if not isinstance(name, str) or name not in models:
         hint = did_you_mean(str(name), models)
         own = ", or module:factory" if kind == "algorithm" else ""
         raise ConfigError(f"unknown {kind} '{name}'{hint}; there are {', '.join(models)}{own}")
-    return models[str(name)]
+    return models[name]
 
 
 def _every_model() -> Iterator[type[Options]]:

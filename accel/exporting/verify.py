@@ -129,13 +129,13 @@ def _verify(bundle: Path, contract: Contract, run_native_check: bool) -> Verific
         tested=f"{target.name}{skipped}",
         vectors=vectors,
         latency=dict(latency),
-        exported=_exported_latency(bundle),
+        exported=exported_latency(bundle),
         cpu=cpu_name(),
         check=target.check(bundle),
     )
 
 
-def _exported_latency(bundle: Path) -> Json:
+def exported_latency(bundle: Path) -> Json:
     """Microseconds a call on the machine that exported. Raises BundleError."""
     try:
         report = run_policy.parse_json(run_policy.read_file(bundle / run_policy.REPORT, _MAX_REPORT_BYTES))

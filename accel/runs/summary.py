@@ -7,8 +7,9 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -162,12 +163,12 @@ class Summary:
         """Plain JSON."""
         return asdict(self)
 
-    @classmethod
-    def read(cls, run_path: Path) -> Self:
+    @staticmethod
+    def read(run_path: Path) -> Summary:
         """The summary of a finished run. Raises CheckpointError."""
         try:
             content = read_file(run_path / "summary.json", MAX_JSON_BYTES)
-            return TypeAdapter(cls).validate_json(content, strict=True)
+            return _adapter().validate_json(content, strict=True)
         except OSError as error:
             problem = f"({error.strerror}); the run did not end in order"
         except ValidationError as error:
@@ -277,3 +278,8 @@ def _shares(seconds: Mapping[str, float]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
+
+
+@cache
+def _adapter() -> TypeAdapter[Summary]:
+    return TypeAdapter(Summary)

@@ -19,12 +19,14 @@ from optuna.exceptions import OptunaError, StorageInternalError
 from optuna.storages import BaseStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalRedisBackend
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from accel.errors import AccelError, SweepError
 
 _SQLITE_TIMEOUT_S = 60
 _RETRY_S = 0.5
+# what workers that make the same tables meet, or one that waits for another's lock
+_COLLISIONS = (OperationalError, IntegrityError, ProgrammingError)
 logger = logging.getLogger("accel")
 
 
@@ -117,7 +119,7 @@ def _open(url: str, attempts: int = 3) -> BaseStorage:
     except ImportError as error:
         raise SweepError(f"storage {without_passwords(url)} needs a driver that is not installed: {error}") from error
     except unusable as error:
-        if attempts > 1:
+        if attempts > 1 and any(isinstance(found, _COLLISIONS) for found in (error, error.__cause__)):
             time.sleep(_RETRY_S)
             return _open(url, attempts - 1)
         raise SweepError(f"cannot open storage {without_passwords(url)}: {_first_line(error)}") from error

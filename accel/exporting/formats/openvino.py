@@ -79,7 +79,7 @@ class OpenVinoSession:
             request = compiled.create_infer_request()
             for name, array in {**self.inputs, **self.outputs}.items():
                 request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise BundleError(f"OpenVINO {openvino.__version__} cannot load {directory / XML}: {error}") from error
         self._infer = request.infer
 
