@@ -68,6 +68,9 @@ class _OnnxPolicy:
         taken = {state.source for state in self._states}
         self._observed = [name for name in self._inputs if name not in taken]
         others = [name for name in outputs if name not in {state.target for state in self._states}]
+        floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
+        kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
+        others.sort(key=lambda name: kinds[name] not in floats)  # actions that are chosen by others come behind them
         if not others or not self._observed:
             raise ConfigError(f"{path} maps {', '.join(self._inputs)} to {', '.join(outputs)}: no policy")
         self._output = others[0]
@@ -76,9 +79,12 @@ class _OnnxPolicy:
         self._dead = {state.source for state in self._states if self._graph.only_forwards(state.source, state.target)}
         self._states = [state for state in self._states if state.source not in self._dead]
         for name in self._observed:
-            rows = _sizes(self._inputs[name])[:1]
-            if rows and rows[0] > 1:
-                raise ConfigError(f"{path} takes {rows[0]} observations at once: export it for one, or a free batch")
+            sizes = _sizes(self._inputs[name])
+            if len(sizes) < 2 or sizes[0] > 1:
+                raise ConfigError(
+                    f"{path} takes {name!r} of {list(sizes)}, where [1, ...] is one observation: export it for one, or "
+                    "with a free batch dimension"
+                )
 
     def read(self) -> ReadPolicy:
         """See ``ReadPolicy``."""
@@ -89,7 +95,12 @@ class _OnnxPolicy:
         self._observed = in_order(self._observed, spec, self._path)
         for name, part in zip(self._observed, spec.inputs, strict=True):
             sizes = _sizes(self._inputs[name])[1:]
-            if len(sizes) != len(part.shape) or any(a not in (0, b) for a, b in zip(sizes, part.shape, strict=True)):
+            shapes = [part.shape, (*part.shape[1:], part.shape[0])] if part.is_image else [part.shape]
+            fits = any(
+                len(sizes) == len(shape) and all(a in (0, b) for a, b in zip(sizes, shape, strict=True))
+                for shape in shapes
+            )
+            if not fits and (len(part.shape) > 1 or math.prod(sizes) != part.shape[0]):
                 raise ConfigError(
                     f"{self._path} takes {name!r} of {list(sizes)}, and observations have {list(part.shape)}: give "
                     "the environment of its training, with its --env-arg and --wrapper"
@@ -100,17 +111,24 @@ class _OnnxPolicy:
 
     def _run(self, *rows: Tensor) -> list[Tensor]:
         observed, held = rows[: len(self._observed)], rows[len(self._observed) :]
-        feeds = dict(zip(self._observed, observed, strict=True))
+        feeds = {name: self._laid_out(name, value) for name, value in zip(self._observed, observed, strict=True)}
         feeds |= {state.source: state.of_rows(value) for state, value in zip(self._states, held, strict=True)}
         output, *following = self._graph(feeds, [self._output, *(state.target for state in self._states)])
         return [output, *(state.to_rows(value) for state, value in zip(self._states, following, strict=True))]
 
+    def _laid_out(self, name: str, rows: Tensor) -> Tensor:
+        """Observations as the model takes them: here arrays that are no images are flat, images have channels first."""
+        sizes = _sizes(self._inputs[name])[1:]
+        if 0 in sizes or sizes == rows.shape[1:]:
+            return rows
+        return rows.reshape(len(rows), *sizes) if rows.dim() == 2 else rows.movedim(1, -1)
+
     def _answer(self, row: Sequence[Array]) -> list[Array]:
         names = [*self._observed, *(state.source for state in self._states)]
         values = [torch.from_numpy(value) for value in row]
-        values[len(self._observed) :] = [
-            state.of_rows(value) for state, value in zip(self._states, values[len(self._observed) :], strict=True)
-        ]
+        observed, held = values[: len(self._observed)], values[len(self._observed) :]
+        values = [self._laid_out(name, value) for name, value in zip(self._observed, observed, strict=True)]
+        values += [state.of_rows(value) for state, value in zip(self._states, held, strict=True)]
         feeds = {
             name: value.numpy().astype(helper.tensor_dtype_to_np_dtype(self._inputs[name].type.tensor_type.elem_type))
             for name, value in zip(names, values, strict=True)
@@ -192,10 +210,12 @@ class OnnxGraph:
         self, node: NodeProto, inputs: Mapping[str, Array | Tensor], constants: Mapping[str, Array]
     ) -> None:
         """Raises ConfigError, before a node runs, where it makes far more numbers than a policy has."""
-        types = {
-            name: helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, value.shape) for name, value in inputs.items()
+        types = {name: helper.make_tensor_type_proto(_kind(value), value.shape) for name, value in inputs.items()}
+        sizes = {
+            name: numpy_helper.from_array(value.astype(np.float32) if value.dtype.kind == "f" else value)
+            for name, value in constants.items()
+            if name in inputs and value.size < 99
         }
-        sizes = {n: numpy_helper.from_array(constants[n]) for n in inputs if n in constants and constants[n].size < 99}
         types |= {name: helper.make_tensor_type_proto(tensor.data_type, tensor.dims) for name, tensor in sizes.items()}
         try:
             schema = defs.get_schema(node.op_type, self._opset, node.domain)
@@ -224,6 +244,12 @@ class OnnxGraph:
         except Exception as error:  # its operators' errors share no base
             raise ConfigError(f"operator {node.op_type!r} {node.name!r} cannot be evaluated: {error}") from error
         return dict(zip(node.output, (np.asarray(value) for value in found), strict=True))
+
+
+def _kind(value: Array | Tensor) -> int:
+    """What a value counts as: floats are of single precision."""
+    kind = (value.numpy(force=True) if isinstance(value, Tensor) else value).dtype.kind
+    return {"b": onnx.TensorProto.BOOL, "f": onnx.TensorProto.FLOAT}.get(kind, onnx.TensorProto.INT64)
 
 
 def _check_external_data(model: ModelProto, directory: Path) -> None:

@@ -118,12 +118,14 @@ def _slice(c: Call) -> Tensor:
     starts, ends = c.integers("starts", 1) or [], c.integers("ends", 2) or []
     axes = c.integers("axes", 3) or list(range(len(starts)))
     steps = c.integers("steps", 4) or [1] * len(starts)
-    places: list[slice] = [slice(None)] * c[0].dim()
+    x, places = c[0], [slice(None)] * c[0].dim()
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if step < 1:
-            raise ConfigError(f"operator Slice {c.node.name!r} goes backwards, which torch does not")
-        places[axis] = slice(start, end, step)
-    return c[0][tuple(places)]
+        if step > 0:
+            places[axis] = slice(start, end, step)
+        else:
+            backwards = range(*slice(start, end, step).indices(x.shape[axis]))
+            x = torch.index_select(x, axis, torch.tensor([*backwards]))
+    return x[tuple(places)]
 
 
 def _gather(c: Call) -> Tensor:
@@ -252,6 +254,23 @@ def _recurrent(gates: int) -> Callable[[Call], Sequence[Tensor]]:
     return call
 
 
+def _divided(first: Tensor, second: Tensor | float) -> Tensor:
+    whole = isinstance(second, Tensor) and not first.is_floating_point() and not second.is_floating_point()
+    return torch.div(first, second, rounding_mode="trunc" if whole else None)
+
+
+def _cast(c: Call) -> Tensor:
+    """To another kind of numbers; floats are all of single precision."""
+    kind = helper.tensor_dtype_to_np_dtype(int(c.number("to", 1)))
+    return c[0].to(torch.float32 if kind.kind == "f" else getattr(torch, str(kind)))
+
+
+def _cumulated(c: Call) -> Tensor:
+    if c.number("exclusive", 0) or c.number("reverse", 0):
+        raise ConfigError(f"operator CumSum {c.node.name!r} is exclusive or goes backwards, which torch does not")
+    return torch.cumsum(c[0], (c.integers("axis", 1) or [0])[0])
+
+
 def _refused(c: Call) -> Tensor:
     raise ConfigError(
         f"the graph ends in actions chosen by {c.node.op_type}: export the outputs that they are chosen by, logits or "
@@ -261,7 +280,7 @@ def _refused(c: Call) -> Tensor:
 
 _SAME_IN_TORCH = (
     *("Relu", "Tanh", "Sigmoid", "Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Sin", "Cos", "Sign", "Floor", "Ceil"),
-    "Reciprocal",
+    *("Reciprocal", "Round"),
 )
 _PLAIN: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
@@ -288,7 +307,7 @@ _PLAIN: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
 """Operators that are functions of their inputs alone."""
 
 _ARITHMETIC: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.truediv, "Pow": operator.pow}
+    {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": _divided, "Pow": operator.pow}
 )
 """Operators of two operands, of which one may be a number."""
 
@@ -301,7 +320,13 @@ _WITH_ATTRIBUTES: Mapping[str, Callable[[Call], Result]] = MappingProxyType(
         "Selu": lambda c: c.number("gamma", 1.0507009873554805) * F.elu(c[0], c.number("alpha", 1.6732632423543772)),
         "HardSigmoid": lambda c: torch.clamp(c[0] * c.number("alpha", 0.2) + c.number("beta", 0.5), 0, 1),
         "Gelu": lambda c: F.gelu(c[0], approximate=c.text("approximate", "none")),
+        "Swish": lambda c: c[0] * torch.sigmoid(c.number("alpha", 1.0) * c[0]),
+        "ThresholdedRelu": lambda c: torch.where(c[0] > c.number("alpha", 1.0), c[0], torch.zeros_like(c[0])),
         "Clip": _clip,
+        "CumSum": _cumulated,
+        "Einsum": lambda c: torch.einsum(c.text("equation", ""), *(c[i] for i in range(len(c.tensors)))),
+        "LpNormalization": lambda c: F.normalize(c[0], c.number("p", 2), c.axis(-1)),
+        "TopK": lambda c: torch.topk(c[0], (c.integers("k", 1) or [1])[0], c.axis(-1), bool(c.number("largest", 1))),
         "Softmax": _normalised_over(torch.softmax),
         "LogSoftmax": _normalised_over(torch.log_softmax),
         "Gemm": _gemm,
@@ -326,7 +351,7 @@ _WITH_ATTRIBUTES: Mapping[str, Callable[[Call], Result]] = MappingProxyType(
         "Expand": lambda c: c[0] * torch.ones(c.integers("shape", 1) or []),
         "Tile": lambda c: c[0].repeat(c.integers("repeats", 1) or []),
         "Pad": _padded,
-        "Cast": lambda c: c[0].to(getattr(torch, str(helper.tensor_dtype_to_np_dtype(int(c.number("to", 1)))))),
+        "Cast": _cast,
         "ReduceMean": _reduced(torch.mean),
         "ReduceSum": _reduced(torch.sum),
         "ReduceMax": _reduced(torch.amax),

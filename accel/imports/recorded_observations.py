@@ -67,7 +67,7 @@ class RecordedObservations:
                 raise ConfigError(f"observations {path}: {name!r} holds values that are no finite numbers")
         count = min(*rows, _MOST_ROWS)
         kept = {
-            name: array[:count] if array.dtype == np.uint8 and array.ndim == 4 else array[:count].astype(np.float32)
+            name: array[:count].astype(np.uint8 if array.dtype == np.uint8 and array.ndim == 4 else np.float32)
             for name, array in arrays.items()
         }
         beginnings = np.arange(count) == 0 if first is None else first[:count].astype(np.bool_)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from gymnasium import spaces
 
+from accel.envs.spaces import ACTION_MASK
 from accel.errors import ConfigError
 
 
@@ -58,7 +59,8 @@ class SavedSpaces:
             raise ConfigError(
                 f"{path} was trained on observations of shape {self.observation_shape}, and {env} has {shape}: {remedy}"
             )
-        found = [*observation.spaces] if isinstance(observation, spaces.Dict) else []
+        entries = observation.spaces if isinstance(observation, spaces.Dict) else {}
+        found = [name for name in entries if name != ACTION_MASK or name in self.entries]
         if self.entries and found != [*self.entries]:
             raise ConfigError(
                 f"{path} was trained on the entries {list(self.entries)}, and {env} has {found}: {remedy}"

@@ -38,6 +38,10 @@ _REMEDY = (
 ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(
     {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU, "gelu": nn.GELU, "silu": nn.SiLU}
 )
+_OTHER_ACTIVATIONS = (
+    *(nn.Softplus, nn.Softsign, nn.Mish, nn.SELU, nn.CELU, nn.Sigmoid, nn.LogSigmoid, nn.Hardswish, nn.Hardtanh),
+    *(nn.ReLU6, nn.Identity),
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class StableBaselines3(PolicyReader):
 
 def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, activation: str | None) -> ReadPolicy:
     family = _family(weights, _policy_class(data), path)
-    kind = ACTIVATIONS[activation or _activation(data, path) or ("tanh" if family.samples else "relu")]
+    kind = ACTIVATIONS[activation] if activation else _activation(data, path, nn.Tanh if family.samples else nn.ReLU)
     steps, options = data.get("num_timesteps"), data.get("policy_kwargs")
     options = options if isinstance(options, dict) else {}
     spaces = SavedSpaces.read(data)
@@ -173,7 +177,9 @@ def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, ac
         if cores:
             return SteppedPolicy(_Joined(features), cores, nn.Sequential(parts))
         if masked or len(features) > 1:
-            return _PartsPolicy(_Joined(features), nn.Sequential(parts), masked)
+            names = [part.name for part in spec.inputs]
+            mask = names.index(ACTION_MASK) if masked else None
+            return _PartsPolicy(_Joined(features), nn.Sequential(parts), mask)
         return nn.Sequential(OrderedDict[str, nn.Module](features=features[0], **parts))
 
     # Of these the attribute is set by VecNormalize alone; others keep it always.
@@ -279,14 +285,14 @@ def _is_of(name: str, head: str) -> bool:
     return name.startswith(head) if head.endswith(".") else name == f"{head}.weight"
 
 
-def _activation(data: Mapping[str, object], path: Path) -> str | None:
-    """The name of ``policy_kwargs``' activation function; None where it is the default."""
+def _activation(data: Mapping[str, object], path: Path, default: type[nn.Module]) -> type[nn.Module]:
+    """``policy_kwargs``' activation function."""
     options = data.get("policy_kwargs")
     if not isinstance(options, dict) or "activation_fn" not in options:
-        return None
+        return default
     text = str(options["activation_fn"])[-64:]
-    found = re.search(r"(\w+)'?>?$", text)
-    by_class = {kind.__name__: name for name, kind in ACTIVATIONS.items()}
+    found = re.search(r"torch\.nn\.[\w.]*?(\w+)'?>?$", text)
+    by_class = {kind.__name__: kind for kind in (*ACTIVATIONS.values(), *_OTHER_ACTIVATIONS)}
     if found is None or found[1] not in by_class:
         raise ConfigError(
             f"{path}: activation function {text!r} is unknown: give --activation, one of {', '.join(ACTIVATIONS)}, if "
@@ -309,16 +315,16 @@ class _Joined(nn.Module):
 
 
 class _PartsPolicy(nn.Module):
-    """An observation's parts, and a mask of actions after them, to outputs."""
+    """An observation's parts, of which one may be a mask of actions, to outputs."""
 
-    def __init__(self, before: _Joined, after: nn.Module, masked: bool) -> None:
+    def __init__(self, before: _Joined, after: nn.Module, mask: int | None) -> None:
         super().__init__()
-        self.before, self.after, self.masked = before, after, masked
+        self.before, self.after, self.mask = before, after, mask
 
     def forward(self, *parts: Tensor) -> Tensor:
         """Each [B, *shape] to [B, P]."""
-        outputs: Tensor = self.after(self.before(*parts[: len(self.before.features)]))
-        return mask_outputs(outputs, parts[-1]) if self.masked else outputs
+        outputs: Tensor = self.after(self.before(*(part for i, part in enumerate(parts) if i != self.mask)))
+        return outputs if self.mask is None else mask_outputs(outputs, parts[self.mask])
 
 
 def _features(weights: Mapping[str, Tensor], family: _Family, spec: FactorySpec, path: Path) -> list[nn.Module]:

@@ -19,21 +19,28 @@ from accel.errors import AccelError, CheckpointError, ConfigError
 from accel.imports.policy_file import Array, PolicyFile, PolicyReader, ReadPolicy
 from accel.imports.torch_files import read_plain
 from accel.imports.torch_modules import FactorySpec
-from accel.imports.traced_program import State, TracedProgram, in_order
+from accel.imports.traced_program import State, TracedProgram, in_order, reason_of
 
 
 class _TorchPolicy:
-    """A torch program that maps observations to outputs, and may keep state in its buffers."""
+    """A torch program that maps observations to outputs, and may keep state in its buffers.
 
-    def __init__(self, module: nn.Module, arguments: Sequence[str], path: Path) -> None:
+    Args:
+        arguments: their names; None for a dictionary by the names of the environment's observations.
+    """
+
+    def __init__(self, module: nn.Module, arguments: Sequence[str] | None, path: Path) -> None:
         self._module, self._arguments, self._path = module, arguments, path
         self._states: list[State] = []
-        self._observed: Sequence[str] = arguments
+        self._observed: Sequence[str] = ()
         self._initial = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        # states are zeros where an episode begins: of others the difference is the state
+        self._offsets = {name: value for name, value in self._initial.items() if value.any()}
 
     def make(self, spec: FactorySpec) -> nn.Module:
         """See ``ReadPolicy.make``."""
-        self._observed = in_order(self._arguments, spec, self._path)
+        names = [part.name for part in spec.inputs]
+        self._observed = names if self._arguments is None else in_order(self._arguments, spec, self._path)
         examples = [torch.zeros(1, *part.shape) for part in spec.inputs]
         self._states = [State(name, name, tuple(value.shape)) for name, value in self._changed(examples)]
         for state in self._states:
@@ -54,17 +61,20 @@ class _TorchPolicy:
     def _run(self, *rows: Tensor) -> list[Tensor]:
         observed, held = rows[: len(self._observed)], rows[len(self._observed) :]
         for state, value in zip(self._states, held, strict=True):
-            _assign(self._module, state.source, state.of_rows(value.clone()))
-        outputs: object = self._module(*self._in_own_order(observed))
+            _assign(self._module, state.source, state.of_rows(value.clone()) + self._offsets.get(state.source, 0.0))
+        outputs: object = self._called(observed)
         outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
         if not isinstance(outputs, Tensor):
             raise ConfigError(f"{self._path} returns {type(outputs).__name__}: a policy returns a tensor first")
         buffers = dict(self._module.named_buffers())
-        return [outputs, *(state.to_rows(buffers[state.source]) for state in self._states)]
+        names = [state.source for state in self._states]
+        following = [buffers[name] - self._offsets.get(name, 0.0) for name in names]
+        return [outputs, *(state.to_rows(value) for state, value in zip(self._states, following, strict=True))]
 
-    def _in_own_order(self, observed: Sequence[Tensor]) -> list[Tensor]:
+    def _called(self, observed: Sequence[Tensor]) -> object:
         values = dict(zip(self._observed, observed, strict=True))
-        return [values[name] for name in self._arguments]
+        own = [values] if self._arguments is None else [values[name] for name in self._arguments]
+        return self._module(*own)
 
     def _changed(self, examples: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
         """Buffers that a call changes."""
@@ -72,12 +82,12 @@ class _TorchPolicy:
             _assign(self._module, name, value.clone())
         try:
             with torch.no_grad():
-                self._module(*self._in_own_order([torch.rand(example.shape) for example in examples]))
+                self._called([torch.rand(example.shape) for example in examples])
         except Exception as error:  # somebody else's program
-            reason = (str(error).strip().splitlines() or ["no message"])[-1]
+            shapes = ", ".join(f"{n} {tuple(e.shape)}" for n, e in zip(self._observed, examples, strict=True))
             raise ConfigError(
-                f"{self._path} fails on an observation {[tuple(e.shape) for e in examples]}: {reason}; give the "
-                "environment of its training, with its --env-arg and --wrapper"
+                f"{self._path} fails on an observation of {shapes}: {reason_of(error)}; give the environment of its "
+                "training, with its --env-arg and --wrapper; entries of a Dict that are no images are flat"
             ) from error
         after = dict(self._module.named_buffers())
         return [(name, value) for name, value in self._initial.items() if not torch.equal(value, after[name])]
@@ -113,7 +123,9 @@ class TorchScripts(PolicyReader):
         try:
             with warnings.catch_warnings(action="ignore"):
                 module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()  # type: ignore[no-untyped-call]
-            arguments = [a.name for a in module.forward.schema.arguments[1:] if not a.has_default_value()]
+            needed = [argument for argument in module.forward.schema.arguments[1:] if not argument.has_default_value()]
+            takes_dict = len(needed) == 1 and isinstance(needed[0].type, torch.DictType)
+            arguments = None if takes_dict else [argument.name for argument in needed]
         except Exception as error:  # torch's errors share no base, of damaged files and of programs without forward
             reason = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"TorchScript archive {file.path} cannot be loaded: {reason}") from error
@@ -137,12 +149,16 @@ class ExportedPrograms(PolicyReader):
             with warnings.catch_warnings(action="ignore"):
                 program = torch.export.load(io.BytesIO(file.content))
                 module = program.module(check_guards=False)
+            for check in [*module._forward_pre_hooks_with_kwargs]:  # of the number of rows, which is looked at here
+                del module._forward_pre_hooks[check], module._forward_pre_hooks_with_kwargs[check]
+            positional = program.call_spec.in_spec.child(0)
         except AccelError:
             raise
         except Exception as error:  # torch's errors share no base
             reason = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"torch.export program {file.path} cannot be loaded: {reason}") from error
-        policy = _TorchPolicy(module, program.graph_signature.user_inputs, file.path)
+        takes_dict = positional.num_children == 1 and positional.child(0).type is dict
+        policy = _TorchPolicy(module, None if takes_dict else program.graph_signature.user_inputs, file.path)
         return ReadPolicy("torch.export program", policy.make, policy.answer, takes_parts=True)
 
     def _require_tensors(self, file: PolicyFile) -> None:

@@ -61,10 +61,12 @@ _REPLACED: Mapping[object, Callable[..., object]] = MappingProxyType(
         _ATEN.full.default: lambda sizes, value, **_: torch.full(sizes, value),
         _ATEN.copy.default: lambda x, source: source if source.shape == x.shape else source.expand_as(x),
         _ATEN.slice_scatter.default: lambda x, source, *place: _scattered(x, source, *place),
-        _ATEN._to_copy.default: lambda x, dtype=None, **_: x if dtype is None else x.to(dtype),
+        # of floats all are of single precision, and what that changes is seen beside the program itself
+        _ATEN._to_copy.default: lambda x, dtype=None, **_: x if dtype is None else x.to(_single(dtype)),
         _ATEN._softmax.default: lambda x, axis, _: torch.softmax(x, axis),
         _ATEN.alias.default: lambda x: x,
         _ATEN.detach.default: lambda x: x,
+        _ATEN.lift_fresh_copy.default: lambda x: x,
         _ATEN._native_batch_norm_legit_no_training.default: lambda x, w, b, m, v, _, epsilon: (
             nn.functional.batch_norm(x, m, v, w, b, eps=epsilon),
         ),
@@ -253,15 +255,23 @@ def _traced(program: Program, examples: Sequence[Tensor], rows: int) -> fx.Graph
         except ConfigError:
             raise
         except Exception as error:
-            reason = (re.findall(r"\w+Error: *(\w.*)", str(error)) or str(error).strip().splitlines() or [""])[-1]
             shapes = ", ".join(str(tuple(value.shape)) for value in inputs)
             raise ConfigError(
-                f"the program cannot run on {rows} rows, inputs {shapes}: {type(error).__name__}: {reason}; {_REMEDY}"
+                f"the program cannot run on {rows} rows, inputs {shapes}: {type(error).__name__}: "
+                f"{reason_of(error)}; {_REMEDY}"
             ) from error
     for node in traced.graph.nodes:
         _fold_linear(traced, node)
     traced.graph.eliminate_dead_code()
     return traced
+
+
+def reason_of(error: Exception) -> str:
+    """The last words of an error of torch, or the line of TorchScript where it is without words."""
+    text = str(error)
+    words = [found for found in re.findall(r"\w+Error: *(\w.*)", text) if "TorchScript interpreter" not in found]
+    lines = [f"in {line!r}" for line in re.findall(r"(\S.*)\n *~+ <--- HERE", text)]
+    return (words or lines or text.strip().splitlines() or ["no message"])[-1]
 
 
 def _fold_linear(traced: fx.GraphModule, node: fx.Node) -> None:
@@ -286,12 +296,13 @@ def _row_free(target: object, arguments: object, options: object) -> tuple[objec
     """An operation for any number of rows. Raises ConfigError."""
     if target in _REPLACED:
         return _REPLACED[target], arguments, options
-    if not _counts_rows([arguments, options]):
-        return target, arguments, options
     if target in _VIEWS and isinstance(arguments, list):
         x, sizes = arguments
         if sum(isinstance(size, _Times) for size in sizes) == 1 and -1 not in sizes:
-            return target, [x, [-1 if isinstance(size, _Times) else size for size in sizes]], options
+            sizes = [-1 if isinstance(size, _Times) else size for size in sizes]
+        target, arguments = torch.reshape, [x, sizes]
+    if not _counts_rows([arguments, options]):
+        return target, arguments, options
     raise ConfigError(f"operation {target} of the program takes the number of rows: {_REMEDY}")
 
 
@@ -301,6 +312,10 @@ def _scattered(x: Tensor, source: Tensor, dim: int = 0, start: int | None = None
     if start == 0 and end >= size == x.shape[dim]:
         return source
     return torch.cat((x.narrow(dim, 0, start), source, x.narrow(dim, start + size, x.shape[dim] - start - size)), dim)
+
+
+def _single(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.is_floating_point else dtype
 
 
 def _counts_rows(argument: object) -> bool:

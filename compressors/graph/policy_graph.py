@@ -157,7 +157,8 @@ def _check_follows(
             raise GraphError(
                 f"output {spec.name!r} of the exported graph differs from the policy's at other weights, inputs "
                 "or batch sizes; compute it from parameters, buffers and inputs by torch operations only, without "
-                "branches on their values, for any number of rows, each independent of the others"
+                "branches on their values, random numbers, writes in place or memory of earlier calls, for any number "
+                "of rows, each independent of the others"
             )
 
 

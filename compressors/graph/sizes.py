@@ -70,7 +70,7 @@ def fails_at_another_batch(error: Exception) -> GraphError:
     """The error for a policy whose graph takes the example's number of rows only."""
     return GraphError(
         f"the exported graph fails at another batch size than the example's ({error}); write the policy for any number "
-        "of rows"
+        "of rows, with x.shape[0] in place of len(x)"
     )
 
 

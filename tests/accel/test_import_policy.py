@@ -163,23 +163,29 @@ def test_a_box_ppo_file_gives_its_mean_and_its_deviation(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "policy_kwargs",
+    ("name", "activation"),
     [
-        {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>", ":serialized:": "gAWVAAAA"},
-        {"net_arch": [64, 64]},
+        ("activation.ReLU", lambda x: np.maximum(x, 0)),
+        ("activation.Softplus", lambda x: np.log1p(np.exp(x))),
+        ("linear.Identity", lambda x: x),
+        (None, np.tanh),
     ],
-    ids=["relu", "default"],
 )
-def test_the_activation_is_read_from_plain_text(tmp_path: Path, policy_kwargs: dict[str, object]) -> None:
+def test_the_activation_is_read_from_plain_text(
+    tmp_path: Path, name: str | None, activation: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    named = {"activation_fn": f"<class 'torch.nn.modules.{name}'>", ":serialized:": "gAWVAAAA"}
     weights = ppo_weights(4, 2)
-    policy = import_policy(write_zip(tmp_path / "ppo.zip", weights, policy_kwargs), CARTPOLE)
+    policy = import_policy(
+        write_zip(tmp_path / "ppo.zip", weights, named if name else {"net_arch": [64, 64]}), CARTPOLE
+    )
     x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
-    activation = (lambda v: np.maximum(v, 0)) if "activation_fn" in policy_kwargs else np.tanh
     assert np.allclose(policy.policy(torch.from_numpy(x))[0].numpy(), ppo_outputs(weights, x, activation), atol=1e-4)
 
 
-def test_an_unknown_activation_has_to_be_given(tmp_path: Path) -> None:
-    path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2), {"activation_fn": "<class 'my.Snake'>"})
+@pytest.mark.parametrize("name", ["my.Snake", "my.ReLU", "torch.nn.modules.activation.PReLU"])
+def test_an_unknown_activation_has_to_be_given(name: str, tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2), {"activation_fn": f"<class '{name}'>"})
     with pytest.raises(ConfigError, match="--activation"):
         import_policy(path, CARTPOLE)
     assert import_policy(path, CARTPOLE, activation="elu").architecture == "PPO or A2C: 64-64 ELU"

@@ -243,3 +243,15 @@ def test_masks_of_the_environment_are_inside_the_graph(tmp_path: Path) -> None:
         import_policy(plain, CARTPOLE.replace(wrapper=(f"{HERE}:OnlyRight",)))
     unmasked = CARTPOLE.replace(wrapper=(f"{HERE}:OnlyRight", "accel.envs.masks:without_masks"))
     assert import_policy(plain, unmasked).policy.input_names == ("observations",)
+
+
+def test_a_mask_beside_a_dict_is_none_of_its_entries(tmp_path: Path) -> None:
+    weights = ppo_weights(4, 2)
+    described = {"policy_class": policy_class(CONTRIB.format("common.maskable"))}
+    path = write_zip(tmp_path / "a.zip", weights, observation_space=dict_space("goal", "joints"), **described)
+    policy = import_policy(path, CARTPOLE.replace(wrapper=(f"{HERE}:in_parts", f"{HERE}:OnlyRight"))).policy
+    assert policy.input_names == ("goal", "joints", "action_mask")
+    rows, mask = torch.randn(16, 4), torch.from_numpy(np.random.default_rng(1).integers(0, 2, (16, 2)).astype(np.uint8))
+    with torch.no_grad():
+        found = policy(rows[:, :1], rows[:, 1:], mask)[0]
+    np.testing.assert_allclose(found, np.where(mask, ppo_outputs(weights, rows.numpy()), -1e9), rtol=1e-5, atol=1e-5)

@@ -189,11 +189,16 @@ def test_a_state_that_no_output_needs_is_left_out(tmp_path: Path) -> None:
     assert import_policy(path, PENDULUM).policy.state_shapes == ()
 
 
-def model_of(nodes: Sequence[onnx.NodeProto], weights: dict[str, np.ndarray], output: int = TensorProto.FLOAT) -> bytes:
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    weights: dict[str, np.ndarray],
+    output: int = TensorProto.FLOAT,
+    shape: Sequence[str | int] = ("n", 4),
+) -> bytes:
     graph = helper.make_graph(
         nodes,
         "g",
-        [helper.make_tensor_value_info("obs", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("obs", TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("out", output, None)],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
@@ -211,7 +216,7 @@ WEIGHT = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float32)
     [
         ([("MatMul", ["obs", "w"], ["x"]), ("ArgMax", ["x"], ["out"])], TensorProto.INT64, "export the outputs"),
         ([("MatMul", ["obs", "w"], ["x"]), ("Det", ["x"], ["out"])], TensorProto.FLOAT, "operator Det"),
-        ([("MatMul", ["obs", "w"], ["x"]), ("CumSum", ["x", "one"], ["out"])], TensorProto.FLOAT, "operator CumSum"),
+        ([("MatMul", ["obs", "w"], ["x"]), ("Hardmax", ["x"], ["out"])], TensorProto.FLOAT, "operator Hardmax"),
         ([("MatMul", ["obs", "w"], ["x"]), ("Softmax", ["x"], ["y"]), ("Bad", ["y"], ["out"])], 1, "cannot be loaded"),
     ],
     ids=["arg max", "unknown", "unknown too", "no onnx"],
@@ -223,6 +228,80 @@ def test_what_no_graph_can_be_made_of_is_named(
     (tmp_path / "p.onnx").write_bytes(model_of(made, {"w": WEIGHT, "one": np.int64([1])}, output))
     with pytest.raises(AccelError, match=message):
         import_policy(tmp_path / "p.onnx", CARTPOLE)
+
+
+NUMBERS = {"two": 2, "one": 1, "last": [-1], "before": [-99], "ones": [1], "turned": [-1, 0], "flat": [-1, 4]}
+NUMBERS |= {"row": [-1, 1, 4]}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [("Einsum", ["obs", "w"], ["out"], {"equation": "bi,io->bo"})],
+        [("MatMul", ["obs", "w"], ["x"]), ("CumSum", ["x", "one"], ["out"])],
+        [("MatMul", ["obs", "w"], ["x"]), ("Round", ["x"], ["out"])],
+        [("MatMul", ["obs", "w"], ["x"]), ("ThresholdedRelu", ["x"], ["out"], {"alpha": 0.1})],
+        [("MatMul", ["obs", "w"], ["x"]), ("LpNormalization", ["x"], ["out"], {"axis": 1, "p": 1})],
+        [("MatMul", ["obs", "w"], ["x"]), ("Gather", ["x", "turned"], ["out"], {"axis": 1})],
+        [("Slice", ["obs", "last", "before", "ones", "last"], ["x"]), ("MatMul", ["x", "w"], ["out"])],
+        [("Reshape", ["obs", "row"], ["x"]), ("Reshape", ["x", "flat"], ["y"]), ("MatMul", ["y", "w"], ["out"])],
+        [
+            ("Cast", ["obs"], ["i"], {"to": TensorProto.INT64}),
+            ("Div", ["i", "two"], ["j"]),
+            ("Cast", ["j"], ["x"], {"to": TensorProto.FLOAT}),
+            ("MatMul", ["x", "w"], ["out"]),
+        ],
+        [
+            ("Cast", ["obs"], ["i"], {"to": TensorProto.DOUBLE}),
+            ("MatMul", ["i", "wide"], ["j"]),
+            ("Cast", ["j"], ["out"], {"to": TensorProto.FLOAT}),
+        ],
+    ],
+    ids=lambda nodes: nodes[1 if len(nodes) == 2 and nodes[0][0] == "MatMul" else 0][0],
+)
+def test_operators_give_what_onnxruntime_gives(nodes: Sequence[tuple[Any, ...]], tmp_path: Path) -> None:
+    made = [helper.make_node(*node[:3], **(node[3] if len(node) > 3 else {})) for node in nodes]
+    weights = {name: np.asarray(value, np.int64) for name, value in NUMBERS.items()}
+    content = model_of(made, {"w": WEIGHT, "wide": WEIGHT.astype(np.float64), **weights})
+    (tmp_path / "p.onnx").write_bytes(content)
+    rows = 3 * np.random.default_rng(1).standard_normal((32, 4)).astype(np.float32)
+    wanted = ort.InferenceSession(content).run(None, {"obs": rows})[0]
+    with torch.no_grad():
+        found = import_policy(tmp_path / "p.onnx", CARTPOLE).policy(torch.from_numpy(rows))[0]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_observations_are_laid_out_as_the_model_takes_them(tmp_path: Path) -> None:
+    """Arrays are flat here, and images have their channels first."""
+    flat = [("Reshape", ["obs", "flat"], ["x"]), ("MatMul", ["x", "w"], ["out"])]
+    weights = {"w": WEIGHT, "flat": np.int64([-1, 4])}
+    (tmp_path / "a.onnx").write_bytes(model_of([helper.make_node(*n) for n in flat], weights, shape=[1, 2, 2]))
+    rows = torch.randn(8, 4)
+    found = import_policy(tmp_path / "a.onnx", CARTPOLE).policy(rows)[0]
+    np.testing.assert_allclose(found, rows.numpy() @ WEIGHT, atol=1e-5)
+    picture = [("ReduceMax", ["obs"], ["x"], {"axes": [1, 2], "keepdims": 0}), ("MatMul", ["x", "w3"], ["out"])]
+    made = [helper.make_node(*node[:3], **(node[3] if len(node) > 3 else {})) for node in picture]
+    (tmp_path / "b.onnx").write_bytes(model_of(made, {"w3": WEIGHT[:3]}, shape=["n", 8, 10, 3]))
+    np.savez(tmp_path / "rows.npz", np.random.default_rng(0).integers(0, 255, (64, 3, 8, 10), np.uint8))
+    policy = import_policy(tmp_path / "b.onnx", TrainConfig.create(), observations=tmp_path / "rows.npz", discrete=True)
+    images = torch.randint(0, 255, (4, 3, 8, 10), dtype=torch.uint8)
+    np.testing.assert_allclose(policy.policy(images)[0], images.amax((2, 3)).numpy() @ WEIGHT[:3], rtol=1e-4)
+
+
+def test_outputs_that_choose_are_taken_before_what_they_choose(tmp_path: Path) -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(4, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self.net(x)
+            return logits.argmax(1), logits
+
+    path = write_onnx(tmp_path / "p.onnx", Chosen(), [torch.zeros(1, 4)], ["obs"], ["action", "logits"])
+    rows = torch.randn(8, 4)
+    with torch.no_grad():
+        np.testing.assert_allclose(import_policy(path, CARTPOLE).policy(rows)[0], mlp(4, 2)(rows), atol=1e-5)
 
 
 def test_weights_beside_the_model_are_read_and_missed(tmp_path: Path) -> None:
@@ -267,6 +346,64 @@ def test_a_torch_program_gives_its_own_outputs(
         other = import_policy(onnx_path, PENDULUM)
         assert [type(layer) for layer in other.policy.module.children()] == [nn.Linear] * 3
         assert other.architecture == "ONNX: 32-16-1"
+
+
+class OfDict(nn.Module):
+    """A policy that takes its observation as a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(4, 2)
+
+    def forward(self, observation: dict[str, Tensor]) -> Tensor:
+        answer: Tensor = self.net(torch.cat((observation["joints"], observation["goal"]), 1))
+        return answer
+
+
+def write_export(path: Path, module: nn.Module, *examples: object) -> Path:
+    """As most people write it: for the number of rows of the example."""
+    torch.export.save(torch.export.export(module.eval(), examples), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["script", "export"])
+def test_a_dictionary_of_observations_is_taken(kind: str, tmp_path: Path) -> None:
+    module, path = OfDict().eval(), tmp_path / "policy.pt"
+    examples = {"joints": torch.zeros(1, 3), "goal": torch.zeros(1, 1)}
+    write_script(path, module) if kind == "script" else write_export(path, module, examples)
+    policy = import_policy(path, CARTPOLE.replace(wrapper=("tests.accel.foreign_policies:in_parts",))).policy
+    goal, joints = torch.randn(8, 1), torch.randn(8, 3)
+    with torch.no_grad():
+        wanted = module({"joints": joints, "goal": goal})
+        np.testing.assert_allclose(policy(goal, joints)[0], wanted, atol=1e-5)
+
+
+def test_a_program_of_double_precision_for_one_row_is_one_of_single_precision_for_many(tmp_path: Path) -> None:
+    class Double(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(3, 1).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            answer: Tensor = self.net(x.double())
+            return answer
+
+    module, rows = Double(), torch.randn(8, 3)
+    policy = import_policy(write_export(tmp_path / "policy.pt2", module, torch.zeros(1, 3)), PENDULUM).policy
+    with torch.no_grad():
+        np.testing.assert_allclose(policy(rows)[0][:, :1], module(rows), atol=1e-5)
+
+
+def test_a_state_that_does_not_begin_with_zeros_is_what_differs_from_its_beginning(tmp_path: Path) -> None:
+    module = Recurrent()
+    module.hidden_state += 0.5
+    module.cell_state -= torch.linspace(-1, 1, 8)
+    policy = import_policy(write_script(tmp_path / "policy.pt", module), PENDULUM).policy
+    states = [torch.zeros(1, 8)] * 2
+    for row in torch.randn(6, 1, 3):
+        with torch.no_grad():
+            outputs, *states = policy(row, *states)
+            np.testing.assert_allclose(outputs[:, :1], module(row), atol=1e-5)
 
 
 def test_buffers_that_a_call_changes_are_the_state(tmp_path: Path) -> None:
