@@ -25,6 +25,7 @@ from accel.errors import AccelError, SweepError
 
 _SQLITE_TIMEOUT_S = 60
 _RETRY_S = 0.5
+_MOST_JOURNAL_BYTES = 2**30
 # what workers that make the same tables meet, or one that waits for another's lock
 _COLLISIONS = (OperationalError, IntegrityError, ProgrammingError)
 logger = logging.getLogger("accel")
@@ -38,7 +39,7 @@ def default_url(directory: Path) -> str:
 def without_passwords(text: str) -> str:
     """A text, such as a URL, a command or a message, with ``***`` for every password in a URL."""
     text = re.sub(r"(://[^/\s:@]*):\S*@", r"\1:***@", text)
-    return re.sub(r"([?&]\w*passw(?:or)?d=)[^&\s]*", r"\1***", text)
+    return re.sub(r"([?&][\w-]*(?:passw(?:or)?d|pwd|secret|token)[\w-]*=)[^&\s]*", r"\1***", text)
 
 
 def storage_errors() -> tuple[type[Exception], ...]:
@@ -171,6 +172,8 @@ class _Journal(JournalFileBackend):
         """The storage that its records make. Raises SweepError, OSError."""
         if self._path.exists() and not self._path.is_file():
             raise OSError("it is no regular file")
+        if self._path.exists() and (size := self._path.stat().st_size) > _MOST_JOURNAL_BYTES:
+            raise OSError(f"it has {size:,} bytes, and may have {_MOST_JOURNAL_BYTES:,}")
         try:
             return optuna.storages.JournalStorage(self)
         except (AccelError, OSError):

@@ -203,6 +203,13 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (directory / "study.log").read_bytes()
 
 
+def test_a_journal_beyond_any_use_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "study.log").open("wb") as file:
+        file.truncate(20 << 30)
+    with pytest.raises(SweepError, match=r"it has 21,474,836,480 bytes"), connected(f"journal:{tmp_path}/study.log"):
+        pass
+
+
 @given(data=st.data())
 def test_journals(tmp_path_factory: pytest.TempPathFactory, journal: bytes, data: st.DataObject) -> None:
     """Cut anywhere, the whole records before are there; damaged inside, it is one message."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -55,6 +56,7 @@ def test_a_storage_that_cannot_be_used_is_one_message_without_passwords(url: str
         ("redis://:secret@host:6379/1", "redis://:***@host:6379/1"),
         ("accel sweep --storage=mysql+pymysql://a:secr@et@h/d", "accel sweep --storage=mysql+pymysql://a:***@h/d"),
         ("postgresql://u@h/d?sslmode=on&password=secret&x=1", "postgresql://u@h/d?sslmode=on&password=***&x=1"),
+        ("mysql://u@h/d?ssl=1&auth_token=a.b&pwd=c", "mysql://u@h/d?ssl=1&auth_token=***&pwd=***"),
         ("journal:/a:b@c/study.log", "journal:/a:b@c/study.log"),
     ],
 )
@@ -63,12 +65,19 @@ def test_passwords_are_masked(text: str, public: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Query string argument:sqlalchemy.exc.SAWarning")
-def test_no_output_of_a_sweep_holds_the_storage_s_password(tmp_path: Path) -> None:
-    """The password of a URL that SQLite takes without looking at it."""
+def test_no_output_of_a_sweep_holds_the_storage_s_password(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The password of a URL that SQLite takes without looking at it: not in files, on the terminal or in messages."""
+    caplog.set_level(logging.DEBUG)
     url = f"sqlite:///{tmp_path / 'study.db'}?password=secret"
     run_sweep(Plain(), plan_for(tmp_path, url=url), tmp_path, ("accel", "sweep", "--storage", url))
-    texts = [path.read_bytes() for path in tmp_path.iterdir() if path.is_file()]
-    assert texts and not any(b"secret" in text for text in texts)
+    with pytest.raises(SweepError, match="holds another study") as refused:
+        run_sweep(Plain(), replace(plan_for(tmp_path, url=url), name="b"), tmp_path, ())
+    printed = capfd.readouterr()
+    texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    texts += [text.encode() for text in (printed.out, printed.err, caplog.text, str(refused.value))]
+    assert len(texts) > 5 and not any(b"secret" in text for text in texts)
     assert json.loads((tmp_path / "pareto.json").read_text())["study"]["storage"].endswith("?password=***")
 
 
