@@ -1,8 +1,9 @@
 """Finds values from environments that are not finite, before they are learned from. No torch.
 
-Invalid rows may hold any value: rewards of automatic resets, and the observation after a termination. These are
-overwritten with zeros, as 0 · NaN is NaN. For a value in a valid row, the environment's part of the unroll becomes
-invalid, and the fault names actor, environment and field; what the policy made of such an observation is no fault.
+Invalid rows may hold any value: rewards of automatic resets, the observation after a termination, and the action taken
+on it. These are overwritten with zeros, as 0 · NaN is NaN. For a value in a valid row, the environment's part of the
+unroll becomes invalid, and the fault names actor, environment and field; what the policy made of such an observation is
+no fault.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from accel.experience.unroll import Unroll
 
-_FIELDS = ("observations", "final_observations", "rewards", "behaviour_log_prob", "behaviour_params")
+_FIELDS = ("observations", "final_observations", "rewards", "actions", "behaviour_log_prob", "behaviour_params")
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Fault:
 
     def text(self, actor: int) -> str:
         """A sentence for the log."""
-        article = "an" if self.field.startswith("o") else "a"
+        article = "an" if self.field.startswith(("a", "o")) else "a"
         return (
             f"actor {actor}: environment {self.environment} gave {article} {self.field} that is not finite in row "
             f"{self.row}; its part of this unroll is left out"
@@ -55,7 +56,7 @@ def remove_faults(unroll: Unroll, float_bytes: int = 0) -> list[Fault]:
         bad = ~finite.reshape(*finite.shape[:2], -1).all(-1)
         values[~finite] = 0.0
         counts = bad & _rows_that_count(unroll, name)
-        known = {fault.environment for fault in faults} if name.startswith("behaviour") else set()
+        known = {fault.environment for fault in faults} if name.startswith(("actions", "behaviour")) else set()
         for environment in np.flatnonzero(counts.any(0)).tolist():
             if environment not in known:
                 row = int(np.flatnonzero(counts[:, environment])[0])

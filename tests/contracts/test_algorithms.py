@@ -27,6 +27,7 @@ from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import CheckpointError, ConfigError, DivergenceError
 from accel.experience.batch import Batch, Batcher
+from accel.experience.faults import remove_faults
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Steps, Store, Transitions
 from accel.experience.unroll import Unroll
@@ -302,6 +303,25 @@ def test_a_reward_that_is_no_number_changes_no_trained_parameter(name: str) -> N
     with pytest.raises(DivergenceError):
         algorithm.update(sample, 0.0, ignore)
     assert equal(before, algorithm.network.state_dict()) and algorithm.is_finite()
+
+
+@pytest.mark.parametrize("name", ["impala", "a3c", "ppo", "impact"])
+def test_what_stands_in_the_row_of_a_reset_is_not_learned_from(name: str) -> None:
+    """Whatever the environment shows when an episode has ended, and so what the policy does then."""
+    results = []
+    for junk in (0.0, float("nan")):
+        options = config(name)
+        algorithm = make_algorithm(options, BOX, CPU)
+        unroll = Chain(options, algorithm).collect()
+        unroll["terminated"][2, 1], unroll["valid"][3, 1], unroll["header"][2] = True, False, ROWS * ENVS - 1
+        for field in ("observations", "actions", "rewards", "behaviour_params", "behaviour_log_prob"):
+            unroll[field][3, 1] = junk
+        assert remove_faults(unroll) == []
+        batch = Batcher(BOX, CPU).build([unroll])
+        metrics = algorithm.update(Sample(unroll.valid_steps, batch, batch.rewards), 0.0, ignore).read()
+        assert all(np.isfinite(value) for value in metrics.values()), metrics
+        results.append(parameters(algorithm))
+    assert equal(*results)
 
 
 @pytest.mark.learning
