@@ -117,7 +117,7 @@ class SamplesPerInsert(Asynchronous):
         tolerance: int,
     ) -> None:
         super().__init__(publish_interval_updates)
-        self._updates_per_step = samples_per_insert / batch_size
+        self._ratio, self._batch_size = samples_per_insert, batch_size
         self._starts = learning_starts
         self._tolerance = tolerance
 
@@ -127,11 +127,13 @@ class SamplesPerInsert(Asynchronous):
 
     def owed(self, counts: Counts) -> int:
         """What the learner is behind the ratio."""
-        return max(math.ceil(self._updates_per_step * (counts.env_steps - self._starts)) - counts.updates, 0)
+        # Rounded twice, a product with ratio / batch size may lie above a whole number that it should be.
+        asked = self._ratio * (counts.env_steps - self._starts) / self._batch_size
+        return max(math.ceil(asked) - counts.updates, 0)
 
     def accepts(self, counts: Counts) -> bool:
         """Until actors are ahead by the tolerance."""
-        ahead = counts.env_steps - self._starts - counts.updates / self._updates_per_step
+        ahead = counts.env_steps - self._starts - counts.updates * self._batch_size / self._ratio
         return counts.available == 0 or ahead < self._tolerance
 
 

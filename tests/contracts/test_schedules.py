@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,13 @@ def test_one_side_may_always_go_on(
 ) -> None:
     schedule, counts = SamplesPerInsert(1, ratio, batch, starts, tolerance), Counts(steps, updates, 1)
     assert schedule.due(counts) or schedule.accepts(counts)
+
+
+@pytest.mark.parametrize(("ratio", "batch"), [("25", 48), ("25", 96), ("6.4", 100), ("16", 64)])
+def test_no_update_is_owed_for_a_rounding(ratio: str, batch: int) -> None:
+    schedule = SamplesPerInsert(1, float(ratio), batch, 0, 1)
+    for steps in range(3000):
+        assert schedule.owed(Counts(steps, 0, 1)) == math.ceil(Fraction(ratio) * steps / batch), steps
 
 
 def may_wait_for_ever(schedule: Schedule) -> bool:
