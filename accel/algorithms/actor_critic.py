@@ -98,13 +98,7 @@ class ActorCritic(GradientAlgorithm):
             return self.network.differentiator()(batch.observations, batch.first, batch.states)
 
     def mean_weights(self, batch: Batch, valid_steps: int) -> Tensor:
-        """[T, B] every valid row's share of a mean over all learners' batches, at the beginning of an update.
-
-        The first batch's statistics are taken in before it: they are the first, and its policy hardly looks at what it
-        observes.
-        """
-        if self.updates == 0:
-            self.share_statistics()
+        """[T, B] every valid row's share of a mean over all learners' batches."""
         return batch.valid / max(self.exchange.count(valid_steps), 1.0)
 
     def targets(

@@ -186,8 +186,14 @@ class GradientAlgorithm:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint lacks what the algorithm goes on from: {error!r}") from error
 
-    def set_learning_rate(self, progress: float) -> float:
-        """The rate of this update, which is set in the optimiser."""
+    def begin(self, progress: float) -> float:
+        """Begin an update; its learning rate, which is set in the optimiser.
+
+        The first takes in what was observed before it: there are no other statistics yet, for target networks neither,
+        and a policy that has learned nothing hardly looks at what it observes.
+        """
+        if self.updates == 0:
+            self.share_statistics()
         options = self.config.optimiser
         left = max(1.0 - progress, 0.0) if options.learning_rate_schedule == "linear" else 1.0
         rate = options.learning_rate * left
@@ -244,7 +250,7 @@ class GradientAlgorithm:
 
         On a device that is read late it may be one that is not finite: its learner has not heard of that yet.
         """
-        self.set_learning_rate(progress)
+        self.begin(progress)
         self.parameters.gradient.copy_(gradient)
         if self.defers:
             norm: Tensor = torch.linalg.vector_norm(self.parameters.gradient)

@@ -53,7 +53,7 @@ class D4pg(DeterministicControl):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        steps, rate = self.steps_of(sample), self.set_learning_rate(progress)
+        steps, rate = self.steps_of(sample), self.begin(progress)
         due = self.updates % self.options.target_interval_updates == 0
         self.target.follow(self.network, copy_weights=due)
         if due:

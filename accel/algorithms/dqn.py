@@ -155,7 +155,7 @@ class Dqn(GradientAlgorithm):
         if sample.transitions is None:
             raise ConfigError(f"{self.config.algorithm.algorithm} learns from transitions: use --store replay")
         steps = sample.transitions
-        rate = self.set_learning_rate(progress)
+        rate = self.begin(progress)
         self.refresh_target()
         loss, norm, taken, targets = self.runner.run(self.descend, mark, steps, sample.steps, sample.weights)
         self.finish()

@@ -45,7 +45,7 @@ class Impact(ActorCritic):
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
         batch, rewards = unrolls_of(sample)
-        options, rate = self.options, self.set_learning_rate(progress)
+        options, rate = self.options, self.begin(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
         self.target.follow(self.network, copy_weights=self.updates % options.target_interval_updates == 0)
         inputs = step_inputs(batch), rewards, weights, self.final_values(batch)

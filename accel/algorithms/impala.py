@@ -36,7 +36,7 @@ class Impala(ActorCritic):
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
         batch, rewards = unrolls_of(sample)
-        rate = self.set_learning_rate(progress)
+        rate = self.begin(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
         inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
         terms, norm, targets, _ = self.runner.run(self.descend, mark, *inputs)

@@ -58,7 +58,7 @@ class Ppo(ActorCritic):
     def learn(self, sample: Sample, progress: float, mark: Phase) -> Statistics:
         """One update, as ``update`` makes it; its tensors. For ``target_kl`` the host waits for each pass's KL."""
         batch, rewards = unrolls_of(sample)
-        options, rate = self.options, self.set_learning_rate(progress)
+        options, rate = self.options, self.begin(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
         if sample.weights is not None:
             weights = weights * sample.weights

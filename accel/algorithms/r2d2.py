@@ -47,7 +47,7 @@ class R2d2(Dqn):
         batch, rewards = sample.batch, sample.rewards
         if batch is None or rewards is None:
             raise ConfigError("r2d2 learns from sequences: use --store sequences")
-        rate = self.set_learning_rate(progress)
+        rate = self.begin(progress)
         self.refresh_target()
         valid = batch.valid[-self._rows :].float()
         with torch.no_grad(), self.autocast():

@@ -185,14 +185,14 @@ def test_a_rate_that_python_knows_is_noticed(name: str, monkeypatch: pytest.Monk
     """As any number that a recording would keep."""
     recorder = TapeRecorder()
     (plain, its_chain), (recorded, chain) = (learner(name, made) for made in (None, recorder))
-    set_rate = recorded.set_learning_rate
+    begin = recorded.begin
 
     def set_number(progress: float) -> float:
-        rate = set_rate(progress)
+        rate = begin(progress)
         recorded.optimizer.learning_rate = rate
         return rate
 
-    monkeypatch.setattr(recorded, "set_learning_rate", set_number)
+    monkeypatch.setattr(recorded, "begin", set_number)
     train(plain, its_chain), train(recorded, chain)
     assert not all(
         torch.allclose(value, parameters(recorded)[key], atol=1e-5) for key, value in parameters(plain).items()

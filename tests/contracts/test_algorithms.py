@@ -324,6 +324,21 @@ def test_what_stands_in_the_row_of_a_reset_is_not_learned_from(name: str) -> Non
     assert equal(*results)
 
 
+@each
+def test_the_first_update_normalises_observations(name: str) -> None:
+    """For targets as for what is trained: until then the statistics are nobody's."""
+    algorithm, chain = make(name, normalise_observations=True)
+    seen: list[float] = []
+
+    def note(_phase: str) -> None:
+        networks = [algorithm.network, getattr(algorithm, "target", algorithm.network)]
+        seen.extend(float(network.normaliser.count) for network in networks)  # type: ignore[union-attr]
+
+    sample = chain.sample()
+    algorithm.update(sample, 0.0, note)
+    assert set(seen) == {float(chain.env_steps)}
+
+
 @pytest.mark.learning
 @each
 def test_a_chain_of_two_states_is_learned(name: str) -> None:
