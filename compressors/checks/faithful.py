@@ -88,8 +88,8 @@ def check_source(artifact: CompressedPolicy, inputs: Mapping[str, Array], wanted
             row = int(np.argmin(agrees))
             raise VerificationError(
                 f"the exported graph is not the file's program: row {row} of {len(found)} observations gives "
-                f"{found[row]} in output {spec.name!r}, and {answers[row]} there; export the program in single precision, "
-                "for any number of rows, without branches on values"
+                f"{found[row]} in output {spec.name!r}, and {answers[row]} there; export the program in single "
+                "precision, for any number of rows, without branches on values"
             )
 
 
