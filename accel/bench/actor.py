@@ -26,6 +26,7 @@ from accel.config.actor import ActorConfig
 from accel.envs.base import Actions
 from accel.envs.factory import make_vector_env
 from accel.networks.policy import PolicyModule
+from accel.runs.finishing import MIXED
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.timing import interleave, torch_threads
 from accel.transport.local import LocalTransport
@@ -194,7 +195,7 @@ class ActorLoop:
         config = of_free_actors(run.config.replace(actors=1, actor_runtime="native" if runtime == "torch" else runtime))
         transport = LocalTransport(1)
         self._learner = transport.learner
-        told = ActorConfig.of(config, schemes=(scheme,))
+        told = ActorConfig.of(config, schemes=(scheme, MIXED))  # what a finished scheme may be called
         self._actor = (_TorchActor if runtime == "torch" else Actor)(told, transport.actor(0))
         if isinstance(self._actor, _TorchActor):
             self._actor.module = copy.deepcopy(run.policy)

@@ -133,35 +133,37 @@ class _Choice:
         if len(self._dense) > _MOST_LAYERS:
             return self._as(dict.fromkeys(self._dense, "x16"))
         cheapest = dict.fromkeys(self._dense, "int8")
-        if self._tried(cheapest)[0] <= _MOST_EXCESS:
+        if not self._tried(cheapest)[0]:
             return self._as(cheapest)
         choice = dict.fromkeys(self._dense, "x16")
-        excess = self._tried(choice)[0]
-        while excess > _MOST_EXCESS:
+        lost = self._tried(choice)[0]
+        while lost:
             floats = [{**choice, layer: "float"} for layer, form in choice.items() if form != "float"]
             tried = [(self._tried(changed), changed) for changed in floats if self._shares(changed)[1] >= LEAST_SHARE]
-            (least, _), best = min(tried, key=lambda found: found[0], default=((np.inf, 0.0), choice))
-            if least >= excess:
+            (least, _), best = min(tried, key=lambda found: found[0], default=((lost, 0.0), choice))
+            if least >= lost:
                 return self._as(choice)
-            choice, excess = best, least
+            choice, lost = best, least
         alone = {layer: self._tried({**choice, layer: "int8"}) for layer in choice if choice[layer] == "x16"}
-        takes = {layer: share for layer, (excess, share) in alone.items() if excess <= _MOST_EXCESS}
+        takes = {layer: share for layer, (lost, share) in alone.items() if not lost}
         for layer in sorted(takes, key=lambda layer: takes[layer]):
             changed = {**choice, layer: "int8"}
-            if self._tried(changed)[0] <= _MOST_EXCESS:
+            if not self._tried(changed)[0]:
                 choice = changed
         return self._as(choice)
 
     def _encoding(self, choice: Mapping[str, str]) -> str:
         return f"{INT8}({','.join(f'{layer}={form}' for layer, form in choice.items())})"
 
-    def _tried(self, choice: Mapping[str, str]) -> tuple[float, float]:
-        """What is lost by a choice, at least what may be, and what it takes of full precision's time and bytes."""
+    def _tried(self, choice: Mapping[str, str]) -> tuple[tuple[float, ...], float]:
+        """What a choice loses on either half, the worse one first, or () where it holds; and what it takes of full
+        precision's time and bytes."""
         encoding = self._encoding(choice)
         self._progress.begin(f"trying {encoding}")
         artifact = self._run.compress(encoding, self._calibration)
-        lost = max(row.excess for row in measure_rows(self._run, artifact, self._halves, self._full))
-        return max(lost, _MOST_EXCESS), _Cost(artifact, self._full, self._calibration).share
+        rows = measure_rows(self._run, artifact, self._halves, self._full)
+        lost = sorted((row.excess for row in rows), reverse=True)
+        return () if lost[0] <= _MOST_EXCESS else (*lost,), _Cost(artifact, self._full, self._calibration).share
 
     def _shares(self, choice: Mapping[str, str]) -> tuple[float, float]:
         floats = {*self._in_floats, *(layer for layer, form in choice.items() if form == "float")}
