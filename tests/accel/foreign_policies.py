@@ -25,7 +25,7 @@ class Agent(nn.Module):
             nn.Tanh(),
             nn.Linear(64, 64),
             nn.Tanh(),
-            nn.Linear(64, envs.single_action_space.n),
+            nn.Linear(64, int(envs.single_action_space.n)),
         )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from safetensors.torch import save_file
 from torch import Tensor
 
 import accel
@@ -20,11 +22,18 @@ from accel.launch.initial_policy import options_of, read_initial_policy, start_f
 from accel.learning.learner import Learner
 from accel.networks.policy import PolicyNetwork
 from accel.runs.loading import load_run
+from tests.accel.foreign_policies import Agent
 from tests.accel.test_import_policy import balancing_weights, linear, ppo_weights, weights_of, write_zip
-from tests.accel.test_programs import rsl_rl
+from tests.accel.test_programs import rsl_rl, write_onnx, write_script
 
 SAC = {"actor.latent_pi.0": (32, 3), "actor.latent_pi.2": (32, 32), "actor.mu": (1, 32), "actor.log_std": (1, 32)}
 DQN = {"q_net.q_net.0": (32, 4), "q_net.q_net.2": (16, 32), "q_net.q_net.4": (2, 16)}
+
+
+class CartPoleSpaces:
+    """What CleanRL's agents read of a vector environment."""
+
+    single_observation_space, single_action_space = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
 
 
 def started(options: dict[str, Any], **others: Any) -> Learner:
@@ -138,6 +147,28 @@ def test_a_checkpoint_of_rsl_rl_starts_a_run_with_its_widths_and_its_own_normali
     normaliser = learner.algorithm.network.normaliser
     assert normaliser is not None
     np.testing.assert_allclose(normaliser.rstd, 1 / (statistics["_std"].reshape(-1) + 0.01), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "script", "export", "weights"])
+def test_every_kind_of_file_starts_a_run_and_no_critic_comes_along(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    agent, path = Agent(CartPoleSpaces), tmp_path / f"policy.{kind}"
+    if kind == "onnx":
+        write_onnx(path, agent.actor, [torch.zeros(1, 4)], ["obs"], ["logits"])
+    elif kind == "script":
+        write_script(path, agent.actor)
+    elif kind == "export":
+        torch.export.save(torch.export.export(agent.actor.eval(), (torch.zeros(1, 4),)), path)
+    else:
+        save_file(agent.state_dict(), path)
+    options = {"init_module": "tests.accel.foreign_policies:Agent"} if kind == "weights" else {}
+    learner = started({"env": "CartPole-v1", "algorithm": "ppo", "init_from": path, **options})
+    assert (learner.config.policy.network, learner.config.policy.activation) == ("mlp:64x2", "tanh")
+    rows = torch.randn(16, 4)
+    with torch.no_grad():
+        np.testing.assert_allclose(outputs_of(learner.algorithm.network, rows), agent.actor(rows), atol=1e-5)
+        critics = [t for t in learner.algorithm.networks.parameters() if t.shape == agent.critic[0].weight.shape]
+    assert critics and not any(torch.equal(tensor, agent.critic[0].weight) for tensor in critics)
 
 
 def test_a_run_gives_everything_to_a_run_of_its_algorithm_and_its_policy_to_others(tmp_path: Path) -> None:
