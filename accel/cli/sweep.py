@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.sweep import SweepResult
     from accel.sweep.pareto import Candidate
 
-_SEARCH = ("trials", "objectives", "sampler", "pruner", "seed", "storage", "study", "out", "max_seconds")
+_SEARCH = ("trials", "objectives", "sampler", "seed", "storage", "study", "out", "max_seconds")
 _CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "sample", "max_kl")
 _LISTS = {"objectives", "bits", "prune", "rank"}
 _PARTS_OF_LATENCY = ("policy_us", "fp32_us", "latency_q1", "latency_q3")
@@ -63,11 +63,7 @@ class SweepOptions(PolicySource):
     constraint: Annotated[
         tuple[str, ...], tyro.conf.arg(help="such as return>=0.95*fp32 or latency<=50; may be repeated")
     ] = ()
-    sampler: Annotated[str | None, argument("tpe, nsga2, nsga3 or random; default: tpe")] = None
-    pruner: Annotated[
-        str | None,
-        argument("none, median, hyperband or halving; in training, with one objective; default: none"),
-    ] = None
+    sampler: Annotated[str | None, argument("tpe or random; default: tpe")] = None
     seed: Annotated[int | None, argument("seed of sampler and episodes; default: 0")] = None
     storage: Annotated[
         str | None,

@@ -12,7 +12,7 @@ from pathlib import Path
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from accel.errors import ConfigError, SweepError
+from accel.errors import SweepError
 from accel.runs.loading import load_run
 from accel.runs.trained_policy import TrainedPolicy
 from accel.sweep.after_training import AfterTraining
@@ -28,7 +28,6 @@ from accel.sweep.storage import connected, storage_file
 from accel.sweep.study import (
     MEASURED,
     OWN_BOUNDS,
-    REPORTS,
     SAME_AS,
     SKIPPED,
     counts,
@@ -126,8 +125,6 @@ def sweep_run(
     directory = search.directory(trained.path.stem if trained.path.is_file() else trained.path.name)
     first = "return" if trained.recorded is None else "kl"
     plan = StudyPlan.of(search, AFTER_TRAINING, directory, 100, (first, "latency", "bytes"))
-    if plan.search.pruner != "none":
-        raise ConfigError("a pruner stops training runs early, and a sweep after training has none: leave --pruner out")
     return run_sweep(AfterTraining(trained, candidates, plan), plan, directory, command)
 
 
@@ -144,8 +141,7 @@ def sweep_training(file: Path, search: SearchOptions | None = None, *, command: 
     loaded = load_sweep_file(file)
     search = (search or SearchOptions()).over(SearchOptions.create(loaded.sweep, f"{file}: [sweep] "))
     directory = search.directory(file.stem)
-    interval = max(loaded.base.run.total_env_steps // REPORTS, 1)
-    plan = StudyPlan.of(search, IN_TRAINING, directory, 20, ("return",), interval)
+    plan = StudyPlan.of(search, IN_TRAINING, directory, 20, ("return",))
     return run_sweep(InTraining(loaded, plan, directory), plan, directory, command)
 
 
@@ -210,6 +206,4 @@ def _report(experiment: Experiment, plan: StudyPlan, study: Study, trial: Frozen
         parts.append(f"failed: {trial.user_attrs[ERROR]}")
     elif SKIPPED in trial.user_attrs:
         parts.append(str(trial.user_attrs[SKIPPED]))
-    elif trial.state == TrialState.PRUNED:
-        parts.append("pruned")
     logger.info(" | ".join(parts))

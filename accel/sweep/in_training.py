@@ -1,4 +1,4 @@
-"""Sweeps in training: each trial is a whole training run, which a pruner may stop early."""
+"""Sweeps in training: each trial is a whole training run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from optuna.exceptions import TrialPruned
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
@@ -21,7 +20,6 @@ from accel.sweep.sweep_file import SweepFile, parameters_text
 from accel.sweep.training_run import Record, TrainingRun, measured_values
 
 _RUN, _REFERENCES, _BASELINE = "run", "references", "fp32"
-_FOLLOWED = ("return", "env_steps_per_s")
 
 logger = logging.getLogger("accel")
 
@@ -33,20 +31,13 @@ class InTraining(Experiment):
     kind = "in training"
 
     def __init__(self, file: SweepFile, plan: StudyPlan, directory: Path) -> None:
-        """Raises ConfigError: a pruner without intermediate values, a time without a threshold, bytes without ONNX."""
+        """Raises ConfigError: a time without a threshold, bytes without ONNX."""
         wanted = plan.metrics
         if "training_s" in wanted and file.base.run.stop_at_return is None:
             raise ConfigError("training_s is the time until stop_at_return: set stop_at_return in [train]")
         if "bytes" in wanted and file.base.acting.actor_runtime == "torch" and "actor_runtime" not in file.space:
             raise ConfigError("[train] has actor_runtime = 'torch', which publishes no ONNX policy: leave bytes out")
         self._wanted = wanted
-        objective = plan.objectives[0].name
-        if plan.search.pruner != "none" and objective not in _FOLLOWED:
-            raise ConfigError(
-                f"pruner = {plan.search.pruner!r} compares intermediate values, and {objective} is only known at the "
-                f"end: use {' or '.join(_FOLLOWED)} as the objective and bound {objective} by a constraint, or set "
-                "pruner = 'none'"
-            )
         self._file = file
         self._plan = plan
         self._directory = directory / "runs"
@@ -76,32 +67,18 @@ class InTraining(Experiment):
         name = str(trial.user_attrs.get(_RUN, f"trial-{trial.number:04d}"))
         trial.set_user_attr(_RUN, name)
         run = TrainingRun(config, self._directory, name)
-        reported: set[int] = set()
-        quarters, stopped = 0, False
-        total, objective = config.run.total_env_steps, self._plan.objectives[0].name
+        quarters, total = 0, config.run.total_env_steps
         logger.info("trial %d starts: %s", trial.number, parameters_text(trial.params))
 
-        def follow(record: Record) -> bool:
-            nonlocal quarters, stopped
+        def follow(record: Record) -> None:
+            nonlocal quarters
             steps, earned = record.get("env_steps"), record.get("return_mean")
-            if not isinstance(steps, int):
-                return False
-            if (passed := 4 * steps // total) > quarters:
+            if isinstance(steps, int) and (passed := 4 * steps // total) > quarters:
                 quarters = passed
                 shown = f"return {format_return(earned)}" if isinstance(earned, float) else "no episode ended"
                 logger.info("trial %d | %s of %s steps | %s", trial.number, count(steps), count(total), shown)
-            step = steps // self._plan.report_interval * self._plan.report_interval
-            value = record.get("env_steps_per_s") if objective == "env_steps_per_s" else earned
-            if len(self._plan.objectives) > 1 or not isinstance(value, int | float) or step == 0 or step in reported:
-                return False
-            reported.add(step)
-            trial.report(value, step)
-            stopped = self._plan.search.pruner != "none" and trial.should_prune()
-            return stopped
 
         run.train(follow)
-        if stopped and not run.is_complete():
-            raise TrialPruned
         measured = measured_values(run.path)
         if missing := self._wanted - measured.keys():
             raise AccelError(

@@ -134,7 +134,6 @@ def _document(findings: Findings, places: Mapping[int, str]) -> Json:
         "trials_done": counts(findings.study)[0],
         "trials_wanted": plan.trials,
         "sampler": plan.search.sampler,
-        "pruner": plan.search.pruner,
         "seed": plan.search.seed,
         "objectives": [dataclasses.asdict(objective) for objective in plan.objectives],
         "constraints": [constraint.text for constraint in plan.constraints],
@@ -184,7 +183,7 @@ def _markdown(findings: Findings, places: Mapping[int, str]) -> str:
         "",
         f"{tally(findings.trials)}.",
         "",
-        f"Sweep {experiment.kind}, sampler {search.sampler}, pruner {search.pruner}, seed {search.seed}. "
+        f"Sweep {experiment.kind}, sampler {search.sampler}, seed {search.seed}. "
         "Objectives: "
         + ", ".join(f"{q.name} ({q.direction})" for q in plan.objectives)
         + f". Constraints: {constraints}.",

@@ -48,7 +48,7 @@ class SearchOptions(_Options):
             built; None: the sweep's default.
         objectives: names of metrics; several make a Pareto front; None: the sweep's default.
         constraints: of feasible trials, such as ``return>=0.95*fp32``.
-        sampler, pruner: Optuna's.
+        sampler: Optuna's.
         seed: of the sampler; each worker derives its own.
         storage: URL of an Optuna storage. study: name within it. out: output directory.
         max_seconds: this worker starts no trial after this time; None for no limit.
@@ -57,8 +57,7 @@ class SearchOptions(_Options):
     trials: Annotated[int, Field(ge=1)] | None = None
     objectives: tuple[str, ...] | None = None
     constraints: tuple[str, ...] = ()
-    sampler: Literal["tpe", "nsga2", "nsga3", "random"] = "tpe"
-    pruner: Literal["none", "median", "hyperband", "halving"] = "none"
+    sampler: Literal["tpe", "random"] = "tpe"
     seed: Annotated[int, Field(ge=0)] = 0
     storage: str | None = None
     study: str | None = None
@@ -80,11 +79,10 @@ class StudyPlan:
     """What one study searches for, and where it is stored: search options with all defaults known and names looked up.
 
     Attributes:
-        search: sampler, pruner, seed and time limit.
+        search: sampler, seed and time limit.
         name: of the study within its storage. url: of the storage.
         objectives, constraints: metrics, at least one objective.
         trials: as ``SearchOptions`` has them.
-        report_interval: environment steps between intermediate values, of which a whole run has ``study.REPORTS``.
         grace_s: seconds without a sign of life after which a worker on another host counts as dead.
     """
 
@@ -94,19 +92,7 @@ class StudyPlan:
     objectives: tuple[Metric, ...]
     constraints: tuple[Constraint, ...]
     trials: int
-    report_interval: int = 1
     grace_s: float = GRACE_S
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError: a pruner with several objectives."""
-        if self.search.pruner != "none" and len(self.objectives) > 1:
-            names = ", ".join(objective.name for objective in self.objectives)
-            costs = ", ".join(f"{objective.name}<=…" for objective in self.objectives[1:])
-            raise ConfigError(
-                f"pruner = {self.search.pruner!r} compares trials by one number, and there are {len(self.objectives)} "
-                f"objectives ({names}): keep one objective and bound the others by constraints, such as objective "
-                f"{self.objectives[0].name} under {costs}, or the reverse; or set pruner = 'none'"
-            )
 
     @property
     def metrics(self) -> set[str]:
@@ -121,7 +107,6 @@ class StudyPlan:
         directory: Path,
         trials: int,
         objectives: Sequence[str],
-        report_interval: int = 1,
     ) -> Self:
         """The plan of these options, with the sweep's defaults. Raises ConfigError, SweepError."""
         url = search.storage or default_url(directory)
@@ -133,7 +118,6 @@ class StudyPlan:
             objectives=choose_metrics(objectives if search.objectives is None else search.objectives, known),
             constraints=tuple(parse_constraint(text, known) for text in search.constraints),
             trials=search.trials or trials,
-            report_interval=report_interval,
         )
 
 

@@ -29,14 +29,11 @@ from accel.sweep.search import StudyPlan
 from accel.sweep.storage import storage_errors, without_passwords
 from accel.transport.launcher import detect_launch
 
-REPORTS = 20
-"""Intermediate values of a whole training run."""
-
 TOO_FAR, DOMINATED, UNBUILT = SKIPS = ("too far from fp32", "dominated", "could not be built")
 """How the reasons begin for which a trial ends before all objectives are measured."""
 SAME_AS, DRAWN_AT_RANDOM = "same_as", "drawn_at_random"
 _RETURNS = "returns"
-_ORDER = ("played", "measured", *SKIPS[:2], "stopped by the pruner", "failed", UNBUILT)
+_ORDER = ("played", "measured", *SKIPS[:2], "failed", UNBUILT)
 MEASURED, SKIPPED, SUBJECT, OWN_BOUNDS = "measured", "skipped", "sweep", "own_bounds"
 CAVEAT = "caveat"
 _WORKERS = "worker:"
@@ -116,7 +113,6 @@ def open_study(plan: StudyPlan, storage: BaseStorage, subject: Mapping[str, obje
             study_name=plan.name,
             directions=directions,
             load_if_exists=True,
-            pruner=make_pruner(plan),
         )
         found = _StudyAttributes.model_validate(study.user_attrs).sweep
         for trial in study.get_trials(deepcopy=False):
@@ -299,7 +295,7 @@ def ending(trial: FrozenTrial) -> str:
     if ERROR in trial.user_attrs:
         return "failed"
     if trial.state == TrialState.PRUNED:
-        return _skip(trial) or "stopped by the pruner"
+        return _skip(trial)
     return "played" if _RETURNS in trial.user_attrs else "measured"
 
 
@@ -319,26 +315,7 @@ def tally(trials: Iterable[FrozenTrial]) -> str:
 
 def make_sampler(plan: StudyPlan, entropy: Sequence[int]) -> BaseSampler:
     """The sampler of a study, seeded for one worker."""
-    name, trials = plan.search.sampler, plan.trials
     seed = int(np.random.SeedSequence(list(entropy)).generate_state(1)[0])
-    if name == "tpe":
-        startup = max(5, min(20, trials // 5))
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
-    population = max(8, min(50, trials // 6))
-    if name == "nsga2":
-        return optuna.samplers.NSGAIISampler(seed=seed, population_size=population)
-    if name == "nsga3":
-        return optuna.samplers.NSGAIIISampler(seed=seed, population_size=population)
+    if plan.search.sampler == "tpe":
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(5, min(20, plan.trials // 5)))
     return optuna.samplers.RandomSampler(seed=seed)
-
-
-def make_pruner(plan: StudyPlan) -> optuna.pruners.BasePruner:
-    """The pruner; all trials report intermediate values every ``report_interval`` environment steps."""
-    name, trials, interval = plan.search.pruner, plan.trials, plan.report_interval
-    if name == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=max(4, min(8, trials // 4)), n_min_trials=3)
-    if name == "hyperband":
-        return optuna.pruners.HyperbandPruner(2 * interval, REPORTS * interval)
-    if name == "halving":
-        return optuna.pruners.SuccessiveHalvingPruner(2 * interval, reduction_factor=3)
-    return optuna.pruners.NopPruner()

@@ -67,11 +67,11 @@ class TrainingRun:
         self.path = directory.absolute() / name
         self.log = self.path.parent / f"{name}.log"
 
-    def train(self, follow: Callable[[Record], bool] = lambda _: False) -> Summary:
+    def train(self, follow: Callable[[Record], object] = lambda _: None) -> Summary:
         """Train to the end, resuming from an earlier attempt's checkpoint.
 
         Args:
-            follow: called with each record of ``metrics.jsonl``; True stops the run in good order.
+            follow: called with each record of ``metrics.jsonl``.
         Raises:
             SweepError: the run failed, with its error message, or the directory holds another configuration's run.
         """
@@ -79,19 +79,19 @@ class TrainingRun:
         if self.is_complete():
             return Summary.read(self.path)
         process, tail = self._start(), MetricsTail(self.path / "metrics.jsonl")
-        stopped = False
         try:
-            while process.poll() is None and not stopped:
+            while process.poll() is None:
                 time.sleep(_POLL_S)
-                stopped = any(map(follow, tail.read()))
+                for record in tail.read():
+                    follow(record)
         finally:
             if process.poll() is None:
                 process.terminate()
                 _wait(process)
-        if process.returncode != 0 and not stopped:
+        if process.returncode != 0:
             raise SweepError(f"run {self.path.name} failed: {self._error_message()}")
-        if not stopped:
-            any(map(follow, tail.read()))
+        for record in tail.read():
+            follow(record)
         return Summary.read(self.path)
 
     def _check_directory(self) -> None:
@@ -150,7 +150,7 @@ class TrainingRun:
             run.write_config(self._config.to_toml_values())  # the last: without it there is nothing to go on with
 
     def is_complete(self) -> bool:
-        """Whether it ended by itself, and was not stopped by its parent or a pruner."""
+        """Whether it ended by itself, and was not stopped by its parent."""
         if not (self.path / "summary.json").exists():
             return False
         return "reached" in Summary.read(self.path).reason

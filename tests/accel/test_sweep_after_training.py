@@ -155,7 +155,7 @@ def test_a_constraint_that_nobody_meets_names_the_nearest_candidate(run: Path, t
 @pytest.mark.long
 def test_a_small_space_ends_the_sweep_before_its_trials(run: Path, tmp_path: Path) -> None:
     few = CandidateOptions(bits=("fp32", "int8"), prune=(0.0,), rank=(1.0,), rows=32)
-    search = SearchOptions(trials=40, out=tmp_path / "out", objectives=("kl", "bytes"), sampler="nsga2")
+    search = SearchOptions(trials=40, out=tmp_path / "out", objectives=("kl", "bytes"))
     result = sweep_run(run, search, few)
     assert result.trials == 8, "three layers, two formats"
 
@@ -242,8 +242,6 @@ def _check_division(trials: list[FrozenTrial], wanted: int) -> None:
     [
         (SearchOptions(objectives=("speed",)), _FEW, "unknown objective 'speed'"),
         (SearchOptions(constraints=("return>0",)), _FEW, "not of the form"),
-        (SearchOptions(pruner="median"), _FEW, "keep one objective"),
-        (SearchOptions(pruner="median", objectives=("kl",)), _FEW, "leave --pruner out"),
         (SearchOptions(), CandidateOptions(bits=("int8",), prune=(0.0,), rank=(1.0,)), "the space is empty"),
     ],
 )

@@ -87,27 +87,6 @@ def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path, ca
         assert (config.policy.network, config.run.name) == ("mlp:16x1", None)
 
 
-@pytest.mark.long
-def test_a_pruner_stops_hopeless_runs_on_the_way(tmp_path: Path) -> None:
-    search = '[sweep]\ntrials = 3\nobjectives = ["return"]\npruner = "halving"\n'
-    held = "tests.environments.held:"
-    env = f'[space.env]\ntype = "categorical"\nchoices = ["{held}Paying-v0", "{held}Miserly-v0"]\n'
-    train = _TRAIN.replace("CartPole-v1", f"{held}Paying-v0").replace("log_interval_s = 0.05", "log_interval_s = 1e-6")
-    file = write(tmp_path / "sweep.toml", train, env, search, steps=6000)
-    result = sweep_training(file, SearchOptions(out=tmp_path / "out"))
-    trials = trials_of(default_url(tmp_path / "out"), "out")
-    pruned = [trial for trial in trials if trial.state.name == "PRUNED"]
-    assert result.trials == 3
-    assert [trial.number for trial in pruned] == [t.number for t in trials if t.params["env"].endswith("Miserly-v0")]
-    assert pruned, [trial.params for trial in trials]
-    assert all(step % 300 == 0 for trial in trials for step in trial.intermediate_values)
-    for trial in pruned:
-        summary = json.loads((tmp_path / "out" / "runs" / trial.user_attrs["run"] / "summary.json").read_text())
-        assert summary["reason"] == "stopped on request"
-        assert 600 <= summary["env_steps"] < 6000
-    assert result.front[0].values["return"] == 10.0
-
-
 @pytest.mark.parametrize("actors", [0, pytest.param(1, marks=[pytest.mark.mpi, pytest.mark.long])])
 def test_a_killed_sweep_goes_on_with_the_run_that_it_had_begun(
     actors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -257,8 +236,6 @@ def test_a_time_to_a_threshold_that_is_not_reached_is_infeasible(tmp_path: Path)
     ("search", "message"),
     [
         ('objectives = ["training_s"]', "set stop_at_return in"),
-        ('objectives = ["return", "bytes"]\npruner = "median"', "keep one objective"),
-        ('objectives = ["bytes"]\npruner = "median"', "use return or env_steps_per_s as the objective"),
         ("trails = 3", "unknown key 'trails' .did you mean 'trials'"),
         ('sampler = "best"', "sampler = 'best'"),
         ("trials = 0", "trials = 0"),

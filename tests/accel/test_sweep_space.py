@@ -18,7 +18,7 @@ from accel.sweep.pareto import Candidate, balanced, front
 from accel.sweep.scheme_space import LayerChoice, SchemeSpace
 from accel.sweep.search import BITS, CandidateOptions
 from accel.sweep.sweep_file import load_sweep_file
-from tests.accel.sweeping import RETURN_AND_BYTES, plan_for
+from tests.accel.sweeping import RETURN_AND_BYTES
 from tests.compressors.policies import CASES, randomise
 
 torch.set_num_threads(1)
@@ -66,12 +66,6 @@ def test_objectives_are_known_and_each_once() -> None:
     for names, message in (([], "at least one"), (["byte"], "did you mean 'bytes'"), (["bytes"] * 2, "each once")):
         with pytest.raises(ConfigError, match=message):
             choose_metrics(names, AFTER_TRAINING)
-
-
-def test_a_pruner_with_several_objectives_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"keep one objective and bound the others.*return under bytes<=…, or the"):
-        plan_for(tmp_path, pruner="median")
-    assert plan_for(tmp_path, pruner="median", objectives=RETURN_AND_BYTES[:1]).search.pruner == "median"
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
