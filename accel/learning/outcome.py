@@ -12,7 +12,6 @@ from accel.runs.directory import RunDirectory
 from accel.runs.fp32_comparison import compare_with_fp32
 from accel.runs.job import Job
 from accel.runs.summary import EvaluationSummary, SchemeComparison, Summary
-from accel.system.energy import RunEnergy
 
 
 def write_outcome(
@@ -25,7 +24,7 @@ def write_outcome(
     reason: str,
     wall_s: float,
     lost_actors: int,
-    energy: RunEnergy,
+    cpu_s: float,
     evaluation: EvaluationSummary | None,
     warnings: tuple[str, ...],
 ) -> Summary:
@@ -34,13 +33,13 @@ def write_outcome(
     Args:
         job, run, learner, loop, publisher: the run's.
         reason: why it stopped. wall_s: since the user's command. lost_actors: how many had died.
-        energy: since training began. evaluation, warnings: as in ``Summary``.
+        cpu_s: of this process since training began. evaluation, warnings: as in ``Summary``.
     """
     config, counters, times = learner.config, learner.counters, loop.time_totals()
     acted_s = times["actor_s"] if config.acting.actors > 0 else {}
     # The other learners have spent as much, each with its actors.
     busy_s = sum(s for phase, s in acted_s.items() if phase != "wait")
-    cpu_s, joules = config.learner.learners * (energy.cpu_s + busy_s), energy.joules()
+    cpu_s = config.learner.learners * (cpu_s + busy_s)
     artifact = publisher.artifact(counters.updates)
     if artifact is not None and loop.trained_env_steps:
         _write_policies(run, publisher, artifact)
@@ -82,8 +81,6 @@ def write_outcome(
         warnings=warnings,
         job=job.token,
         cpu_s=cpu_s,
-        energy_j=joules,
-        energy_source="" if joules is None else energy.SOURCE,
     )
     run.write_summary(summary.to_json())
     return summary

@@ -1,9 +1,10 @@
-"""What a run reports while it trains: metrics files, Weights & Biases, the display, warnings of collapse, energy."""
+"""What a run reports while it trains: metrics files, Weights & Biases, the display, warnings of collapse."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,6 @@ from accel.learning.collapse import CollapseDetector
 from accel.monitor.recorder import METRICS_FILE, Recorder
 from accel.runs.job import Job
 from accel.runs.wandb_upload import Metrics, NoUpload, Upload, WandbUpload
-from accel.system.energy import RunEnergy
 
 logger = logging.getLogger("accel")
 
@@ -43,7 +43,7 @@ class Records:
         self._handler = ProgressLogHandler(self.progress)
         self._evaluated: EvaluationStatus | None = None
         self._collapse = CollapseDetector(config, action)
-        self.energy = RunEnergy()
+        self._began_cpu_s = time.process_time()
         self._upload: Upload = NoUpload()
         if env_steps is not None:
             self._collapse.read(run / METRICS_FILE)
@@ -55,14 +55,18 @@ class Records:
         """What collapsed so far, in sentences with what to try."""
         return self._collapse.findings
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds of this process since training began."""
+        return time.process_time() - self._began_cpu_s
+
     def begin(self) -> None:
         """Training begins."""
         self.progress.begin(f"{self._config.environment.env} · {self._config.compression.compressor}")
-        self.energy = RunEnergy()
+        self._began_cpu_s = time.process_time()
 
     def add(self, env_steps: int, metrics: Metrics) -> None:
         """Write one record of training, and display it."""
-        self.energy.joules()
         self.write(env_steps, metrics)
         config = self._config
         status = TrainingStatus.from_record(

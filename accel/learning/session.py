@@ -115,7 +115,7 @@ class Session(Callback):
                     reason=reason,
                     wall_s=wall_s,
                     lost_actors=lost_actors,
-                    energy=self._records.energy,
+                    cpu_s=self._records.cpu_s,
                     evaluation=self._evaluation.result,
                     warnings=self._records.warnings,
                 )

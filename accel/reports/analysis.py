@@ -232,7 +232,7 @@ def _compare(baseline: Group, group: Group, threshold: Target, margin: Target, c
         # A run that reaches its target stops early, so its training time says nothing by itself, and what it spent is
         # nothing to compare with what a run spent that missed it.
         stopped = _stopped_at(baseline, group) is not None
-        for name in ("training_s", *(() if stopped else ("wall_s", "cpu_s", "energy_j"))):
+        for name in ("training_s", *(() if stopped else ("wall_s", "cpu_s"))):
             del found[name]
     speedups = {name: value for name, value in found.items() if value is not None}
     order = ("time_to_threshold_s", "env_steps_per_s", "actor_us_per_step", "training_s")[threshold.derived :]

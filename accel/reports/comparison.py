@@ -128,9 +128,6 @@ QUANTITIES = {
     "cpu_s": ComparedQuantity(
         "CPU time", "s", _of_summary("cpu_s"), "of training: the learner's process, and what actors did not wait"
     ),
-    "energy_j": ComparedQuantity(
-        "Energy", "J", _of_summary("energy_j"), "of training, by the processor packages' counters"
-    ),
 }
 
 CENSORED: Mapping[str, Callable[[Run], float]] = MappingProxyType(

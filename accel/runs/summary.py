@@ -114,8 +114,6 @@ class Summary:
         finished: whether it reached its steps or its return; else it was stopped before, and can be resumed.
         job: token of the job that wrote it. format_version: of the file.
         cpu_s: CPU-seconds of training: the learner's process, and what actors did not wait.
-        energy_j: joules of training; None where the machine has no readable counters.
-        energy_source: where they come from.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -156,8 +154,6 @@ class Summary:
     job: str = ""
     format_version: Literal[1] = 1
     cpu_s: _Real | None = None
-    energy_j: _Real | None = None
-    energy_source: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON."""
@@ -257,8 +253,7 @@ class Summary:
         if limit := self.limit():
             lines.append(limit)
         if self.cpu_s is not None:
-            energy = "" if self.energy_j is None else f"; {self.energy_j:,.0f} J ({self.energy_source})"
-            lines.append(f"{self.cpu_s:,.1f} CPU-seconds of training{energy}.")
+            lines.append(f"{self.cpu_s:,.1f} CPU-seconds of training.")
         if self.comparison is not None:
             fixed = self.compressor_chosen and not self.compressor.startswith("auto")
             lines.append(self.comparison.text(chosen=fixed))

@@ -85,11 +85,9 @@ def test_the_bottleneck_is_named_with_what_would_help() -> None:
     assert "bottleneck" not in policy + balanced
 
 
-def test_energy_is_told_with_its_source() -> None:
+def test_processor_time_is_told() -> None:
     assert "CPU-seconds" not in SUMMARY.text()
     assert "12.5 CPU-seconds of training." in replace(SUMMARY, cpu_s=12.5).text()
-    text = replace(SUMMARY, cpu_s=12.5, energy_j=1250.0, energy_source="package counters").text()
-    assert "12.5 CPU-seconds of training; 1,250 J (package counters)." in text
 
 
 def test_a_run_without_an_episode_or_an_unroll_says_so() -> None:
