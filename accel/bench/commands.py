@@ -188,7 +188,7 @@ class PoliciesOptions(EnvironmentOptions, PolicySource):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
-    """Microseconds, bytes and mismatch of a policy call: torch, torch.compile, each scheme on onnxruntime and native.
+    """Microseconds, bytes and mismatch of a policy call: torch, each scheme on onnxruntime and native.
 
     Observations and actions come from --run, --env, or --observation-shape and --actions. Default: 4x84x84 frames and 6
     choices for a CNN, 17 numbers and 6 continuous actions otherwise. Your own policy, on inputs that it meets: --policy
@@ -199,10 +199,8 @@ class PolicyOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
     schemes: Schemes = _SCHEMES
     runtimes: Annotated[
         str,
-        tyro.conf.arg(
-            help="any of torch, torch.compile (takes seconds to minutes), onnxruntime and native (compiled kernels)"
-        ),
-    ] = "torch,torch.compile,onnxruntime,native"
+        tyro.conf.arg(help="any of torch (eager), onnxruntime and native (compiled kernels)"),
+    ] = "torch,onnxruntime,native"
 
     def measure(self, refuse: Notify) -> BenchResult:
         """See ``BenchOptions.measure``."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -24,7 +22,7 @@ from accel.system.timing import interleave, timed_calls, torch_threads
 
 Call = Callable[[], npt.NDArray[np.generic]]
 
-RUNTIMES = ("torch", "torch.compile", "onnxruntime", "native")
+RUNTIMES = ("torch", "onnxruntime", "native")
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"
 
 logger = logging.getLogger("accel")
@@ -48,10 +46,9 @@ def bench_policy(
         policies: what is measured.
         batches: rows per call: environments that one actor steps together.
         schemes: compression schemes. Full precision is always measured too.
-        runtimes: any of ``torch`` (eager, in the memory format that is faster here), ``torch.compile`` (compiled for
-            each batch, seconds to minutes), ``onnxruntime`` and ``native`` (compiled kernels, for the policies that
-            these run here).
-        seconds: total measuring time, without exporting, compressing and compiling.
+        runtimes: any of ``torch`` (eager, in the memory format that is faster here), ``onnxruntime`` and ``native``
+            (compiled kernels, for the policies that these run here).
+        seconds: total measuring time, without exporting and compressing.
         repeats: samples of each cell at most, each 2 ms or one call.
         notify: called with a message about each scheme or runtime that does not work here.
     Returns:
@@ -59,7 +56,7 @@ def bench_policy(
         90th percentile of a call, µs); ``bytes`` of the serialised policy; ``speedup_torch``, ``speedup_fp32``
         (against torch eager, and against onnxruntime's fp32; None where that was not measured); ``kl``, ``ess``,
         ``greedy_agreement`` against torch on held-out inputs (KL(fp32‖scheme) in nats; None on torch); ``weights``
-        (``random`` ones say little about mismatch) and ``inputs``; ``memory_format``, ``compile_s``; threads, machine
+        (``random`` ones say little about mismatch) and ``inputs``; ``memory_format``; threads, machine
         and versions.
     Raises:
         ConfigError: an empty list, an unknown runtime, a batch that is not positive.
@@ -94,19 +91,19 @@ def _measure(
     rows: list[Row] = []
     for batch in batches:
         inputs = {name: np.resize(a, (batch, *a.shape[1:])) for name, a in policy.held_out.items()}
-        calls, compile_s = _calls(policy, inputs, runtimes, sessions, notify)
+        calls = _calls(policy, inputs, runtimes, sessions)
         logger.info("measuring %s, batch %d", policy.network, batch)
         with torch.inference_mode():
             takers = {key: timed_calls(call) for key, call in calls.items()}
             samples, cpu_share = interleave(takers, budget_s, repeats)
         cells: list[Row] = []
         for (runtime, scheme), (detail, times_us) in _faster_formats(samples).items():
-            is_compressed = not runtime.startswith("torch")
+            is_compressed = runtime != "torch"
             size = len(artifacts[scheme].to_bytes()) if is_compressed else torch_bytes
             cell: Row = {"network": policy.network, "batch": batch, "runtime": runtime, "scheme": scheme}
             cell |= spread("us", times_us) | {"bytes": size, "samples": len(times_us), "cpu_share": cpu_share}
             cell |= mismatches.get(scheme, NO_MISMATCH) if is_compressed else NO_MISMATCH
-            cell |= {"memory_format": detail, "compile_s": compile_s if runtime == "torch.compile" else None}
+            cell |= {"memory_format": detail}
             cells.append(cell)
         rows += [row | speedups(row, cells, "us") for row in cells]
     shared: Row = {"weights": policy.weights, "inputs": policy.source, "torch_threads": 1, "onnxruntime_threads": 1}
@@ -118,27 +115,16 @@ def _calls(
     inputs: Inputs,
     runtimes: Sequence[str],
     sessions: Sequence[tuple[Runtime, str, CompressedPolicy]],
-    notify: Notify,
-) -> tuple[dict[tuple[str, str, str | None], Call], float]:
-    """Calls by runtime, scheme and memory format for one batch, and the seconds that ``torch.compile`` took."""
+) -> dict[tuple[str, str, str | None], Call]:
+    """Calls by runtime, scheme and memory format for one batch."""
     calls: dict[tuple[str, str, str | None], Call] = {}
-    compile_s = 0.0
-    eager = eager_modules(policy.run)
     if "torch" in runtimes:
         with torch.inference_mode():
-            for layout, module in eager.items():
+            for layout, module in eager_modules(policy.run).items():
                 calls["torch", FULL_PRECISION, layout] = torch_call(module, inputs, layout)
-    if "torch.compile" in runtimes:
-        layout = CHANNELS_LAST if CHANNELS_LAST in eager else CONTIGUOUS
-        logger.info("compiling %s with torch.compile", policy.network)
-        try:
-            calls["torch.compile", FULL_PRECISION, layout], compile_s = compiled_call(eager[layout], inputs, layout)
-        except (RuntimeError, ImportError, OSError) as error:
-            first_line = str(error).strip().partition("\n")[0]
-            notify(f"torch.compile does not work here: {type(error).__name__}: {first_line}")
     for runtime, scheme, artifact in sessions:
         calls[runtime, scheme, None] = session_call(artifact, inputs, runtime)
-    return calls, compile_s
+    return calls
 
 
 def _faster_formats(
@@ -176,7 +162,7 @@ def session_call(artifact: CompressedPolicy, inputs: Inputs, runtime: Runtime = 
 
 
 def torch_call(module: Callable[..., tuple[torch.Tensor, ...]], inputs: Inputs, memory_format: str) -> Call:
-    """An eager module or a compiled one; call it within ``torch.inference_mode``."""
+    """An eager module; call it within ``torch.inference_mode``."""
     arrays = [np.ascontiguousarray(array) for array in inputs.values()]
     states = [array for name, array in zip(inputs, arrays, strict=True) if name.startswith("state_")]
     observed = arrays[: len(arrays) - len(states)]
@@ -200,18 +186,3 @@ def eager_modules(run: TrainedPolicy) -> dict[str, nn.Module]:
     if run.spec.is_image and any(isinstance(part, nn.Conv2d) for part in run.policy.modules()):
         modules[CHANNELS_LAST] = copy.deepcopy(run.policy).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return modules
-
-
-def compiled_call(module: nn.Module, inputs: Inputs, memory_format: str) -> tuple[Call, float]:
-    """The policy compiled for exactly this batch, and the seconds that compiling took.
-
-    Raises:
-        RuntimeError, ImportError, OSError: it cannot be compiled here, for example without a C++ compiler.
-    """
-    torch.compiler.reset()
-    began = time.perf_counter()
-    with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")
-        call = torch_call(torch.compile(module, dynamic=False), inputs, memory_format)
-        call()
-    return call, time.perf_counter() - began

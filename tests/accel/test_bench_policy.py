@@ -130,24 +130,6 @@ def test_both_calls_carry_recurrent_state_alike(network: str) -> None:
     assert np.array_equal(first, second) == ("lstm" not in network)
 
 
-def test_torch_compile_that_does_not_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import config
-
-    monkeypatch.setattr(config.cpp, "cxx", ("/nowhere/c++",))
-    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-    told: list[str] = []
-    rows = bench_policy(
-        Policies(["mlp:8x1"]),
-        batches=[1],
-        schemes=["fp32"],
-        runtimes=["torch.compile", "torch"],
-        notify=told.append,
-        **QUICK,
-    )
-    assert [row["runtime"] for row in rows] == ["torch"]
-    assert len(told) == 1 and told[0].startswith("torch.compile does not work here: ")
-
-
 @pytest.mark.skipif(not kernels_here(), reason="a CPU with compiled kernels")
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_every_activation_runs_in_kernels(activation: Activation) -> None:
