@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class AccelError(Exception):
@@ -113,3 +115,19 @@ def traceback_of(error: BaseException) -> str:
     if len(text) <= MAX_TRACE:
         return text
     return "".join(traceback.format_tb(error.__traceback__))[-MAX_TRACE + MAX_TOLD :] + message_of(error)
+
+
+@contextmanager
+def contained(remedy: str) -> Iterator[None]:
+    """Make an EnvError of an environment that leaves this process, or raises what is no ``Exception``.
+
+    Args:
+        remedy: what follows in the message.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        how = f"left through exit({error.code})" if isinstance(error, SystemExit) else f"raised {message_of(error)}"
+        raise EnvError(f"an environment {how}{remedy}") from error

@@ -25,6 +25,7 @@ from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.envs.base import Actions
 from accel.envs.factory import make_vector_env
+from accel.errors import contained
 from accel.networks.policy import PolicyModule
 from accel.runs.finishing import MIXED
 from accel.runs.trained_policy import TrainedPolicy
@@ -37,6 +38,7 @@ SAMPLE_S = 0.02
 logger = logging.getLogger("accel")
 
 
+@contained(": mend the environment")
 def bench_actor(
     policies: Policies,
     *,

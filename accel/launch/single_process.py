@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from accel.errors import EnvError, message_of
+from accel.errors import EnvError, contained
 from accel.launch.outcome import EXIT_ABORTED, how_to_continue, noting_how_to_continue
 from accel.launch.starting import initialiser
 from accel.supervision.activity import WAITING, Activity, Watchdog
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 5.0
 """How long environments in the learner's process may take to close."""
+_REMEDY = ", and ended the run: mend it; with --actors 1 it is in a process of its own, which is replaced"
 
 logger = logging.getLogger("accel")
 
@@ -66,7 +66,8 @@ def learn_in_one_process(
                 return is_over
 
             try:
-                with Watchdog(end.activity, *limits_s, hung, interrupted), noting_how_to_continue(job), _contained():
+                watched = Watchdog(end.activity, *limits_s, hung, interrupted)
+                with watched, noting_how_to_continue(job), contained(_REMEDY):
                     place = LearnerPlace(transport.learner, stop, all_cores()[:1])
                     return run_session(job, place, inline, initialise)
             finally:
@@ -75,28 +76,13 @@ def learn_in_one_process(
                     _close(inline)
 
 
-@contextmanager
-def _contained() -> Iterator[None]:
-    """An environment that leaves the process, or raises what is no Exception, is an error like any other."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        how = f"left through exit({error.code})" if isinstance(error, SystemExit) else f"raised {message_of(error)}"
-        raise EnvError(
-            f"an environment {how}, and ended the run: mend it; with --actors 1 it is in a process of its own, which "
-            "is replaced"
-        ) from error
-
-
 def _close(inline: InlineActor) -> None:
     """Environments that cannot be closed cost nobody what was learned."""
     try:
         if inline.actor is not None:
             inline.actor.close()
     except BaseException as error:  # noqa: BLE001 - somebody else's code
-        logger.warning("the environments could not be closed: %s", message_of(error))
+        logger.warning("the environments could not be closed: %s", error)
 
 
 def _end_hang(

@@ -21,7 +21,7 @@ from accel.compressors.runtime import PolicySession
 from accel.display.progress import Progress
 from accel.display.status import PlayingStatus
 from accel.envs.base import Actions, VectorEnvironment
-from accel.errors import ConfigError, EnvError
+from accel.errors import ConfigError, EnvError, contained
 from accel.runs.player import Array, Bools, Player, RandomActions, TorchSession
 from accel.runs.trained_policy import TRAINED, TrainedPolicy
 from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity
@@ -67,6 +67,7 @@ class Episodes:
         )
 
 
+@contained(": mend the environment")
 def play(
     policy: Policy,
     run: TrainedPolicy,
@@ -254,6 +255,7 @@ def _check_seed(seed: int) -> None:
         raise ConfigError(f"seed = {seed}: give one of at least 0")
 
 
+@contained(": mend the environment")
 def collect_inputs(
     run: TrainedPolicy,
     rows: int,

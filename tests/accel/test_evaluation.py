@@ -226,12 +226,20 @@ def test_numbers_that_are_not_finite_are_said(trouble: str, tmp_path: Path, capl
     assert said.startswith("CartPole-v1 gave observations that are not finite")
 
 
-def test_an_episode_whose_environment_raises_has_no_return(tmp_path: Path) -> None:
-    wrapper = ("tests.environments.troubled:Raises",)
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        ("Raises", r"raised in step .* ValueError: the simulator broke"),
+        ("Exits", r"an environment left through exit\(0\): mend"),
+        ("Bare", "an environment raised BareError: the simulator broke: mend"),
+    ],
+)
+def test_an_episode_whose_environment_raises_has_no_return(trouble: str, told: str, tmp_path: Path) -> None:
+    wrapper = (f"tests.environments.troubled:{trouble}",)
     run = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:8x1", wrapper=wrapper))
     policy = run.compress("fp32")
     for use in (lambda: play(policy, run, episodes=400, envs=2), lambda: collect_inputs(run, 2000, envs=1)):
-        with pytest.raises(EnvError, match=r"raised in step .* ValueError: the simulator broke") as caught:
+        with pytest.raises(EnvError, match=told) as caught:
             use()
         assert len(str(caught.value)) < 5000
 
