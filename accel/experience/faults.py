@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from accel.experience.unroll import Unroll
 
+Array = npt.NDArray[np.generic]
 _FIELDS = ("observations", "final_observations", "rewards", "actions", "behaviour_log_prob", "behaviour_params")
 
 
@@ -43,10 +44,9 @@ def remove_faults(unroll: Unroll, float_bytes: int = 0) -> list[Fault]:
         unroll: what arrived. float_bytes: of the observation, see ``EnvSpec.float_bytes``.
     """
     faults: list[Fault] = []
-    floats = {name: unroll[name] for name in _FIELDS if name in unroll and unroll[name].dtype.kind == "f"}
-    if float_bytes:
-        fields = [name for name in _FIELDS[:2] if name in unroll]
-        floats |= {name: unroll[name][..., :float_bytes].view(np.float32) for name in fields}
+    records = [name for name in _FIELDS[:2] if name in unroll] if float_bytes else []
+    floats: dict[str, Array] = {name: unroll[name][..., :float_bytes].view(np.float32) for name in records}
+    floats |= {name: unroll[name] for name in _FIELDS if name in unroll and unroll[name].dtype.kind == "f"}
     # a finite sum shows that all is well; an infinite one only leads to the exact check
     with np.errstate(over="ignore", invalid="ignore"):
         if all(math.isfinite(values.sum()) for values in floats.values()):

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
+from accel.envs.observations import observation_layout
 from accel.experience.faults import remove_faults
-from accel.experience.unroll import Unroll
+from accel.experience.unroll import Unroll, UnrollLayout
 from tests.contracts.episodes import SAME_STEP, VECTOR, Actor, Row
 
 ROWS, ENVS = 12, 3
@@ -119,3 +121,19 @@ def test_each_environment_and_field_is_told_once() -> None:
     found = {(fault.environment, fault.field, fault.row) for fault in remove_faults(unroll)}
     assert found == {(0, "reward", 2), (2, "reward", 4), (2, "observation", 1)}
     assert unroll.valid_steps == ROWS
+
+
+def test_a_number_among_the_bytes_of_a_record_is_told_before_what_the_policy_made_of_it() -> None:
+    space = spaces.Dict({"image": spaces.Box(0, 255, (8, 8), np.uint8), "speed": spaces.Box(-9, 9, (2,), np.float32)})
+    spec = observation_layout(space).spec(VECTOR.action, "next_step")
+    layout = UnrollLayout(spec, ROWS, ENVS)
+    unroll = layout.view(np.full(layout.nbytes, 1, np.uint8))
+    unroll["truncated"][...] = False
+    numbers = unroll["observations"][..., : spec.float_bytes].view(np.float32)
+    numbers[2, 1, 0] = np.nan
+    for name in ("behaviour_params", "behaviour_log_prob"):
+        place(unroll, name, 2, 1, np.nan)
+    assert [(fault.environment, fault.field, fault.row) for fault in remove_faults(unroll, spec.float_bytes)] == [
+        (1, "observation", 2)
+    ]
+    assert numbers[2, 1, 0] == 0.0
