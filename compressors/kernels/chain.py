@@ -405,7 +405,7 @@ class ChainKernel:
         scale = self._array(step.scale, np.float32)
         if scale.shape not in ((), (1,), (n,)) or self._array(step.zero, np.int8).any():
             raise UnsuitedError
-        if step.low is None and np.abs(weight.view(np.int8).astype(np.int16)).max() > self._kernels.greatest:
+        if step.low is None and max(int(weight.max()), -int(weight.min())) > self._kernels.greatest:
             raise UnsuitedError(f"weights of 8 bits are not summed exactly by the kernels for {self._kernels.name}")
         with np.errstate(all="ignore"):  # what is not finite becomes so in the answers too
             factors = np.multiply(scale, self._scalar(reads.scale, np.float32))
