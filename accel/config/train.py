@@ -15,7 +15,14 @@ from typing import Literal, Self, cast, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from accel.config.algorithms import ALGORITHMS, AlgorithmConfig, AnyAlgorithm, CustomAlgorithmConfig, OptimiserConfig
+from accel.config.algorithms import (
+    ALGORITHMS,
+    ActorCriticConfig,
+    AlgorithmConfig,
+    AnyAlgorithm,
+    CustomAlgorithmConfig,
+    OptimiserConfig,
+)
 from accel.config.base import Options
 from accel.config.experience import (
     SCHEDULES,
@@ -128,6 +135,12 @@ class TrainConfig(BaseModel):
             raise ConfigError(
                 f"unroll_length x envs_per_actor x batch_unrolls = {steps:,} steps in a batch, at most "
                 f"{MAX_BATCH_ENV_STEPS:,}: the learner holds a batch in memory whole"
+            )
+        centres = isinstance(self.algorithm, ActorCriticConfig) and self.algorithm.normalise_advantages
+        if steps == 1 and centres and self.environment.backend != "pettingzoo":  # whose agents are steps each
+            raise ConfigError(
+                "unroll_length x envs_per_actor x batch_unrolls = 1 step in a batch, whose advantage less its mean is "
+                "zero, so that the policy would never change: use more, or set normalise_advantages = false"
             )
         allowed = self.algorithm.stores
         if allowed and self.store.store not in allowed:

@@ -8,7 +8,8 @@ Rows that are no transitions (automatic resets) keep reward 0 and do not change 
 
 Source: gymnasium.wrappers.NormalizeReward and Stable-Baselines3's VecNormalize. Deviations: R starts afresh after every
 episode, truncated ones included, as in VecNormalize; the statistics are updated once per unroll, with all of its steps,
-before it is used; rewards from a replay are divided by the statistics of the moment.
+before it is used; rewards from a replay are divided by the statistics of the moment; VecNormalize's clip at 10 is an
+option (``--reward-clip``), off by default.
 """
 
 from __future__ import annotations

@@ -133,6 +133,7 @@ def test_presets_are_valid() -> None:
         ({"unroll_length": 100_000}, "'unroll_length' = 100000: at most 65,536: .* in memory"),
         ({"learner_threads": 100_000}, "'learner_threads' = 100000: at most 1,024: torch"),
         ({"batch_unrolls": 10**9}, "steps in a batch, at most 100,000,000: .* in memory"),
+        ({"unroll_length": 1, "envs_per_actor": 1, "actors": 0}, "1 step in a batch.*normalise_advantages = false"),
         ({"algorithm": "impala", "corrector": "wat"}, "'vtrace', 'retrace' or 'none'"),
         ({"clip_rho": 0.5}, "clip_c.*must not exceed clip_rho"),
         ({"clip_c": None}, "clip_c.*must not exceed clip_rho"),
