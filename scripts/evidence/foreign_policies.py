@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 import sys
 import tempfile
 import time
@@ -87,8 +88,8 @@ actions, or the action error in the mean / for 99 % of the numbers, in % of the 
 for `quantize_static`, whose best calibration by the same rows is shown (a scale for each output), torch for torchao
 (`Int8DynamicActivationInt8WeightConfig`: a scale for each row of activations). `published` is what an actor gets in
 training, rounded to the nearest. Of `int8` the shares of multiply-adds in integers are given, after the observations
-and of all, and the layers' forms; `mixed` is what int8 does not pay for. Margins were set on rows of another seed; all
-rows are of one commit. Times compare within a row.
+and of all, and the layers' forms; `mixed` is what int8 does not pay for. Margins were set on rows of another seed. The
+machine had other work: times compare within a row.
 """.strip().splitlines()
 Row = dict[str, Any]
 
@@ -352,14 +353,20 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
 def _cells(row: Row, full: Row) -> Iterator[str]:
     about = f" ({row['calibration']})" if "calibration" in row else ""
     if "encoding" in row:
-        layers = row["encoding"].removeprefix("int8(").strip(")").replace("module.", "")
-        about = f" ({row['share_inside']:.0%}, {row['share']:.0%}; {layers})"
+        layers = row["encoding"].removeprefix("int8(").strip(")").replace("module.", "").split(",")
+        about = f" ({row['share_inside']:.0%}, {row['share']:.0%}; {', '.join(map(_shortened, layers))})"
     yield f"`{row.get('called', row['arm'])}`{about}"
     yield " · ".join(map(_figures, row["rows"]))
     yield "yes" if row["holds"] else "no"
     yield f"{np.mean(row['returns']):.4g}" if "returns" in row else "–"
     yield f"{row['bytes']:,} ({full['bytes']:,})"
     yield f"{row['us']:.3g} ({row.get('fp32_us', full['us']):.3g})"
+
+
+def _shortened(layer: str) -> str:
+    """The name of a layer, of a long one the end, and its form."""
+    name, _, form = layer.partition("=")
+    return f"{re.sub(r'_(Cast|BiasAdd).*', '', name)[-24:]}={form}"
 
 
 def _figures(row: Mapping[str, Any]) -> str:
