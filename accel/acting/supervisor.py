@@ -277,7 +277,7 @@ class ActorSupervisor:
             transport.report(told | {"again_in_s": pause_s})
         elif self._answer is None:
             child.restart_s = float("inf")
-            text = f"{told['down']}, {child.failures} times in a row: mend the environment"
+            text = f"{told['down']}, {child.failures} times in a row: mend what ends it, such as the environment"
             transport.hello({"error": text, "kind": "EnvError"})
         else:
             transport.report(told | {"gave_up": True})

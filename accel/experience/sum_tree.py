@@ -15,6 +15,8 @@ _LEAST_PRIORITY = 1e-3
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
+_MOST = 1e100
+
 
 class SumTree:
     """``size`` leaves with weights that are not negative, zero at first.
@@ -104,6 +106,9 @@ class PriorityTree(SumTree):
         return weights.astype(np.float32)
 
     def restore(self, weights: npt.NDArray[np.generic], greatest: float) -> None:
-        """Go on from another tree's. Raises ValueError: it has another size."""
-        self.set(np.arange(len(self.weights)), weights.astype(np.float64))
+        """Go on from another tree's. Raises ValueError, TypeError: another size, or what are no weights."""
+        found = weights.astype(np.float64, casting="same_kind")
+        if not ((found >= 0.0) & (found < _MOST)).all():
+            raise ValueError("a weight is negative, or far too great")
+        self.set(np.arange(len(self.weights)), found)
         self.greatest = greatest

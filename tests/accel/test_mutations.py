@@ -335,9 +335,6 @@ RUNS: dict[str, dict[str, object]] = {
 }
 
 
-REPLAYED = ("index", "piece", "state")
-
-
 def sealed_index(document: object) -> bytes:
     text = json.dumps(document)
     return as_json({"sha256": hashlib.sha256(text.encode()).hexdigest(), "document": text})
@@ -712,7 +709,8 @@ LOADERS: dict[str, Callable[[Path], Case]] = {
     "report runs.json.gz": samples,
     "checkpoint": played_checkpoint,
     **{f"--resume: {name}": resumed(name) for name in RUNS},
-    **{f"replay {kind}: {name}": resumed(name, kind) for kind in REPLAYED for name in ("sac", "apex")},
+    **{f"replay {kind}: {name}": resumed(name, kind) for kind in ("index", "piece") for name in ("sac", "apex")},
+    "replay state": resumed("apex", "state"),
     "study journal": journal,
     "study database": database,
     "study.json": sweep_settings,
