@@ -15,9 +15,10 @@ and then that decides alone. So a level is
 All is compared in pairs of blocks, one with every actor on the level and one with every actor on full precision. A
 block's returns are the first m episodes of every environment that began in it, m being the least that any of them
 ended: neither short episodes nor the faster level count more, and of the block with more of them as many are compared,
-evenly spread over its time. Its gain is the mean of the last third of them less that
-of the first third over the time between the two. It is blind where a block has fewer than two episodes of an
-environment, and where a replay gives both levels' experience to both blocks.
+evenly spread over its time. Its gain is the slope of a line through the mean return of every environment's k-th episode
+against the mean time of its end. Of blocks below ``LEARNING_S`` no returns are compared, as the noise of a gain falls
+with the 1.5th power of their length. It is blind where a block has fewer than two episodes of an environment, and where
+a replay gives both levels' experience to both blocks.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.monitor.decisions import Figure
-from accel.monitor.sequential import PairedTest, Verdict
+from accel.monitor.sequential import Estimate, PairedTest, Verdict
 
 Floats = npt.NDArray[np.float64]
 
 RECENT, FEWEST = 8, 6
 """Pairs whose steps per second count, at most and at least."""
+LEARNING_S = 10.0
+"""Of both blocks of a pair whose returns count."""
+EPISODES = 2
+"""Of every environment, for which a block waits."""
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 SAME_KL = 0.01
 """Nats up to which a record calls two policies the same."""
 
@@ -65,19 +71,27 @@ class Block:
         """Steps per second that the learner took."""
         return self.env_steps / self.seconds
 
-    def mean_return(self, episodes: int) -> tuple[float, float]:
-        """Of so many episodes of every environment, evenly spread over the block, with its standard error."""
+    def mean_return(self, episodes: int) -> Estimate:
+        """Of so many episodes of every environment, evenly spread over the block."""
         places = ((np.arange(episodes) + 0.5) * len(self.returns) / max(episodes, 1)).astype(np.int64)
-        return _mean(self.returns[places])
+        returns, ends_s = self.returns[places], self.ends_s[places]
+        if not returns.size:
+            return UNKNOWN
+        spread = float(returns.std(ddof=1)) if returns.size > 1 else 0.0
+        return Estimate(float(returns.mean()), spread / math.sqrt(returns.size), float(ends_s.mean()))
 
-    def gain(self) -> tuple[float, float]:
-        """Returns per second that training at this level gained, with its standard error; NaN below two episodes."""
-        if len(self.returns) < 2:
-            return math.nan, math.nan
-        third = max(len(self.returns) // 3, 1)
-        (early, early_error), (late, late_error) = _mean(self.returns[:third]), _mean(self.returns[-third:])
-        apart_s = max(float(self.ends_s[-third:].mean() - self.ends_s[:third].mean()), 1e-9)
-        return (late - early) / apart_s, math.hypot(early_error, late_error) / apart_s
+    def gain(self) -> Estimate:
+        """Returns per second that training at this level gained; NaN below two episodes."""
+        if len(self.returns) < EPISODES:
+            return UNKNOWN
+        times_s = self.ends_s.mean(axis=1)
+        away_s = times_s - times_s.mean()
+        if (squares := float(away_s @ away_s)) <= 0.0:  # all ended in one unroll
+            return UNKNOWN
+        slope = float(away_s @ self.returns.mean(axis=1)) / squares
+        rest = self.returns - self.returns.mean() - slope * away_s[:, None]
+        error = math.sqrt(float((rest**2).mean()) / (squares * self.returns.shape[1]))
+        return Estimate(slope, error, float(times_s.mean()))
 
 
 class BlockRecorder:
@@ -114,14 +128,14 @@ class BlockRecorder:
     def over(
         self, time_s: float, env_steps: int, alive: Set[int], least_s: float, least_steps: int, known: Set[Environment]
     ) -> bool:
-        """Whether it lasted so long, and every environment known to end episodes has ended one; at most five times as
-        long."""
+        """Whether it lasted so long, and every environment known to end episodes has ended ``EPISODES``; at most five
+        times as long."""
         if self._began is None:
             if self._actors >= alive:
                 self._began = time_s, env_steps
             return False
         lasted_s, taken = time_s - self._began[0], env_steps - self._began[1]
-        ended = all(self._episodes.get(key) for key in known if key[0] in alive)
+        ended = all(len(self._episodes.get(key, ())) >= EPISODES for key in known if key[0] in alive)
         return lasted_s >= least_s and taken >= least_steps and (ended or lasted_s >= 5.0 * least_s)
 
     def end(self, time_s: float, env_steps: int, share: float, known: Set[Environment]) -> Block:
@@ -141,6 +155,7 @@ class Comparison:
         level, full: their names.
     Attributes:
         returns, gain: the tests. kl: of the level's policy from full precision's, nats; NaN while unknown.
+        blind: pairs long enough for returns that had too few of them.
     """
 
     def __init__(self, level: str, full: str) -> None:
@@ -148,8 +163,8 @@ class Comparison:
         self.pairs = 0
         self.returns, self.gain = PairedTest(), PairedTest()
         self.kl = math.nan
+        self.blind = 0
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
-        self._gains: list[tuple[float, float]] = []
         self._last: tuple[Block, Block] | None = None
 
     def add(self, level: Block, full: Block) -> None:
@@ -158,14 +173,12 @@ class Comparison:
         self._last = level, full
         share = level.share / full.share if full.share > 0.0 else math.nan
         self._recent.append((level.steps_per_s / max(full.steps_per_s, 1e-9), share if math.isfinite(share) else 1.0))
-        episodes = min(len(level.returns), len(full.returns))
-        if episodes:
-            (mine, error), (theirs, other) = level.mean_return(episodes), full.mean_return(episodes)
-            self.returns.add(mine - theirs, math.hypot(error, other))
-        (mine, error), (theirs, other) = level.gain(), full.gain()
-        self.gain.add(mine - theirs, math.hypot(error, other))
-        if math.isfinite(mine - theirs):
-            self._gains.append((mine, theirs))
+        if min(level.seconds, full.seconds) < LEARNING_S:
+            return
+        episodes, seen = min(len(level.returns), len(full.returns)), self.gain.pairs
+        self.returns.add(level.mean_return(episodes), full.mean_return(episodes))
+        self.gain.add(level.gain(), full.gain())
+        self.blind += self.gain.pairs == seen
 
     def try_again(self) -> None:
         """Forget steps per second, which may be others when the level is taken again; returns count on."""
@@ -208,10 +221,11 @@ class Comparison:
     def __str__(self) -> str:
         """What it rests on, as a clause."""
         if self.gain.verdict != "open":
-            mine, theirs = np.mean(self._gains, axis=0)
+            mine, theirs = self.gain.medians()
             return f"returns rise by {mine:.3g} a second with it and by {theirs:.3g} with {self.full}"
         if self.returns.verdict == "worse":
-            return f"lower returns than with {self.full} in {self.returns.pairs} comparisons"
+            mine, theirs = self.returns.medians()
+            return f"returns of {mine:.3g} with it and of {theirs:.3g} with {self.full}"
         worth = "" if abs(self.share - 1.0) < 0.02 else f", each worth {self.share:.2f} of one"
         return f"{self.speed:.2f} times as many steps a second as {self.full}{worth}{_policy_clause(self.kl)}"
 
@@ -223,10 +237,8 @@ class Comparison:
             found[f"{name}_evidence_worse"], found[f"{name}_evidence_better"] = test.evidence
         for level, block in zip((self.level, self.full), self._last or (), strict=False):
             found[f"steps_per_s/{level}"], found[f"effective_share/{level}"] = block.steps_per_s, block.share
-            found[f"return/{level}"], found[f"gain_per_s/{level}"] = (
-                block.mean_return(len(block.returns))[0],
-                block.gain()[0],
-            )
+            found[f"return/{level}"] = block.mean_return(len(block.returns)).mean
+            found[f"gain_per_s/{level}"] = block.gain().mean
         return found
 
 
@@ -235,10 +247,3 @@ def _policy_clause(kl: float) -> str:
     if not math.isfinite(kl):
         return ""
     return f", same policy (KL {kl:.2g})" if kl < SAME_KL else f", policy at KL {kl:.2g}"
-
-
-def _mean(values: Floats) -> tuple[float, float]:
-    if not values.size:
-        return math.nan, math.nan
-    spread = float(values.std(ddof=1)) if values.size > 1 else 0.0
-    return float(values.mean()), spread / math.sqrt(values.size)

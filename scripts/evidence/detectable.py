@@ -62,7 +62,11 @@ def compare_returns(draws: tuple[Draw, Draw], episodes: int, random: np.random.G
     """One run: the verdict on returns and after how many pairs; all of them where it stays open."""
     comparison = Comparison("level", "full")
     while comparison.returns.verdict == "open" and comparison.pairs < PAIRS:
-        blocks = [Block(1.0, 1, 1.0, draw(random, (episodes, ENVS)), np.ones((episodes, ENVS))) for draw in draws]
+        places = random.permutation(2) + 2.0 * comparison.pairs
+        blocks = [
+            Block(20.0, 1, 1.0, draw(random, (episodes, ENVS)), np.full((episodes, ENVS), 20.0 * place))
+            for draw, place in zip(draws, places, strict=True)
+        ]
         comparison.add(*blocks)
     return comparison.returns.verdict, comparison.pairs
 
@@ -72,9 +76,10 @@ def compare_gains(factor: float, snr: float, random: np.random.Generator) -> tup
     comparison = Comparison("level", "full")
     times = np.repeat((np.arange(GAIN_EPISODES) + 0.5)[:, None] / GAIN_EPISODES, ENVS, axis=1)
     while comparison.gain.verdict == "open" and comparison.pairs < PAIRS:
+        places = random.permutation(2) + 2.0 * comparison.pairs
         blocks = [
-            Block(1.0, 1, 1.0, slope * times + random.standard_normal(times.shape), times)
-            for slope in (snr * factor, snr)
+            Block(20.0, 1, 1.0, slope * times + random.standard_normal(times.shape), 20.0 * (times + place))
+            for slope, place in zip((snr * factor, snr), places, strict=True)
         ]
         comparison.add(*blocks)
     return comparison.gain.verdict, comparison.pairs

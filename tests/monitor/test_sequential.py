@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accel.monitor.objective import Block, Comparison, Floats
-from accel.monitor.sequential import ERROR, PairedTest
+from accel.monitor.sequential import ERROR, Estimate, PairedTest
 
 RUNS, PAIRS = 100, 40
 MOST_ERRORS = RUNS * ERROR + 3 * math.sqrt(RUNS * ERROR)
@@ -40,17 +40,21 @@ DISTRIBUTIONS: dict[str, Draw] = {
 }
 
 
+def _add(test: PairedTest, difference: float, error: float) -> None:
+    """A pair of a quantity without a trend."""
+    test.add(Estimate(difference / 2.0, error, 0.0), Estimate(-difference / 2.0, 0.0, 0.0))
+
+
 def _verdicts(level: Draw, full: Draw, episodes: tuple[int, int], trend: float = 0.0) -> dict[str, float]:
     """How runs of ``PAIRS`` pairs end, whose blocks have so many episodes of an environment."""
     random, found = np.random.default_rng(0), []
     for _ in range(RUNS):
         comparison = Comparison("int8", "fp32")
         while comparison.pairs < PAIRS and comparison.returns.verdict == "open":
-            drift = trend * np.array([comparison.pairs, comparison.pairs + 0.1])
-            random.shuffle(drift)  # the order of a pair's blocks is drawn
+            places = comparison.pairs + random.permutation([0.0, 0.1])  # the order of a pair's blocks is drawn
             blocks = [
-                Block(1.0, 1, 1.0, draw(random, (count, ENVS)) + move, np.ones((count, ENVS)))
-                for draw, count, move in zip((level, full), episodes, drift, strict=True)
+                Block(20.0, 1, 1.0, draw(random, (count, ENVS)) + trend * place, np.full((count, ENVS), 200.0 * place))
+                for draw, count, place in zip((level, full), episodes, places, strict=True)
             ]
             comparison.add(*blocks)
         found.append(comparison.returns.verdict)
@@ -58,9 +62,9 @@ def _verdicts(level: Draw, full: Draw, episodes: tuple[int, int], trend: float =
 
 
 def test_evidence_is_its_definition() -> None:
-    test, bets = PairedTest(), np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+    test, bets = PairedTest(), np.array([0.5, 0.99])
     for difference, error in ((-0.5, 1.0), (2.0, 1.0), (-3.0, 0.0), (0.0, 0.0), (math.nan, 1.0)):
-        test.add(difference, error)
+        _add(test, difference, error)
     xs = (-0.5, 1.0, -1.0, 0.0)
     wanted = [1 / 5, 1 / 5]  # of what begins later
     for k in range(4):
@@ -72,25 +76,25 @@ def test_evidence_is_its_definition() -> None:
 
 
 @pytest.mark.parametrize(("sign", "verdict"), [(-1.0, "worse"), (1.0, "better")])
-def test_a_verdict_takes_nine_pairs_of_one_mind(sign: float, verdict: str) -> None:
+def test_a_verdict_takes_eight_pairs_of_one_mind(sign: float, verdict: str) -> None:
     test = PairedTest()
-    for _ in range(8):
-        test.add(sign, 0.1)
+    for _ in range(7):
+        _add(test, sign, 0.1)
     assert test.verdict == "open"
-    test.add(sign, 0.1)
+    _add(test, sign, 0.1)
     assert test.verdict == verdict
 
 
 def test_a_level_that_becomes_worse_is_found_soon_and_for_good() -> None:
     test, pairs = PairedTest(), 0
     for _ in range(30):
-        test.add(1.0, 0.1)
+        _add(test, 1.0, 0.1)
     while test.verdict != "worse":
-        test.add(-1.0, 0.1)
+        _add(test, -1.0, 0.1)
         pairs += 1
     assert pairs <= 20
     for _ in range(100):
-        test.add(1.0, 0.1)
+        _add(test, 1.0, 0.1)
     assert test.verdict == "worse"
 
 
@@ -107,7 +111,7 @@ def test_the_simulation_finds_a_test_out_whose_pairs_are_not_drawn() -> None:
     found = [PairedTest() for _ in range(RUNS)]
     for test in found:
         for _ in range(PAIRS):
-            test.add(0.5 + random.standard_normal(), 1.0)
+            _add(test, 0.5 + random.standard_normal(), 1.0)
     assert sum(test.verdict == "better" for test in found) > 3 * MOST_ERRORS
 
 
@@ -124,3 +128,17 @@ def test_a_level_that_never_succeeds_never_passes(rate: float, episodes: int) ->
 def test_a_level_whose_returns_are_lower_is_found(loss: float) -> None:
     found = _verdicts(lambda random, shape: random.standard_normal(shape) - loss, DISTRIBUTIONS["gaussian"], (2, 2))
     assert found["worse"] >= 0.95 and found["better"] == 0.0
+
+
+def test_a_loss_is_found_on_a_trend_and_on_a_trend_that_bends() -> None:
+    """Either is many times as large between two blocks as the loss."""
+    random = np.random.default_rng(0)
+    for bend in (0.0, 0.02):
+        test = PairedTest()
+        for pair in range(30):
+            level, full = 2.0 * pair + random.permutation(2)
+            test.add(*(
+                Estimate(time_s + bend * time_s**2 - loss + 0.3 * random.standard_normal(), 0.3, time_s)
+                for time_s, loss in ((level, 0.6), (full, 0.0))
+            ))  # fmt: skip
+        assert test.verdict == "worse"
