@@ -10,9 +10,10 @@ precision, in an order drawn at random, for ``SHORTEST_BLOCK_S`` or a few batche
 
 From then on pairs go on. A block lasts a tenth of the time since the level was taken, 2 to 20 s or a few batches. Full
 precision costs at most ``COST`` of the steps that the level would have brought, and a quarter of the time. From
-``WATCH_AFTER_S`` on, learning is watched: half of the time is full precision's, until returns tell which of the two
-learns faster, for ``WATCH_PAIRS`` pairs at most. A level that loses is left, for the rest of the run where returns said
-so, else with exponential back-off, as it is after a mismatch alarm or a failed check.
+``WATCH_AFTER_S`` on, learning is watched: half of the time is full precision's, in blocks of 20 s, until returns tell
+which of the two learns faster, for ``WATCH_PAIRS`` pairs at most, or ``BLIND_PAIRS`` that had too few episodes. A level
+that loses is left, for the rest of the run where returns said so, else with exponential back-off, as it is after a
+mismatch alarm or a failed check.
 
 Every decision is logged with its figures; a resumed run cuts off those after its checkpoint and decides anew.
 
@@ -49,7 +50,7 @@ TRIAL_PAIRS, CLOSE = 3, (0.9, 1.2)
 LEAST_POLICY_SHARE = 1.0 / 3.0
 BLOCK_SHARE, SHORTEST_BLOCK_S, LONGEST_BLOCK_S, BLOCK_BATCHES = 0.1, 2.0, 20.0, 4
 COST, CONTROL_SHARE = 0.04, 0.25
-WATCH_AFTER_S, WATCH_PAIRS, KEEP_PAIRS = 120.0, 24, 3
+WATCH_AFTER_S, WATCH_SHARE, WATCH_PAIRS, BLIND_PAIRS, KEEP_PAIRS = 120.0, 1.0 / 6.0, 24, 3, 3
 AGAIN_S, DOUBLINGS = 30.0, 7
 """Until a level that was not taken is tried again: at first, and how often that doubles."""
 _RECENT_UNROLLS, _ALARM_SAMPLES = 32, 4
@@ -178,7 +179,10 @@ class TunedSteering(Steering):
         elif gain >= LEAST_GAIN:
             self._change(now, "take", level, level, f"{level}: {comparison}: taken")
         else:
-            self._reject(now, level, str(comparison))
+            beside = (
+                "" if self.level == self._full else f", {self.level} {self._comparisons[self.level].speed:.2f} times"
+            )
+            self._reject(now, level, f"{comparison}{beside}")
 
     def _reject(self, now: float, level: str, clause: str) -> None:
         """Leave the level in use, or end another one's trial; either may be tried again later."""
@@ -193,13 +197,15 @@ class TunedSteering(Steering):
     def _pair_is_due(self, now: float) -> bool:
         """Whether another pair is affordable, or learning is watched."""
         comparison, used_s = self._comparisons[self.level], now - self._taken_s
-        speed = comparison.speed
+        speed, undecided = comparison.speed, comparison.gain.verdict == "open" and comparison.blind < BLIND_PAIRS
+        watched = undecided and comparison.pairs < WATCH_PAIRS and used_s >= WATCH_AFTER_S
         batches_s = speed * used_s * self._block_steps / max(self._env_steps - self._taken_steps, 1)
-        self._block_s = max(min(BLOCK_SHARE * used_s, LONGEST_BLOCK_S), SHORTEST_BLOCK_S)
+        share, least_s = (WATCH_SHARE, LONGEST_BLOCK_S) if watched else (BLOCK_SHARE, SHORTEST_BLOCK_S)
+        self._block_s = max(min(share * used_s, LONGEST_BLOCK_S), least_s)
         lasts_s = max(self._block_s, batches_s)
-        if BLOCK_SHARE * used_s < lasts_s:
+        if share * used_s < lasts_s:
             return False
-        if used_s >= WATCH_AFTER_S and comparison.pairs < WATCH_PAIRS and comparison.gain.verdict == "open":
+        if watched:
             return True
         control_s, lost = self._control_s + lasts_s, max(1.0 - 1.0 / max(speed, 1e-9), 0.0)
         return control_s <= CONTROL_SHARE * used_s and lost * control_s <= COST * used_s

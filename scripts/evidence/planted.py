@@ -145,7 +145,7 @@ def command(case: Case, compressor: str, seed: int, directory: Path) -> list[str
         sys.executable, "-m", "accel", "train", "--env", "scripts.evidence.planted:Planted-v0", *planted,
         "--algorithm", "impala", "--actors", "1", "--envs-per-actor", "64", "--unroll-length", "20",
         "--launcher", "mpirun", "--network", "mlp:32x1", "--discount", "0.01", "--lambda", "0.01",
-        "--learning-rate", "7e-5", "--learner-threads", "1", "--calibration-size", "128",
+        "--learning-rate", "3.5e-5", "--learner-threads", "1", "--calibration-size", "128",
         "--total-env-steps", "1000000000", "--max-seconds", str(case.limit_s),
         "--compressor", compressor, "--seed", str(seed), "--results-dir", str(directory), "--name", "run",
     ]  # fmt: skip

@@ -233,6 +233,8 @@ def test_levels_are_tried_in_turn_and_a_coarser_one_must_bring_more(
     rig.turn_until(lambda: len(read_decisions(tmp_path)[0]) >= 3, "all three are tried", turns=2_000)
     decisions = [(d.kind, d.after) for d in read_decisions(tmp_path)[0] if d.kind != "keep"]
     assert decisions[:3] == [("take", "int8"), ("hold", "int8"), ("take", "prune(0.9)")]
+    (held, *_) = _decided(tmp_path, "hold")
+    assert held.reason.endswith(", int8 1.50 times: int8 kept"), "what is kept has a number too"
 
 
 def test_a_run_that_takes_a_second_is_left_alone(make_rig: Callable[..., Rig]) -> None:
@@ -271,7 +273,7 @@ def test_a_level_is_compared_with_full_precision_in_blocks(make_rig: Callable[..
     assert rig.steering.metrics()["tuning/speed"] == kept.figures["speed"]
     acted = rig.schemes[begun:]
     share = sum(schemes == {"fp32"} for schemes in acted) / len(acted)
-    assert 0.0 < share < 0.25 and sum(len(schemes) > 1 for schemes in acted) == 0, "all act with one level"
+    assert 0.0 < share < 0.3 and sum(len(schemes) > 1 for schemes in acted) == 0, "all act with one level"
 
 
 @pytest.mark.parametrize(
