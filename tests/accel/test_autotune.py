@@ -85,7 +85,7 @@ class Rig:
         self.now_s, self.turn_s, self.worked_s, self.env_steps = 0.0, TURN_S, 0.0, 0
         self.speeds: dict[str, float] = {}
         self.policy_share: float | None = None
-        self.learned, self.teaches = 0.0, {}
+        self.learned, self.teaches, self.episodes_end = 0.0, {}, True
         batcher, clock = Batcher(spec, torch.device("cpu")), self.clock
         self.sampler = MismatchSampler(self.config, self.algorithm, self.publisher.schemes, batcher, clock=clock)
         parts = (self.publisher, self.transport, self.sampler)
@@ -151,7 +151,9 @@ class Rig:
             unroll["timings_s"][...] = 0.0
             unroll["timings_s"][ACTOR_PHASES.index("policy")] = self.policy_share
             unroll["timings_s"][ACTOR_PHASES.index("env")] = 1.0 - self.policy_share
-        if self.teaches:
+        if not self.episodes_end:
+            unroll["episode_length"][...] = 0
+        elif self.teaches:
             self.learned += self.teaches[level] / len(self.actors)
             unroll["episode_length"][...] = 0
             unroll["episode_length"][-1], unroll["episode_return"][-1] = 8, self.learned
@@ -299,6 +301,17 @@ def test_a_level_that_loses_is_left(
     (left,) = _decided(tmp_path, "leave")
     assert left.reason.startswith(reason) and left.reason.endswith(": left")
     rig.turn_until(lambda: rig.schemes[-1] == {"fp32"}, "every actor acts with fp32")
+
+
+def test_learning_is_watched_no_longer_where_no_episodes_end(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
+    rig = make_rig("auto(fp32;int8)", actors=1, envs=1)
+    rig.episodes_end = False
+    _take(rig, tmp_path, 3.0)
+    rig.turn_s = 5.0
+    for _ in range(100):
+        rig.turn()
+    shares = [sum(s == {"fp32"} for s in acted) / len(acted) for acted in (rig.schemes[-76:-44], rig.schemes[-32:])]
+    assert shares[0] > 0.2 and shares[1] < 0.1, "three pairs, and then what costs few steps"
 
 
 def test_a_level_that_fails_its_checks_never_acts(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
