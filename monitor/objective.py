@@ -156,6 +156,8 @@ class Comparison:
     Attributes:
         returns, gain: the tests. kl: of the level's policy from full precision's, nats; NaN while unknown.
         blind: pairs long enough for returns that had too few of them.
+        recent: steps per second and effective share over full precision's, of the last pairs; cleared where a level is
+            tried again, when they may be others, while returns count on.
     """
 
     def __init__(self, level: str, full: str) -> None:
@@ -164,7 +166,7 @@ class Comparison:
         self.returns, self.gain = PairedTest(), PairedTest()
         self.kl = math.nan
         self.blind = 0
-        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
         self._last: tuple[Block, Block] | None = None
 
     def add(self, level: Block, full: Block) -> None:
@@ -172,7 +174,7 @@ class Comparison:
         self.pairs += 1
         self._last = level, full
         share = level.share / full.share if full.share > 0.0 else math.nan
-        self._recent.append((level.steps_per_s / max(full.steps_per_s, 1e-9), share if math.isfinite(share) else 1.0))
+        self.recent.append((level.steps_per_s / max(full.steps_per_s, 1e-9), share if math.isfinite(share) else 1.0))
         if min(level.seconds, full.seconds) < LEARNING_S:
             return
         episodes, seen = min(len(level.returns), len(full.returns)), self.gain.pairs
@@ -180,19 +182,15 @@ class Comparison:
         self.gain.add(level.gain(), full.gain())
         self.blind += self.gain.pairs == seen
 
-    def try_again(self) -> None:
-        """Forget steps per second, which may be others when the level is taken again; returns count on."""
-        self._recent.clear()
-
     @property
     def speed(self) -> float:
         """Steps per second over full precision's: the median of the last pairs; 1 before the first."""
-        return float(np.median([speed for speed, _ in self._recent])) if self._recent else 1.0
+        return float(np.median([speed for speed, _ in self.recent])) if self.recent else 1.0
 
     @property
     def share(self) -> float:
         """Effective share over full precision's, likewise."""
-        return float(np.median([share for _, share in self._recent])) if self._recent else 1.0
+        return float(np.median([share for _, share in self.recent])) if self.recent else 1.0
 
     @property
     def worth(self) -> float:
@@ -200,17 +198,12 @@ class Comparison:
         return self.speed * self.share
 
     @property
-    def recent(self) -> int:
-        """Pairs whose steps per second count."""
-        return len(self._recent)
-
-    @property
     def verdict(self) -> Verdict:
         """See the module's docstring."""
         if self.gain.verdict != "open":
             return self.gain.verdict
-        slower = sum(speed * share < 1.0 for speed, share in self._recent)
-        enough = len(self._recent) >= FEWEST and slower >= max(len(self._recent) - 1, FEWEST)
+        slower = sum(speed * share < 1.0 for speed, share in self.recent)
+        enough = len(self.recent) >= FEWEST and slower >= max(len(self.recent) - 1, FEWEST)
         return "worse" if self.returns.verdict == "worse" or enough else "open"
 
     @property

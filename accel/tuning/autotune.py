@@ -143,7 +143,7 @@ class TunedSteering(Steering):
         elif self._recorder is not None:
             self._continue_pair(self._recorder, now)
         elif candidate := self._candidate(now):
-            self._comparisons[candidate].try_again()
+            self._comparisons[candidate].recent.clear()
             self._begin_pair(candidate, now)
         elif self.level != self._full and self._pair_is_due(now):
             self._begin_pair(self.level, now)
@@ -174,7 +174,7 @@ class TunedSteering(Steering):
         gain = comparison.worth / (1.0 if self.level == self._full else self._comparisons[self.level].worth)
         if comparison.is_final:
             self._reject(now, level, str(comparison))
-        elif comparison.recent < TRIAL_PAIRS and CLOSE[0] < gain < CLOSE[1]:
+        elif len(comparison.recent) < TRIAL_PAIRS and CLOSE[0] < gain < CLOSE[1]:
             self._begin_pair(level, now)
         elif gain >= LEAST_GAIN:
             self._change(now, "take", level, level, f"{level}: {comparison}: taken")

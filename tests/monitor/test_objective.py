@@ -129,7 +129,7 @@ def test_steps_per_second_are_judged_by_pairs_that_agree_and_anew_on_another_try
         assert comparison.verdict == "open"
     comparison.add(_block(90.0), _block(100.0))
     assert comparison.verdict == "worse"
-    comparison.try_again()
+    comparison.recent.clear()
     assert comparison.verdict == "open" and comparison.pairs == FEWEST
     for rate in (90.0, 110.0) * 4:
         comparison.add(_block(rate), _block(100.0))
