@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,4 +105,4 @@ def _numbers(text: object) -> tuple[float, ...] | None:
 
 def _integers(value: object) -> tuple[int, ...] | None:
     found = None if value is None else _numbers(value)
-    return None if found is None else tuple(map(int, found))
+    return tuple(map(int, found)) if found is not None and all(map(math.isfinite, found)) else None
