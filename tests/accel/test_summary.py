@@ -145,7 +145,7 @@ def test_hints_suit_the_run() -> None:
 def test_a_stopped_run_says_how_to_continue_it() -> None:
     assert "--resume" not in SUMMARY.text()
     stopped = replace(SUMMARY, reason="stopped by SIGINT", finished=False, path="results/x y")
-    assert "Try next:\n  accel train --resume 'results/x y'    (continues the run)\n" in stopped.text()
+    assert "\n  accel train --resume 'results/x y'    (continues the run)\n" in stopped.text()
     too_soon = replace(stopped, env_steps=0, updates=0).text()  # before there was a checkpoint
     assert "--resume" in replace(stopped, updates=0).text()
     assert "--resume" not in too_soon and "evaluate" not in too_soon
