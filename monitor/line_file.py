@@ -11,11 +11,19 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 MAX_LINE_BYTES = 1 << 20
 """Far beyond any line of ours."""
 
 logger = logging.getLogger(__name__)
+
+
+def open_lines(path: Path) -> BinaryIO:
+    """A file that somebody else may have made, for reading; a pipe is not waited for. Raises OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return path.open("rb")
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
@@ -24,9 +32,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
     Of a line beyond ``MAX_LINE_BYTES`` the beginning is the last that is read: it is damaged, and so is what follows.
     Raises OSError.
     """
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no regular file")
-    with path.open("rb") as file:
+    with open_lines(path) as file:
         while line := file.readline(MAX_LINE_BYTES):
             yield line
             if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):

@@ -16,6 +16,7 @@ from accel.display.progress import Progress, open_progress
 from accel.display.status import EvaluationStatus, TrainingStatus, status_line
 from accel.display.text import duration, printable
 from accel.errors import CheckpointError, ReportError
+from accel.monitor.line_file import open_lines
 from accel.monitor.plain_text import one_line, without_controls
 from accel.monitor.recorder import is_blank, parse_metrics_line
 from accel.runs.directory import RunDirectory
@@ -50,7 +51,7 @@ class MetricsTail:
     def read(self) -> list[Record]:
         """New records, oldest first; starts over when the file was truncated (a resumed run) or replaced."""
         try:
-            with self.path.open("rb") as file:
+            with open_lines(self.path) as file:
                 status = os.fstat(file.fileno())
                 if self._offset is None or status.st_ino != self._inode or status.st_size < self._offset:
                     self._offset = max(status.st_size - FIRST_READ_BYTES, 0)
