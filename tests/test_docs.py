@@ -143,6 +143,7 @@ def test_a_wrong_command_is_noticed(directory: Path, monkeypatch: pytest.MonkeyP
             accept(shlex.split(line), directory, patch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", EVIDENCE, ids=lambda table: str(table.relative_to(PROJECT)))
 def test_trainings_of_the_evidence_tables_parse(table: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(directory)

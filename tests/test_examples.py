@@ -79,6 +79,7 @@ def test_the_courier_learns_to_arrive_and_is_exported(tmp_path: Path) -> None:
     assert lines[-1] == "inputs of the model: map, place, action_mask"
 
 
+@pytest.mark.long
 def test_minigrids_view_is_trained_on(tmp_path: Path) -> None:
     options = "--env minigrid:MiniGrid-Empty-5x5-v0 --wrapper minigrid_wrapper:view --network impala-resnet:0.25"
     sizes = "--actors 0 --envs-per-actor 2 --unroll-length 10 --total-env-steps 200 --name run --compressor int8"

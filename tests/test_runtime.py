@@ -154,6 +154,7 @@ def test_what_is_left_out_is_said(name: str, arguments: tuple[str, ...], python:
     assert done.stderr.strip().endswith(f"{name} is not in {NAME}: install {FULL} instead")
 
 
+@pytest.mark.long
 def test_both_in_one_place_are_refused(wheel: Path, checkout: Path, tmp_path: Path) -> None:  # noqa: F811
     venv.create(tmp_path / "environment", with_pip=False, symlinks=True)
     python = tmp_path / "environment" / "bin" / "python"

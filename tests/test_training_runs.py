@@ -88,6 +88,7 @@ def test_a_damaged_table_is_refused(wrong: str, tmp_path: Path) -> None:
         runner().read_cases(tmp_path / "table.toml")
 
 
+@pytest.mark.long
 def test_help_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text(TABLE)
     assert call("--help", cwd=tmp_path).returncode == 0
@@ -95,6 +96,7 @@ def test_help_writes_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["table.toml"]
 
 
+@pytest.mark.long
 def test_lanes_run_beside_each_other_and_each_runs_one_at_a_time(tmp_path: Path) -> None:
     """The programs fail, as nothing is kept of them but when they ran."""
     (tmp_path / "noted.py").write_text(

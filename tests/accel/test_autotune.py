@@ -524,6 +524,7 @@ def test_int8_is_taken_and_kept_where_actors_are_the_bottleneck(tmp_path: Path) 
     assert {d.kind for d in decisions[: decisions.index(taken)]} <= {"hold"}
 
 
+@pytest.mark.long
 @linux
 @pytest.mark.mpi
 def test_nothing_is_compressed_where_the_environment_is_the_bottleneck(tmp_path: Path) -> None:
@@ -539,7 +540,11 @@ def test_nothing_is_compressed_where_the_environment_is_the_bottleneck(tmp_path:
 
 @linux
 @pytest.mark.mpi
-@pytest.mark.parametrize("words", [("--learners", "2"), ("--inference", "central")], ids=["learners", "central"])
+@pytest.mark.parametrize(
+    "words",
+    [("--learners", "2"), pytest.param(("--inference", "central"), marks=pytest.mark.long)],
+    ids=["learners", "central"],
+)
 def test_levels_are_chosen_wherever_policies_run(tmp_path: Path, words: tuple[str, ...]) -> None:
     with TrainingRun(tmp_path, *ACTOR_BOUND, "--network", "mlp:16x1", *words, "--compressor", "auto") as run:
         first = _wait_for(run, lambda: _decision(run, "hold", "take"), "a level is tried")

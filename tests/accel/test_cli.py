@@ -31,7 +31,9 @@ def accel(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("streams", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "streams", [*(pytest.param(one, marks=pytest.mark.long) for one in ("<&-", ">&-", "2>&-")), "<&- >&- 2>&-"]
+)
 def test_a_run_needs_no_standard_streams(streams: str, tmp_path: Path) -> None:
     """Its actor's process inherits what stands in their place."""
     small = "--network mlp:8x1 --unroll-length 16 --envs-per-actor 2 --calibration-size 64 --total-env-steps 300"

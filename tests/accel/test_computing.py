@@ -106,6 +106,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_memory_that_was_freed_is_taken_again_without_a_page_fault() -> None:
     """120 MB a round in blocks of 40 MB, each of 10,000 pages, which are mapped anew where nothing is said."""

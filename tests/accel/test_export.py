@@ -193,6 +193,7 @@ def check_loop(command: list[str], bundle: Path) -> None:
     assert np.ptp(np.array(wanted), axis=0).max() > 1e-4  # the state matters
 
 
+@pytest.mark.long
 def test_images_stay_codes(tmp_path: Path) -> None:
     run = make_run(
         tmp_path / "runs",

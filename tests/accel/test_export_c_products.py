@@ -77,6 +77,7 @@ def test_a_bundle_of_packed_weights_computes_as_the_model_does(
     np.testing.assert_allclose(run_policy.run_rows(session, inputs)["params"], wanted["params"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_observations_of_few_bits_compute_as_the_model_does(run: Path, tmp_path: Path) -> None:
     """Also far outside the calibrated range, where codes of 4 bits saturate and those of 8 do not."""
     bundles = {

@@ -104,6 +104,7 @@ def test_a_first_reset_that_hangs_ends_the_run(tmp_path: Path) -> None:
         accel.train(configure(tmp_path, "HangsInTheFirstReset"))
 
 
+@pytest.mark.long
 def test_environments_that_cannot_be_closed_cost_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert accel.train(configure(tmp_path, "HangsWhenClosed", total_env_steps=500)).finished
     assert "could not be closed: closing the environments took longer than 5 s" in caplog.text
@@ -156,9 +157,11 @@ LINUX = pytest.mark.skipif(
     ("wrapper", "status", "told"),
     [
         ("Uninterruptible", 3, "a step took longer than 1 s (--actor-timeout-s), and cannot be interrupted"),
-        pytest.param("HoldsTheLock", 3, "and nothing in their process can run", marks=LINUX),
+        pytest.param("HoldsTheLock", 3, "and nothing in their process can run", marks=[LINUX, pytest.mark.long]),
         pytest.param("LeavesWell", 3, "the process that trains left with status 0, without a message", marks=LINUX),
-        pytest.param("Interrupts", 130, "stopped before the run could end in good order", marks=LINUX),
+        pytest.param(
+            "Interrupts", 130, "stopped before the run could end in good order", marks=[LINUX, pytest.mark.long]
+        ),
         pytest.param("Crashes", 139, "the process that trains was ended by SIGSEGV, without a message", marks=LINUX),
     ],
 )
@@ -169,6 +172,7 @@ def test_a_command_tells_how_its_environments_end_it(wrapper: str, status: int, 
     assert told in output and f"accel train --resume {tmp_path}/run" in output, output
 
 
+@pytest.mark.long
 @LINUX
 def test_a_command_leaves_the_signals_of_its_process_as_they_were(tmp_path: Path) -> None:
     words = ["train", "--env", "CartPole-v1", "--actors", "0", "--network", "mlp:16x1", "--total-env-steps", "200"]

@@ -120,7 +120,7 @@ def test_it_learns(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", ["Bandit-v0", "Gamble-v0"])
-@pytest.mark.parametrize("algorithm", ["dqn", "apex"])
+@pytest.mark.parametrize("algorithm", ["dqn", pytest.param("apex", marks=pytest.mark.long)])
 def test_values_are_means(algorithm: str, env: str, tmp_path: Path) -> None:
     """The action of the higher mean is chosen over a certain pay, which is above the median."""
     explores = {"final_epsilon": 0.1} if algorithm == "dqn" else {"base_epsilon": 0.6}

@@ -131,7 +131,7 @@ def params(policy: ImportedPolicy, inputs: dict[str, np.ndarray]) -> list[np.nda
 ACTIVATIONS = {"elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU, "leaky": nn.LeakyReLU, "mish": nn.Mish, "tanh": nn.Tanh}
 
 
-@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("opset", [pytest.param(11, marks=pytest.mark.long), 17])
 @pytest.mark.parametrize("free", [True, False], ids=["any rows", "one row"])
 @pytest.mark.parametrize("name", [*ACTIVATIONS])
 def test_an_onnx_policy_gives_the_models_outputs(name: str, free: bool, opset: int, tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ def test_a_chain_without_sense_is_refused_at_the_start() -> None:
         Publisher(config, make_network(config))
 
 
+@pytest.mark.long
 @pytest.mark.learning
 def test_cartpole_is_learned_through_rounding(tmp_path: Path) -> None:
     summary = train(

@@ -65,6 +65,7 @@ def test_compress_says_how_far_actions_are_from_full_precision(
     )
 
 
+@pytest.mark.long
 def test_bench_sweep_and_export_take_the_rows(
     robot: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

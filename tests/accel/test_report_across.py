@@ -39,6 +39,7 @@ def test_a_profile_is_the_share_above_and_weighs_environments_equally() -> None:
     assert shares.tolist() == [1.0, 0.75, 0.125, 0.125, 0.0]
 
 
+@pytest.mark.long
 def test_configurations_are_compared_over_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for env, level in (("CartPole-v1", 500.0), ("ALE/Pong-v5", 100.0)):
         for seed in range(5):

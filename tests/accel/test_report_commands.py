@@ -63,6 +63,7 @@ def test_labels_are_taken_in_the_order_of_the_configurations(
     assert "1 labels for 2 configurations: give one for each, in this order: fp32; int8" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_margin_is_a_share_of_the_gain_or_in_units_of_return(runs: Path, tmp_path: Path) -> None:
     margins = {}
     for name, words in {"share": ["--margin", "0.1"], "return": ["--margin-return", "25"]}.items():
@@ -139,6 +140,7 @@ def test_what_runs_are_compared_by_are_their_options() -> None:
     assert {*ENVIRONMENT, *ENVIRONMENT_OPTIONS, *BUDGET} <= set(accel.TrainConfig().options())
 
 
+@pytest.mark.long
 def test_a_run_without_records_is_left_out_and_told(
     runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +169,7 @@ def test_returns_of_different_environments_share_no_axis(runs: Path, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_kept_samples_are_read_as_runs(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()

@@ -268,6 +268,7 @@ def test_a_report_from_samples_is_the_runs_own(analysis: Analysis) -> None:
         run_from_json(samples[0], "here")
 
 
+@pytest.mark.long
 def test_configurations_that_differ_much_have_short_names_and_a_table(tmp_path: Path) -> None:
     runs = [make_run(f"{name}-s0", "int8", 0, 1.0) for name in ("first", "second", "third")]
     for i, run in enumerate(runs):

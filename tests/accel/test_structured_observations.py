@@ -313,7 +313,7 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "int8"])
+@pytest.mark.parametrize("scheme", [pytest.param("fp32", marks=pytest.mark.long), "int8"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_bundle_acts_as_the_run_does_on_dictionaries(name: str, scheme: str, tmp_path: Path) -> None:
     path = make_run(tmp_path, calibration_size=64, **POLICIES[name])

@@ -118,6 +118,7 @@ def test_every_measured_trial_was_screened_before_it_was_played(swept: SweepResu
     assert 0.0 < by_label["int8(x8)"]["kl"] < 0.1
 
 
+@pytest.mark.long
 def test_configurations_are_taken_by_train_as_they_are(swept: SweepResult, tmp_path: Path) -> None:
     for row, file in zip(swept.front, swept.configurations, strict=True):
         assert TrainConfig.create(**tomllib.loads(file.read_text())).compression.compressor == row.label

@@ -87,6 +87,7 @@ def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path, ca
         assert (config.policy.network, config.run.name) == ("mlp:16x1", None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("actors", [0, pytest.param(1, marks=[pytest.mark.mpi, pytest.mark.long])])
 def test_a_killed_sweep_goes_on_with_the_run_that_it_had_begun(
     actors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -360,6 +360,7 @@ with opened(plan) as study:
 """
 
 
+@pytest.mark.long
 def test_a_journal_whose_last_line_is_cut_off_loses_that_line_only(tmp_path: Path) -> None:
     journal = tmp_path / "study.log"
     url = f"journal:{journal}"

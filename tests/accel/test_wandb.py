@@ -42,6 +42,7 @@ def test_a_missing_package_is_one_line_before_anything_starts(tmp_path: Path) ->
 
 
 @needs_wandb
+@pytest.mark.long
 def test_an_offline_run_keeps_its_curves_for_later(tmp_path: Path) -> None:
     done = train(tmp_path, WANDB_MODE="offline")
     assert done.returncode == 0 and "Weights & Biases" not in done.stderr
@@ -51,6 +52,7 @@ def test_an_offline_run_keeps_its_curves_for_later(tmp_path: Path) -> None:
         assert name in content, name
 
 
+@pytest.mark.long
 @needs_wandb
 @pytest.mark.parametrize(
     ("environment", "told"),

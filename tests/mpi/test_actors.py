@@ -28,7 +28,7 @@ def restarts(job: TrainingRun) -> int:
     return int(job.records()[-1]["actor_restarts"])
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "local"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("local", marks=pytest.mark.long)])
 def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(launcher: str, tmp_path: Path) -> None:
     told = {
         "exit": "actor 1 failed: its process left through exit(7)",
@@ -65,7 +65,7 @@ def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(launch
         assert job.leaves_no_rank([*ranks.values(), *job.known])
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "local"])
+@pytest.mark.parametrize("launcher", [pytest.param("mpirun", marks=pytest.mark.long), "local"])
 def test_an_actor_that_keeps_failing_is_given_up_and_the_run_ends_with_a_checkpoint(
     launcher: str, tmp_path: Path
 ) -> None:
@@ -116,7 +116,7 @@ def test_the_time_limit_is_kept_whatever_the_environments_do(tmp_path: Path) -> 
         assert job.leaves_no_rank(list(job.known))
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "local"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("local", marks=pytest.mark.long)])
 def test_environments_that_are_never_made_end_the_job(launcher: str, tmp_path: Path) -> None:
     words = ("--actors", "1", *ENDLESS, "--wrapper", f"{TROUBLED}HangsInTheMaking", "--peer-timeout-s", "15")
     with TrainingRun(tmp_path, *words, launcher=launcher) as job:
@@ -142,6 +142,7 @@ def test_a_stopped_process_is_replaced_and_a_silent_rank_killed_and_the_others_g
         assert job.summary().dead_actors == 1 and job.summary().reason == "stopped on request"
 
 
+@pytest.mark.long
 def test_rounds_wait_neither_for_an_actor_that_is_being_replaced_nor_for_one_that_hangs(tmp_path: Path) -> None:
     """Neither ever sends an unroll; they are given up and replaced after minutes only."""
     words = ("--algorithm", "dppo", "--actors", "3", "--total-env-steps", "8000", "--max-actor-restarts", "50")

@@ -32,6 +32,7 @@ def test_two_learners_with_int8_actors_learn_cartpole(tmp_path: Path) -> None:
         assert any(row["gradient_lag_mean"] is not None for row in job.records()), "learner 1 sent no gradient"
 
 
+@pytest.mark.long
 @pytest.mark.learning
 def test_two_gorila_learners_learn_cartpole_from_replays_of_their_own(tmp_path: Path) -> None:
     limits = ("--stop-at-return", "100", "--stop-window", "10", "--total-env-steps", "40000")

@@ -42,8 +42,16 @@ def refused(job: TrainingRun, *expected: str) -> None:
     [
         (["--env", "CartPol-v1"], "unknown environment 'CartPol-v1'.*did you mean CartPole-v1"),
         (["--env", f"{TROUBLED}Nameless-v0"], "Text"),
-        (["--env", "tests.environments.without_box2d:LunarLander-v3"], r"pip install 'accel-rl\[box2d\]'"),
-        (["--env", "Pendulum-v1", "--algorithm", "impala", "--corrector", "retrace"], "one discrete action.*vtrace"),
+        *(
+            pytest.param(words, text, marks=pytest.mark.long)
+            for words, text in (
+                (["--env", "tests.environments.without_box2d:LunarLander-v3"], r"pip install 'accel-rl\[box2d\]'"),
+                (
+                    ["--env", "Pendulum-v1", "--algorithm", "impala", "--corrector", "retrace"],
+                    "one discrete action.*vtrace",
+                ),
+            )
+        ),
         (["--results-dir", "/proc/nowhere"], "cannot make /proc/nowhere.*--results-dir"),
         (["--compressor", "prune(0.5)+wat"], "unknown method 'wat'.*choose from fp32"),
         (["--compressor", "int8+prune(0.5)"], "'int8' must come last"),

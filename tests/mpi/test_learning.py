@@ -43,7 +43,9 @@ def words(options: dict[str, object]) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "reward", "steps", "actors"),
     [pytest.param(A2C, 300, 400_000, 2, marks=pytest.mark.long),
-     pytest.param(DPPO, 400, 300_000, 2, marks=pytest.mark.long), (IMPACT, 300, 400_000, 1), (DQN, 300, 150_000, 1),
+     pytest.param(DPPO, 400, 300_000, 2, marks=pytest.mark.long),
+     pytest.param(IMPACT, 300, 400_000, 1, marks=pytest.mark.long),
+     (DQN, 300, 150_000, 1),
      pytest.param(APEX, 300, 150_000, 2, marks=pytest.mark.long),
      pytest.param(PAGE, 300, 400_000, 1, marks=pytest.mark.long)],
     ids=["a2c", "dppo", "impact", "dqn", "apex", "of the page"],

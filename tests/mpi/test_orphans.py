@@ -53,8 +53,10 @@ def launcher(job: TrainingRun) -> int:
 @pytest.mark.parametrize(
     ("launcher_name", "victim"),
     [
-        *(("mpirun", victim) for victim in ("command", "mpirun", "learner", "terminal")),
-        *(("local", victim) for victim in ("command", "learner", "terminal")),
+        *(("mpirun", victim) for victim in ("command", "mpirun")),
+        *(pytest.param("mpirun", victim, marks=pytest.mark.long) for victim in ("learner", "terminal")),
+        ("local", "learner"),
+        *(pytest.param("local", victim, marks=pytest.mark.long) for victim in ("command", "terminal")),
     ],
 )
 def test_whatever_dies_nothing_is_left(launcher_name: str, victim: str, tmp_path: Path) -> None:

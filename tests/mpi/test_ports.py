@@ -48,7 +48,7 @@ def disturb(port: int) -> list[socket.socket]:
     return kept
 
 
-@pytest.mark.parametrize("learners", [1, 2])
+@pytest.mark.parametrize("learners", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_noise_on_every_port_disturbs_nothing(learners: int, tmp_path: Path) -> None:
     """On the launcher's own too, and on those of learners that sum their gradients."""
     words = (*ENDLESS, "--batch-unrolls", str(learners), "--actors", "2", "--learners", str(learners))

@@ -44,7 +44,13 @@ def environment(directory: Path, death: str, rank: int = 2) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("death", "rank"), [*((death, 2) for death in DEATHS), ("killed at once", 0), ("killed while starting", 0)]
+    ("death", "rank"),
+    [
+        *(pytest.param(death, 2, marks=pytest.mark.long) for death in DEATHS if death != "killed at once"),
+        ("killed at once", 2),
+        pytest.param("killed at once", 0, marks=pytest.mark.long),
+        ("killed while starting", 0),
+    ],
 )
 def test_the_command_names_the_rank_and_ends(death: str, rank: int, tmp_path: Path) -> None:
     died = environment(tmp_path, death, rank)

@@ -49,7 +49,7 @@ def kept_env_steps(path: Path) -> int:
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "local"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_a_signal_to_the_command_ends_an_update(number: signal.Signals, launcher: str, tmp_path: Path) -> None:
     with in_an_update(tmp_path, *SMALL, "--actors", "2", launcher=launcher) as job:
         everything = job.processes()
@@ -72,10 +72,10 @@ def _to_launcher(number: signal.Signals) -> Callable[[TrainingRun], None]:
     ("ranks", "stop"),
     [
         (None, _to_all),
-        (0, _to_all),
+        pytest.param(0, _to_all, marks=pytest.mark.long),
         (3, _to_all),
         (3, _to_launcher(signal.SIGINT)),
-        (3, _to_launcher(signal.SIGTERM)),
+        pytest.param(3, _to_launcher(signal.SIGTERM), marks=pytest.mark.long),
     ],
     ids=["all processes", "without mpirun", "mpirun's too", "SIGINT to mpirun", "SIGTERM to mpirun"],
 )
