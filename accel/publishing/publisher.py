@@ -143,7 +143,7 @@ class Publisher:
         self._version = self._late_updates = 0
         self._late_inputs: dict[str, Array] = {}
         self._last_served = FULL_PRECISION
-        self._proved_on_real_rows = False
+        self._proved_on_real_rows = self._has_published = False
         self.scheme = FULL_PRECISION
         if config.acting.actor_runtime != "torch":
             self._level(FULL_PRECISION)
@@ -279,11 +279,18 @@ class Publisher:
         Transports carry the version beside the payload, so that an unchanged policy is recognised: artifacts travel as
         version 0 and only saved ones hold their own. The payload is None where everything is withheld.
 
-        Raises its errors, and those of background work."""
+        Raises its errors, those of background work, and ConfigError where the first of a run is withheld."""
         if self._preparing is None or not (wait or self._preparing.done()):
             return None
         publication, self._preparing = self._preparing, None
-        return self._version, publication.result()
+        payload = publication.result()
+        self._has_published |= payload is not None
+        if not self._has_published:
+            raise ConfigError(
+                "the first policy fails its check before publication, as the warning above says, so that actors have "
+                "none: mend the network's weights (--network, or the file of --init-from)"
+            )
+        return self._version, payload
 
     def _prepare(self) -> bytes | None:
         """The policy as it was at the last snapshot, at the level in use, or in fp32 while that is not ready or fit."""

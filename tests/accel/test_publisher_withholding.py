@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import accel
+from accel.config import TrainConfig
+from accel.envs.spaces import EnvSpec
+from accel.errors import ConfigError
 from accel.networks import PolicyNetwork
 from accel.publishing.level import Intervals
 from accel.publishing.publisher import Publisher
@@ -28,6 +35,12 @@ from tests.accel.live_policies import (
 )
 
 LEVEL = "prune(0.95)"
+
+
+def nan_torso(spec: EnvSpec) -> nn.Module:
+    torso = nn.Linear(*spec.observation_shape, 8)
+    nn.init.constant_(torso.weight, math.nan)
+    return torso
 
 
 def _publish(publisher: Publisher, net: PolicyNetwork, updates: int) -> list[str]:
@@ -112,6 +125,15 @@ def test_without_a_bound_every_finite_policy_is_published() -> None:
     calibrate(publisher, net)
     assert set(_publish(publisher, net, 6)) == {LEVEL}
     assert publisher.metrics()[f"publish_kl/{LEVEL}"] > 10.0 and publisher.metrics()[f"withheld/{LEVEL}"] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["dppo", "impala"])
+def test_a_run_without_a_first_policy_ends_at_once(algorithm: str, tmp_path: Path) -> None:
+    """Actors have none to go on with."""
+    network = f"{nan_torso.__module__}:{nan_torso.__name__}"
+    options = {"algorithm": algorithm, "env": "CartPole-v1", "network": network, "actors": 0, "results_dir": tmp_path}
+    with pytest.raises(ConfigError, match="first policy fails its check before publication"):
+        accel.train(TrainConfig.create(**options))
 
 
 @pytest.mark.parametrize("compressor", ["int8", "fp32", "prune(0.5)", "lowrank(0.25)+int8"])
