@@ -18,7 +18,7 @@ from accel.acting.policy import ActingPolicy
 from accel.acting.rules import Sampler, make_sampler
 from accel.acting.torch_policy import TorchPolicy, serialise_module
 from accel.algorithms.catalogue import agreement_for
-from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtimes, check_schemes
+from accel.bench.checks import RUNTIMES, SCHEMES, check_budget, check_counts, check_runtimes, check_schemes
 from accel.bench.policies import NO_MISMATCH, MeasuredPolicy, Policies, of_free_actors, placed
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
 from accel.config import TrainConfig
@@ -32,7 +32,6 @@ from accel.runs.trained_policy import TrainedPolicy
 from accel.system.timing import interleave, torch_threads
 from accel.transport.local import LocalTransport
 
-RUNTIMES = ("torch", "onnxruntime", "native")
 SAMPLE_S = 0.02
 
 logger = logging.getLogger("accel")
@@ -78,7 +77,7 @@ def bench_actor(
     """
     check_budget(seconds, repeats)
     schemes, counts = check_schemes(schemes), check_counts(envs_per_actor, "envs-per-actor")
-    check_runtimes(runtimes, RUNTIMES)
+    check_runtimes(runtimes)
     policies = policies.in_environment()
     budget_s = seconds / len(policies) / len(counts)
     rows: list[Row] = []

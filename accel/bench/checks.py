@@ -11,6 +11,8 @@ from accel.errors import ConfigError
 from accel.networks import parse_network
 
 SCHEMES = ("fp32", "int8")
+RUNTIMES = ("torch", "onnxruntime", "native")
+"""What runs a policy: torch eager, onnxruntime, the compiled kernels where these run it."""
 
 
 def check_networks(networks: Sequence[str]) -> tuple[str, ...]:
@@ -27,11 +29,11 @@ def check_schemes(schemes: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(parse_scheme(scheme)) for scheme in schemes))
 
 
-def check_runtimes(runtimes: Sequence[str], known: Sequence[str]) -> None:
+def check_runtimes(runtimes: Sequence[str]) -> None:
     """Raises ConfigError for an unknown one, and for an empty list."""
-    unknown = sorted(set(runtimes) - set(known))
+    unknown = sorted(set(runtimes) - set(RUNTIMES))
     if unknown or not runtimes:
-        raise ConfigError(f"unknown runtimes {unknown}: choose from {', '.join(known)}")
+        raise ConfigError(f"unknown runtimes {unknown}: choose from {', '.join(RUNTIMES)}")
 
 
 def check_counts(counts: Sequence[int], name: str) -> tuple[int, ...]:

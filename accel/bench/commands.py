@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from accel.bench.advice import advise
-from accel.bench.checks import SCHEMES, check_networks
+from accel.bench.checks import RUNTIMES, SCHEMES, check_networks
 from accel.bench.rows import Notify, Row
 from accel.config import TrainConfig
 from accel.config.files import load_preset
@@ -25,7 +25,7 @@ from accel.imports.policy_source import PolicyActivation, PolicySource
 if TYPE_CHECKING:
     from accel.bench.policies import Policies
 
-_SCHEMES = ",".join(SCHEMES)
+_SCHEMES, _RUNTIMES = ",".join(SCHEMES), ",".join(RUNTIMES)
 _NETWORKS = "mlp:64x2"
 _COMMA = re.compile(r",(?![^()]*\))")
 
@@ -36,6 +36,7 @@ Networks = Annotated[
     ),
 ]
 Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is measured as int8")]
+Runtimes = Annotated[str, tyro.conf.arg(help="any of torch (eager), onnxruntime and native (compiled kernels)")]
 Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; cells are measured in turns")]
 
 _ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions", "normalise_observations", "activation")
@@ -197,10 +198,7 @@ class PolicyOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
 
     batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,64"
     schemes: Schemes = _SCHEMES
-    runtimes: Annotated[
-        str,
-        tyro.conf.arg(help="any of torch (eager), onnxruntime and native (compiled kernels)"),
-    ] = "torch,onnxruntime,native"
+    runtimes: Runtimes = _RUNTIMES
 
     def measure(self, refuse: Notify) -> BenchResult:
         """See ``BenchOptions.measure``."""
@@ -229,9 +227,7 @@ class ActorOptions(PoliciesOptions, BudgetOptions):
 
     envs_per_actor: Annotated[str, tyro.conf.arg(help="environments stepped together, separated by commas")] = "1,8,64"
     schemes: Schemes = _SCHEMES
-    runtimes: Annotated[str, tyro.conf.arg(help="any of torch (eager), onnxruntime and native (compiled kernels)")] = (
-        "torch,onnxruntime,native"
-    )
+    runtimes: Runtimes = _RUNTIMES
     unroll_length: Annotated[int | None, argument("T, vector steps per unroll; default: 20, or the run's")] = None
 
     def measure(self, refuse: Notify) -> BenchResult:

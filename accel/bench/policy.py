@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from accel.acting.torch_policy import serialise_module
-from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtimes, check_schemes
+from accel.bench.checks import RUNTIMES, SCHEMES, check_budget, check_counts, check_runtimes, check_schemes
 from accel.bench.policies import NO_MISMATCH, Inputs, MeasuredPolicy, Policies, placed
 from accel.bench.rows import FULL_PRECISION, Notify, Row, provenance, speedups, spread
 from accel.compressors.artifact import CompressedPolicy
@@ -22,7 +22,6 @@ from accel.system.timing import interleave, timed_calls, torch_threads
 
 Call = Callable[[], npt.NDArray[np.generic]]
 
-RUNTIMES = ("torch", "onnxruntime", "native")
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"
 
 logger = logging.getLogger("accel")
@@ -64,7 +63,7 @@ def bench_policy(
     """
     check_budget(seconds, repeats)
     batches, schemes = check_counts(batches, "batch"), check_schemes(schemes)
-    check_runtimes(runtimes, RUNTIMES)
+    check_runtimes(runtimes)
     rows: list[Row] = []
     budget_s = seconds / len(policies) / len(batches)
     with torch_threads():
