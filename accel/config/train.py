@@ -420,10 +420,9 @@ def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
     """Sort options into the parts that read them. Raises ConfigError."""
     values = {**system_of(options), **options}
     models = _choose_models(values)
-    if "batch_unrolls" not in values and isinstance(values.get("actors"), int):
+    if isinstance(actors := values.get("actors"), int) and "batch_unrolls" in models["store"].model_fields:
         # With fewer unrolls than actors in a batch, policy lag would grow with the number of actors.
-        if "batch_unrolls" in models["store"].model_fields:
-            values["batch_unrolls"] = max(int(values["actors"]), 1)  # type: ignore[call-overload]
+        values.setdefault("batch_unrolls", max(int(actors), 1))
     values.setdefault("compressor", _default_compressor(values))
     given: dict[str, dict[str, object]] = {part: {} for part in models}
     problems: list[str] = []

@@ -90,7 +90,7 @@ class VectorisedEnv(VectorEnvironment):
             self._keep_final(infos, ends | cuts, self._final)
         if not self._is_checked:
             self._check(observations)
-            check_numbers(np.asarray(rewards)[0])
+            check_numbers(np.atleast_1d(np.asarray(rewards))[0])
             self._is_checked = True
         rows = self._convert(observations)
         settle_masks(self.spec, rows, np.logical_not(ends | cuts) if self._final is None else np.ones_like(ends))

@@ -201,16 +201,17 @@ class Rows(VectorEnv[Any, Any, Any]):
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
     single_action_space = spaces.Discrete(2)
 
-    def __init__(self, space: AnySpace, first: Any, later: Any) -> None:
+    def __init__(self, space: AnySpace, first: Any, later: Any, rewards: Any = None) -> None:
         self.single_observation_space, self.num_envs = space, len(first)
         self._first, self._later = first, later
+        self._rewards = np.ones(self.num_envs) if rewards is None else rewards
 
     def reset(self, **_: object) -> tuple[Any, dict[str, Any]]:
         return self._first, {}
 
     def step(self, _: object) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         rows = self.num_envs
-        return self._later, np.ones(rows), np.zeros(rows, np.bool_), np.zeros(rows, np.bool_), {}
+        return self._later, self._rewards, np.zeros(rows, np.bool_), np.zeros(rows, np.bool_), {}
 
 
 @pytest.mark.parametrize(
@@ -225,6 +226,19 @@ def test_a_vector_environments_values_are_looked_at_as_well(space: AnySpace, goo
     env.reset()
     with pytest.raises(InterfaceError, match="the observation has the value"):
         env.step(np.zeros(2, np.int64))
+
+
+def test_a_vector_environments_rewards_are_numbers() -> None:
+    def stepped(rewards: object, count: int = 2) -> Any:
+        rows = np.ones(count, np.int64)
+        env = VectorisedEnv(Rows(spaces.Discrete(3), rows, rows, rewards), seed=0)
+        env.reset()
+        return env.step(np.zeros(count, np.int64))[1]
+
+    for rewards in (["1.0", "2.0"], np.ones((2, 1)), np.array([1, 2], "m8[s]")):
+        with pytest.raises(InterfaceError, match="is not one number"):
+            stepped(rewards)
+    assert stepped(2.5, 1) == 2.5
 
 
 @pytest.mark.parametrize(
