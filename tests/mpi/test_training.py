@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -186,7 +187,9 @@ def test_broken_environments_in_one_actor_are_told_and_made_anew(tmp_path: Path)
         job.wait_for(lambda: job.records()[-1]["environment_restarts"] > 8, "making environments anew")
         job.wait_for_records(2)
         job.stop()
-        assert "actor 1: environment 0 raised ValueError: the simulator broke; it is made anew" in job.output
+        # Any of its environments may be among the first to break.
+        told = r"actor 1: environment \d raised ValueError: the simulator broke; it is made anew"
+        assert re.search(told, job.output), job.output
         assert "troubled.py" in job.output, "where it broke"
         assert job.summary().reason == "stopped on request" and job.records()[-1]["actors_alive"] == 2
 
