@@ -121,12 +121,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.relative_to(TESTS).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)
+    for group in _by_function(items).values():
+        _mark_others_long(group)
     items.sort(key=_cost)
     if "long" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("long")]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if item not in left_out]
+
+
+def _by_function(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """Tests marked few, by the function that they are calls of."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("long"):
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return groups
+
+
+def _mark_others_long(group: list[pytest.Item]) -> None:
+    """All but as many as the mark says, which lie evenly among the function's parameters."""
+    marker = group[0].get_closest_marker("few")
+    assert marker is not None
+    count = min(marker.args[0], len(group))
+    kept = {round((place + 0.5) * len(group) / count - 0.5) for place in range(count)}
+    for place, item in enumerate(group):
+        if place not in kept:
+            item.add_marker(pytest.mark.long)
 
 
 def _cost(item: pytest.Item) -> int:

@@ -75,6 +75,7 @@ def test_the_kernels_are_in_it(site: Path) -> None:
     assert (site / "accel" / "compressors" / "kernels" / "_chain.so").is_file()
 
 
+@pytest.mark.long
 def test_a_wheel_of_a_checkout_follows_the_links(checkout: Path, site: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(build("wheel", checkout, tmp_path)) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -89,6 +90,7 @@ def test_users_modules_of_the_same_names_harm_neither_side(site: Path, tmp_path:
     assert Path(place).is_relative_to(site)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_leaf_needs_nothing_else_of_accel(leaf: str, site: Path, tmp_path: Path) -> None:
     (tmp_path / "accel").mkdir()

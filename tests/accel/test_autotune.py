@@ -210,6 +210,7 @@ def _take(rig: Rig, path: Path, speed: float = 2.0) -> Decision:
     return _decided(path, "take")[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("speed", "pairs"), [(0.5, 1), (1.0, TRIAL_PAIRS)], ids=["slower", "as fast"])
 def test_a_level_that_brings_nothing_is_tried_again_later(
     make_rig: Callable[..., Rig], tmp_path: Path, speed: float, pairs: int
@@ -278,6 +279,7 @@ def test_a_level_is_compared_with_full_precision_in_blocks(make_rig: Callable[..
     assert 0.0 < share < 0.3 and sum(len(schemes) > 1 for schemes in acted) == 0, "all act with one level"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("speeds", "teaches", "reason"),
     [

@@ -278,6 +278,7 @@ def test_a_missing_extra_is_one_line_with_its_remedy(words: list[str], module: s
         assert "Traceback" in done.stderr, "a broken installation is no missing extra"
 
 
+@pytest.mark.long
 def test_modules_of_the_working_directory_are_found_and_replace_no_others(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def wrapped(env):\n    print('wrapped')\n    return env\n")
     for name in ("numpy", "logging", "torch", "rich"):

@@ -113,6 +113,7 @@ BOMBS: dict[str, Callable[[], tuple[str, bytes]]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_bombs_are_refused_before_memory_is_taken(bomb: str, tmp_path: Path) -> None:
     """The reader may take 100 MB beyond what it has when it starts."""

@@ -276,6 +276,7 @@ def test_numbers_that_are_not_finite_cost_one_environment(tmp_path: Path, capsys
     assert summary.env_steps % 496 == 0  # 16 steps of 31 environments
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("algorithm", "env"),
     [("dppo", CARTPOLE), ("ppo", PENDULUM), ("impala", CARTPOLE), ("a2c", PENDULUM), ("impact", CARTPOLE)],

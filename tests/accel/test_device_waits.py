@@ -63,6 +63,7 @@ def moved(sample: Sample) -> Sample:
     return replace(sample, **parts)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("name", "optimizer"), [*((name, "adam") for name in ALGORITHMS), ("impala", "rmsprop"), ("dqn", "rmsprop")]
 )

@@ -132,6 +132,7 @@ ATARI_CASES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", ATARI_CASES)
 def test_a_frame_need_be_stored_only_once(case: str) -> None:
     """Every stack of an unroll is rebuilt from its newest frames alone, by the rule that ``EnvSpec`` states."""

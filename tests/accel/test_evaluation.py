@@ -277,6 +277,7 @@ def test_a_video_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         evaluate(run, video=tmp_path / "nowhere" / "episode.gif")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("suffix", [".gif", ".mp4"])
 def test_a_video_that_its_writer_could_not_finish_is_one_message(suffix: str, tmp_path: Path) -> None:
     """ffmpeg meets the full disk, and says so in its log alone; imageio's writer of GIFs meets it over and over."""

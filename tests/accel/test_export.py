@@ -85,6 +85,7 @@ def left_in(directory: Path) -> list[str]:
     return sorted(entry.name for entry in directory.iterdir())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_bundle_is_whole_and_computes_the_policy(format: str, cartpole: Path, tmp_path: Path) -> None:
     bundle = export(cartpole, tmp_path / "bundle", scheme="int8", format=format, episodes=4)
@@ -142,6 +143,7 @@ def check_report(bundle: Bundle, format: str) -> None:
         assert 0 < compiled["stack_bytes"] < 100_000
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("format", "scheme"),
     [
@@ -326,6 +328,7 @@ def test_what_a_killed_export_of_the_same_process_number_leaves_is_no_obstacle(c
     assert left_in(tmp_path) == ["bundle"]
 
 
+@pytest.mark.long
 def test_a_terminated_export_leaves_nothing(cartpole: Path, tmp_path: Path) -> None:
     with exporting(cartpole, tmp_path / "new" / "bundle") as (process, _):
         process.terminate()

@@ -59,6 +59,7 @@ def wide(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return export(run, tmp_path_factory.mktemp("wide") / "bundle", scheme="int8", format="c", episodes=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("option", "bits"), [("w2", 2), pytest.param("w3", 3, marks=pytest.mark.long), ("w4", 4)])
 def test_a_bundle_of_packed_weights_computes_as_the_model_does(
     run: Path, wide: Bundle, option: str, bits: int, tmp_path: Path

@@ -33,6 +33,7 @@ def train(name: str, directory: Path) -> Path:
     return Path(accel.train(config).path)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_bundle_acts_as_the_trained_policy(name: str, tmp_path: Path) -> None:
     run = train(name, tmp_path)

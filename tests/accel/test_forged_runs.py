@@ -41,6 +41,7 @@ FILES = (
 QUICK = {("metrics.jsonl", "report"), ("starts.jsonl", "resume"), ("checkpoints", "resume")}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("file", "reader"),
     [

@@ -132,6 +132,7 @@ def test_files_of_measurements_that_cannot_be_written_never_end_a_run(
     assert summary.env_steps >= 6000 and [Path(text.split(":")[0]).name for text in told] == ["metrics.jsonl"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 @pytest.mark.parametrize("to", [">/dev/full 2>/dev/full", ">&- 2>&-"], ids=["full", "closed"])
 def test_output_that_goes_nowhere_does_not_end_a_run(to: str, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def configure(path: Path, wrapper: str, **options: object) -> TrainConfig:
     return TrainConfig.create(**(small | {"results_dir": path, "name": "run"} | options))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("wrapper", "told"),
     [
@@ -153,6 +154,7 @@ LINUX = pytest.mark.skipif(
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("wrapper", "status", "told"),
     [
@@ -209,6 +211,7 @@ def test_an_error_is_told_once_though_a_thread_of_its_environments_does_not_end(
     assert output.count("accel:") == 1 and "left through exit(0)" in output, output
 
 
+@pytest.mark.few(1)
 @LINUX
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_environments_have_started_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
@@ -224,6 +227,7 @@ def test_what_environments_have_started_ends_with_the_command(number: signal.Sig
     assert (tmp_path / "run" / "summary.json").exists() == (number == signal.SIGTERM)
 
 
+@pytest.mark.few(1)
 @LINUX
 @pytest.mark.parametrize("actors", [0, 1])
 def test_daemons_of_environments_end_with_the_command(actors: int, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_the_command_takes_the_network_from_the_policy(tmp_path: Path, capsys: p
     assert config.optimiser.learning_rate == 1e-4 and policy.init_from == path
 
 
+@pytest.mark.long
 def test_a_run_of_the_command_ends_in_good_order(tmp_path: Path) -> None:
     """What trains is a fork of the command, which must not have used torch before."""
     path = write_zip(tmp_path / "ppo.zip", balancing_weights())

@@ -112,6 +112,7 @@ def train(path: Path, options: dict[str, object], goal: float) -> accel.Summary:
 LONG = ("HalfCheetah, the preset's first steps", "HalfCheetah, its first steps with half of each layer pruned")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.long if case in LONG else ()) for case in CASES])
 def test_it_learns(case: str, tmp_path: Path) -> None:
     options, goal = CASES[case]
@@ -119,6 +120,7 @@ def test_it_learns(case: str, tmp_path: Path) -> None:
     assert summary.return_mean is not None and summary.return_mean >= goal, summary.text()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("env", ["Bandit-v0", "Gamble-v0"])
 @pytest.mark.parametrize("algorithm", ["dqn", pytest.param("apex", marks=pytest.mark.long)])
 def test_values_are_means(algorithm: str, env: str, tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_a_resumed_run_keeps_the_best_it_had(tmp_path: Path) -> None:
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.long
 def test_torch_actors_policies_are_played_too(tmp_path: Path) -> None:
     config = configure(tmp_path, "run", actor_runtime="torch", compressor="fp32", total_env_steps=900)
     summary = accel.train(config).evaluation

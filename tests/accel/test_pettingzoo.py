@@ -63,6 +63,7 @@ def test_what_cannot_be_shared_or_made_is_refused(id: str, options: dict[str, ob
         make_vector_env(id, 1, backend="pettingzoo", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.few(1)
 @pytest.mark.learning
 @pytest.mark.parametrize("mask", ["", pytest.param("observation", marks=pytest.mark.long), "info"])
 def test_a_shared_policy_is_learned_with_int8_actors_and_plays(mask: str, tmp_path: Path) -> None:

@@ -301,6 +301,7 @@ def test_the_end_of_a_run_does_not_wait_for_background_work(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [0, 900])
 def test_a_process_ends_well_with_a_worker_at_rest_and_in_the_middle_of_a_decomposition(size: int) -> None:
     code = f"""

@@ -79,6 +79,7 @@ def running(env: str, network: str = "mlp:16x1", **options: object) -> Any:
         run.actor.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("env", "options"),
     [
@@ -97,6 +98,7 @@ def test_every_row_is_what_its_environment_gives(env: str, options: dict[str, ob
         _assert_replayed(run)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("env", "network", "options"),
     [
@@ -227,6 +229,7 @@ def test_rows_ahead_of_the_slowest_name_the_policy_that_chose_them(algorithm: st
         assert (run.joined("scheme_id") == 0).all()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["segfault", "exit", "raise", "hang"])
 def test_a_failure_costs_its_environment_alone(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that raises is made anew in its worker, any other failure takes a new worker."""

@@ -81,6 +81,7 @@ def test_bench_sweep_and_export_take_the_rows(
         assert "cannot be played" in said(command, capsys, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("format", ["onnx", "c", "openvino"])
 def test_activations_of_two_bytes_are_exported_in_operators_that_exist(
     format: str, robot: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -142,6 +142,7 @@ def train(algorithm: GradientAlgorithm, chain: Chain) -> list[dict[str, float]]:
     return found
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("name", "optimizer"), [*((name, "adam") for name in NAMES), ("impala", "rmsprop"), ("dqn", "rmsprop")]
 )

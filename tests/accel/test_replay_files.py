@@ -145,6 +145,7 @@ def test_large_rings_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.M
     assert ReplayFiles(tmp_path / "replay", "x").load(restored, NOW) and alike(draw(restored), draw(store))
 
 
+@pytest.mark.few(1)
 @each
 def test_a_kill_while_writing_leaves_what_was_saved_before(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,7 @@ def test_a_resumed_run_may_be_later_with_its_first_record_than_the_one_before(tm
     assert read_series(path, starts_s=[math.nan]).column("elapsed_s").tolist() == [30, 60, 61, 121]
 
 
+@pytest.mark.long
 def test_a_long_run_is_thinned_without_bias(tmp_path: Path) -> None:
     count = 40_000
     with (tmp_path / "m").open("w") as file:

@@ -93,6 +93,7 @@ def test_every_algorithm_is_restored() -> None:
     assert {str(options.get("algorithm", DEFAULT_ALGORITHM)) for options in RUNS.values()} == ALGORITHMS.keys()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
 def test_a_restored_run_is_bit_for_bit_the_saved_one(options: dict[str, object], tmp_path: Path) -> None:
     values: dict[str, object] = {

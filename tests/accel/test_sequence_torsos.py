@@ -13,6 +13,7 @@ from accel.config import TrainConfig
 TORSOS = "tests.accel.sequence_torsos"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("torso", "compressed"),
     [pytest.param("Sets", True, marks=pytest.mark.long), ("Attention", True), ("Window", False)],

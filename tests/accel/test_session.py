@@ -105,6 +105,7 @@ def test_every_algorithm_is_run_twice() -> None:
     assert {str((SMALL | options)["algorithm"]) for options in SETTINGS.values()} == ALGORITHMS.keys()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
 def test_the_same_seed_gives_the_same_run_bit_for_bit(options: dict[str, object], tmp_path: Path) -> None:
     seeds_and_intervals = {"a": (3, 0.1, 60.0), "b": (3, 0.5, 0.15), "c": (4, 0.5, 60.0)}
@@ -125,6 +126,7 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(options: dict[str, object]
         assert policies[0] == policies[1] != policies[2]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("algorithm", ["dppo", "a2c", "impala"])
 def test_a_policys_own_steps_have_importance_weights_of_one(algorithm: str, tmp_path: Path) -> None:
     """While the normaliser moves, from the second update on: the first takes in the first statistics before it."""
@@ -146,6 +148,7 @@ COMPRESSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("algorithm", "scheme"), COMPRESSED)
 def test_policies_of_every_action_rule_act_compressed(algorithm: str, scheme: str, tmp_path: Path) -> None:
     """Published, checked by the rule's own divergence, measured against the learner's, and evaluated at the end."""

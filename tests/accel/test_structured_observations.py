@@ -298,6 +298,7 @@ LEARNED: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.learning
 @pytest.mark.parametrize("case", LEARNED)
 def test_it_is_learned_with_int8_actors(case: str, tmp_path: Path) -> None:
@@ -313,6 +314,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", [pytest.param("fp32", marks=pytest.mark.long), "int8"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_bundle_acts_as_the_run_does_on_dictionaries(name: str, scheme: str, tmp_path: Path) -> None:

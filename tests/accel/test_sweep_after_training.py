@@ -161,6 +161,7 @@ def test_a_small_space_ends_the_sweep_before_its_trials(run: Path, tmp_path: Pat
     assert result.trials == 8, "three layers, two formats"
 
 
+@pytest.mark.long
 def test_a_killed_worker_s_trial_is_done_by_the_next(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ("--run", run, "--out", out, "--trials", 4, "--rows", 64, "--episodes", 1)

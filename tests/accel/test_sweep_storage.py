@@ -144,6 +144,7 @@ with opened(plan) as study:
 """
 
 
+@pytest.mark.long
 def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(tmp_path: Path) -> None:
     url = default_url(tmp_path)
     plan = plan_for(tmp_path, url=url, grace_s=1.5)
@@ -242,6 +243,7 @@ def test_a_storage_lost_on_the_way_is_one_message(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("storage", ["sqlite", "journal"])
 @pytest.mark.parametrize("during", ["a trial", "the end"])
 @pytest.mark.parametrize("loss", ["removed", "full"])

@@ -40,6 +40,7 @@ def _train(plan, policy: nn.Module, steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", ["distill(32x2)", "distill(32x2)+int8(u8s8)", "distill(32x2)+prune(0.5)+fp16"])
 def test_a_student_learns_to_act_like_the_policy(scheme: str) -> None:
     policy = randomise(MLP(width=64), seed=1)

@@ -176,6 +176,7 @@ def assert_agree(artifact: CompressedPolicy, found: Floats, *inputs: Floats) -> 
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.few(92)
 @pytest.mark.parametrize("suffix", EVERY)
 @pytest.mark.parametrize(
     ("case", "scheme"),

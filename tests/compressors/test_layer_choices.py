@@ -180,6 +180,7 @@ def test_choices_that_mean_nothing_are_an_error(text: str) -> None:
         make_compressor(text)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", list(CASES))
 def test_the_inventory_names_what_schemes_can_choose_for(case: str) -> None:
     module = _policy(case)

@@ -90,6 +90,7 @@ def assert_choices_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> Non
         np.testing.assert_array_equal(found[name], parameters[name], name)
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("variant", ["reduce_range", "s8s8"])
 @pytest.mark.parametrize(("scheme", "name"), CHOICES)
 def test_choices_by_layer_are_the_oracles(scheme: str, name: str, variant: str) -> None:
@@ -97,6 +98,7 @@ def test_choices_by_layer_are_the_oracles(scheme: str, name: str, variant: str) 
     assert_choices_are_the_oracles(_refreshed(scheme, name, variant, module), module)
 
 
+@pytest.mark.few(20)
 @pytest.mark.usefixtures("onnxruntimes_margin")
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", CHOSEN)

@@ -69,6 +69,7 @@ def _acting(name: str) -> Acting:
     return Acting(network.acting_module(), examples)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(
     ("scheme", "limit"),
@@ -93,6 +94,7 @@ def test_formats_stay_close(scheme: str, limit: float, name: str) -> None:
         assert integer_kernels(artifact) and not float_kernels(artifact)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("scheme", ["prune(0.5)", "prune(0.5)+int8(u8s8)", "lowrank(0.25)", "lowrank(0.25)+int8(u8s8)"])
 def test_reductions_are_smaller_and_act(scheme: str, name: str) -> None:

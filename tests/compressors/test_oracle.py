@@ -62,6 +62,7 @@ spoiled = pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
 with_weights = pytest.mark.parametrize("weights", ["random", "trained"])
 
 
+@pytest.mark.few(14)
 @with_weights
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("scheme", STATIC)
@@ -70,6 +71,7 @@ def test_static_codes_are_the_oracles(scheme: str, name: str, weights: str) -> N
     assert_codes_are_the_oracles(rounded_plan(CASES[name], scheme, module), module)
 
 
+@pytest.mark.few(13)
 @with_weights
 @pytest.mark.parametrize(("scheme", "name"), CHAINED)
 def test_codes_of_smaller_policies_are_the_oracles(scheme: str, name: str, weights: str) -> None:
@@ -77,6 +79,7 @@ def test_codes_of_smaller_policies_are_the_oracles(scheme: str, name: str, weigh
     assert_codes_are_the_oracles(rounded_plan(CASES[name], scheme, module), module)
 
 
+@pytest.mark.few(15)
 @pytest.mark.usefixtures("onnxruntimes_margin")
 @spoiled
 @pytest.mark.parametrize("name", SPOILED)

@@ -75,6 +75,7 @@ def test_every_method_is_in_the_suite() -> None:
     assert written == set(scheme_names())
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("scheme", "name"), PAIRS)
 def test_an_artifact_says_what_it_is_and_acts(scheme: str, name: str) -> None:
     plan, module = _bound(scheme, name)
@@ -119,6 +120,7 @@ def test_refreshing_follows_the_weights_and_changes_none(scheme: str, name: str)
     assert np.abs(run_artifact(before, inputs)[0] - run_artifact(after, inputs)[0]).max() > 0.0
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("scheme", "name"), PAIRS)
 def test_every_call_of_the_protocol_is_taken(scheme: str, name: str) -> None:
     module = randomise(CASES[name].make(), seed=0)
@@ -137,6 +139,7 @@ def test_every_call_of_the_protocol_is_taken(scheme: str, name: str) -> None:
     assert (statistics.calibrations >= 2) == static
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("scheme", "name"), PAIRS)
 def test_two_plans_of_one_policy_do_not_share_anything(scheme: str, name: str) -> None:
     plan, module = _bound(scheme, name)

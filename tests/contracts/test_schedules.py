@@ -216,6 +216,7 @@ RATIOS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", RATIOS)
 def test_a_finished_run_has_made_every_update_that_it_owes(name: str, tmp_path: Path) -> None:
     options = {"network": "mlp:8x1", "batch_size": 8, "samples_per_insert": 8, "unroll_length": 16} | RATIOS[name]

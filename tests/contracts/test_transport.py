@@ -26,6 +26,7 @@ def _played_by_ranks(actors: int, over_tcp: bool = False) -> tuple[dict[str, str
     return {line["scene"]: line["failure"] for line in lines}, "" if outcome.code == 0 else str(outcome)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("actors", ACTORS)
 @pytest.mark.parametrize("scene", [name for name, scene in SCENES.items() if not scene.of_ranks])
 def test_processes_of_this_machine(scene: str, actors: int) -> None:

@@ -65,6 +65,7 @@ def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(launch
         assert job.leaves_no_rank([*ranks.values(), *job.known])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", [pytest.param("mpirun", marks=pytest.mark.long), "local"])
 def test_an_actor_that_keeps_failing_is_given_up_and_the_run_ends_with_a_checkpoint(
     launcher: str, tmp_path: Path
@@ -80,6 +81,7 @@ def test_an_actor_that_keeps_failing_is_given_up_and_the_run_ends_with_a_checkpo
         assert job.leaves_no_rank(list(job.known))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("wrapper", "words", "failures", "told"),
     [
@@ -116,6 +118,7 @@ def test_the_time_limit_is_kept_whatever_the_environments_do(tmp_path: Path) -> 
         assert job.leaves_no_rank(list(job.known))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["mpirun", pytest.param("local", marks=pytest.mark.long)])
 def test_environments_that_are_never_made_end_the_job(launcher: str, tmp_path: Path) -> None:
     words = ("--actors", "1", *ENDLESS, "--wrapper", f"{TROUBLED}HangsInTheMaking", "--peer-timeout-s", "15")

@@ -46,6 +46,7 @@ def test_two_gorila_learners_learn_cartpole_from_replays_of_their_own(tmp_path: 
         assert any(row["gradient_lag_mean"] is not None for row in job.records()), "learner 1 sent no gradient"
 
 
+@pytest.mark.long
 def test_a_learner_that_pauses_keeps_no_other_waiting_and_a_signal_stops_both(tmp_path: Path) -> None:
     with TrainingRun(tmp_path, *A3C, "--actors", "3", *UNTIL_STOPPED) as job:
         ranks = job.wait_for_records(2)

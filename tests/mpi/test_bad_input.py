@@ -37,6 +37,7 @@ def refused(job: TrainingRun, *expected: str) -> None:
         assert "Traceback" not in job.output, job.output
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -63,6 +64,7 @@ def test_accel_train_refuses(words: list[str], expected: str, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.few(1)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("actors", "within_s", "tried"), [(4096, "5", 8), pytest.param(300, "60", 300, marks=pytest.mark.long)]
@@ -81,6 +83,7 @@ def test_more_actors_than_can_start_are_refused_before_any_is(
         assert job.finish(1200) == 0, job.output
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("ranks", "words", "expected"),
     [
@@ -97,6 +100,7 @@ def test_ranks_of_a_launcher_refuse(ranks: int, words: list[str], expected: str,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_an_error_is_told_though_an_actor_never_has_its_environments(tmp_path: Path) -> None:
     words = ("--actors", "2", "--wrapper", "tests.environments.speechless:Speechless")
     job = TrainingRun(tmp_path, *words)
@@ -106,6 +110,7 @@ def test_an_error_is_told_though_an_actor_never_has_its_environments(tmp_path: P
     assert job.leaves_no_rank(list(ranks.values()))
 
 
+@pytest.mark.long
 def test_runs_that_are_complete_and_checkpoints_that_are_damaged_or_foreign_are_refused(tmp_path: Path) -> None:
     small = {"envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "calibration_size": 256}
     config = TrainConfig.create(actors=0, total_env_steps=1500, results_dir=tmp_path, name="run", **small)
@@ -127,6 +132,7 @@ def test_runs_that_are_complete_and_checkpoints_that_are_damaged_or_foreign_are_
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("env", "words", "found"),
     [

@@ -41,6 +41,7 @@ def test_a_recurrent_q_network_acts_centrally_with_the_state_that_its_actors_kee
         assert job.summary().updates > 0 and job.summary().env_steps >= 4000
 
 
+@pytest.mark.long
 def test_an_actor_killed_while_it_asks_is_replaced(tmp_path: Path) -> None:
     with TrainingRun(tmp_path, *SEED, *UNTIL_STOPPED) as job:
         job.wait_for_records(2)

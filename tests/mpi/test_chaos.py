@@ -24,6 +24,7 @@ def chaos(*words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_minute_of_chaos(tmp_path: Path) -> None:
     """A random policy has a mean return of 22."""

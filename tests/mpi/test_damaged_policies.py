@@ -22,6 +22,7 @@ def play(case: str) -> tuple[list[dict[str, Any]], int]:
     return [json.loads(line) for line in outcome.output.splitlines() if line.startswith("{")], outcome.code
 
 
+@pytest.mark.long
 def test_an_actor_goes_on_with_the_policy_that_it_has() -> None:
     (flipped, foreign, acted, ending), code = play("later")
     assert "keeps policy 0: version 1 does not load" in flipped["warning"]

@@ -50,12 +50,14 @@ def test_the_first_ranks_of_an_mpirun_of_ones_own_learn(tmp_path: Path) -> None:
         assert job.summary().env_steps >= 3000 and job.summary().actors == 2
 
 
+@pytest.mark.long
 def test_too_few_ranks_for_the_learners_is_an_error_of_all(tmp_path: Path) -> None:
     with TrainingRun(tmp_path, "--learners", "2", "--actors", "2", ranks=3) as job:
         assert job.finish() != 0
         assert "too few ranks: 3 for 2 learner(s)" in job.output or "start 4 ranks" in job.output, job.output
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_learner_ends_the_job_which_goes_on_from_its_checkpoint(victim: int, tmp_path: Path) -> None:
     with TrainingRun(tmp_path, *WORDS, *ENDLESS) as job:
@@ -70,6 +72,7 @@ def test_a_killed_learner_ends_the_job_which_goes_on_from_its_checkpoint(victim:
     assert summary.env_steps > 3000
 
 
+@pytest.mark.long
 def test_an_environment_that_fails_on_one_learner_ends_all_with_its_message(tmp_path: Path) -> None:
     with TrainingRun(tmp_path, *WORDS, "--env", "NoSuchEnvironment-v0") as job:
         assert job.finish() != 0

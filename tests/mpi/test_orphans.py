@@ -50,6 +50,7 @@ def launcher(job: TrainingRun) -> int:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("launcher_name", "victim"),
     [
@@ -79,6 +80,7 @@ def test_whatever_dies_nothing_is_left(launcher_name: str, victim: str, tmp_path
             assert run.load_checkpoint().env_steps > 0
 
 
+@pytest.mark.long
 def test_what_environments_have_started_ends_with_their_actor(tmp_path: Path) -> None:
     """Whether its process ends, and is replaced, or its rank is killed."""
     with TrainingRun(tmp_path, "--actors", "2", *WORDS, *SIMULATOR) as job:

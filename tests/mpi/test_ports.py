@@ -74,6 +74,7 @@ def open_to_others(pids: Iterable[int]) -> set[str]:
     return {n for pid in ours for n in accepts.get(pid, set()) - inherited if not n.startswith(LOOPBACK)}
 
 
+@pytest.mark.long
 def test_learners_listen_on_loopback_only(tmp_path: Path) -> None:
     with TrainingRun(tmp_path, *ENDLESS, "--batch-unrolls", "2", "--learners", "2", "--actors", "2") as job:
         ranks = job.wait_for_records(2)
@@ -94,6 +95,7 @@ def test_no_command_line_shows_the_configuration(tmp_path: Path) -> None:
         job.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [None, 3], ids=["accel train", "mpirun"])
 def test_no_rank_listens_on_a_network_address(ranks: int | None, tmp_path: Path) -> None:
     """The launcher listens on ports of its own, which shows that sockets are seen here."""

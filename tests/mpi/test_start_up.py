@@ -43,6 +43,7 @@ def environment(directory: Path, death: str, rank: int = 2) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(directory), str(ROOT)])}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("death", "rank"),
     [
@@ -63,6 +64,7 @@ def test_the_command_names_the_rank_and_ends(death: str, rank: int, tmp_path: Pa
         assert job.leaves_no_rank(list(ranks.values()))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault_tolerant", [True, False])
 def test_under_an_mpirun_of_the_users_own_every_rank_ends(fault_tolerant: bool, tmp_path: Path) -> None:
     words = ("--peer-timeout-s", "6")

@@ -48,6 +48,7 @@ def kept_env_steps(path: Path) -> int:
             time.sleep(0.1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("launcher", ["mpirun", "local"])
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_a_signal_to_the_command_ends_an_update(number: signal.Signals, launcher: str, tmp_path: Path) -> None:
