@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -104,7 +105,7 @@ def _write(
 ) -> WrittenReport:
     files = {f"{figure.name}.{kind}": data for figure in drawn for kind, data in plotting.render(figure).items()}
     texts = {JSON_FILE: json.dumps(_finite(numbers), indent=1, allow_nan=False, default=str) + "\n"}
-    svgs = {figure.name: plotting.inline(files[f"{figure.name}.svg"].decode()) for figure in drawn}
+    svgs = {figure.name: b64encode(files[f"{figure.name}.svg"]).decode() for figure in drawn}
     texts[PAGE] = pages.render("page.html", content, drawn, written=written, svgs=svgs)
     texts[MARKDOWN] = pages.render("report.md", content, drawn, written=written, svgs=svgs)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")

@@ -1,6 +1,6 @@
 """The report as an HTML page and as Markdown, from the templates beside this file.
 
-The page has no script and takes nothing from elsewhere; it is light and dark, for paper and for phones.
+The page has no script and takes nothing from elsewhere; it is for screens, paper and phones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from accel.reports.across import Across
 from accel.reports.analysis import Analysis
 from accel.reports.comparison import QUANTITIES, RETURN_CLAIMS
 from accel.reports.figure import Figure
-from accel.reports.plotting import colour_variables
 from accel.reports.tables import Table
 
 _TILES = ("time_to_threshold_s", "actor_us_per_step", "env_steps_per_s", "training_s")
@@ -41,7 +40,7 @@ def render(
     Args:
         content: of one of the functions below. figures: in order; the Markdown expects them as ``figures/NAME.png``.
         written: when and by what, for the footer.
-        svgs: the figures for a page, by name.
+        svgs: the figures for a page, by name, in base64.
     """
     environment = Environment(
         loader=PackageLoader("accel.reports"),
@@ -52,9 +51,7 @@ def render(
         keep_trailing_newline=True,
     )
     environment.filters |= {"md": _escaped, "md_table": _markdown_table, "one_line": one_line}
-    return environment.get_template(template).render(
-        **content, figures=figures, svgs=svgs, written=written, colours=colour_variables()
-    )
+    return environment.get_template(template).render(**content, figures=figures, svgs=svgs, written=written)
 
 
 def of_analysis(analysis: Analysis) -> Content:

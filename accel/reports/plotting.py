@@ -1,11 +1,10 @@
-"""The one place that draws: a ``Figure`` as SVG, PNG and PDF in one style, and for a page that follows its theme."""
+"""The one place that draws: a ``Figure`` as SVG, PNG and PDF in one style."""
 
 from __future__ import annotations
 
 import io
 import logging
 import math
-import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,10 +33,8 @@ BAR_INCHES, LINE_INCHES = 0.3, 0.16
 LABEL_LETTERS, LINE_LETTERS = 24, 58
 """Characters in a line of the names beside bars, and of a legend."""
 
-# Each colour once: a page replaces them by its own variables, so that figures follow a dark theme.
 TEXT, MUTED, GRID, PAPER = "#1c2430", "#5b6676", "#dce1e8", "#ffffff"
 SERIES = ("#1f5fa8", "#c2500c", "#1f7a4d", "#7a3fa1", "#a8324b", "#4a5a6b", "#8a6d00", "#007a8a")
-SERIES_DARK = ("#6fb0f5", "#ff9a56", "#5fcf95", "#c79bf0", "#f5849b", "#a9b8c8", "#e0c04a", "#4cc9d8")
 DASHES = ("-", (0, (5, 1.6)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 _BLUE, _ORANGE, _GREY, _GREEN, _PURPLE = "#4382bf", "#e5903a", "#97a2b0", "#5fa871", "#a77bc4"
 _RED, _YELLOW, _TEAL, _PALE = "#cf4d5f", "#c9a228", "#3f9d97", "#d0d7df"
@@ -88,8 +85,7 @@ def render(figure: Figure, suffixes: Sequence[str] = SUFFIXES) -> dict[str, byte
             canvas.savefig(file, format=suffix, metadata=metadata[suffix])
             found[suffix] = file.getvalue()
     if "svg" in found:
-        svg = without_controls(_without_metadata(found["svg"].decode()))
-        found["svg"] = _own_identifiers(svg, figure.name).encode()
+        found["svg"] = without_controls(found["svg"].decode()).encode()
     return found
 
 
@@ -99,22 +95,6 @@ def save_all(figure: Figure, directory: Path) -> None:
         write_atomically(directory / f"{figure.name}.{suffix}", content)
 
 
-def inline(svg: str) -> str:
-    """An SVG for a page: no size of its own, no paper, colours from the page's variables."""
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(rf'(style="[^"]*)fill: {PAPER}([^"]*")', r"\1fill: none\2", svg, count=1)
-    for variable, (colour, _) in colour_variables().items():
-        svg = svg.replace(colour, f"var({variable})")
-    return svg
-
-
-def colour_variables() -> dict[str, tuple[str, str]]:
-    """By CSS variable: the colour in figures and the light theme, and in the dark theme."""
-    fixed = {"--text": (TEXT, "#e6ebf1"), "--muted": (MUTED, "#9aa7b6"), "--grid": (GRID, "#36404d")}
-    return fixed | {f"--series-{i}": pair for i, pair in enumerate(zip(SERIES, SERIES_DARK, strict=True))}
-
-
 def wrapped(label: str, width: int) -> str:
     """A label in lines of at most ``width`` characters, broken between words where it can be."""
     return "\n".join(textwrap.wrap(label, width, break_on_hyphens=False)) or label
@@ -122,7 +102,7 @@ def wrapped(label: str, width: int) -> str:
 
 @contextmanager
 def _style(salt: str) -> Iterator[None]:
-    """Draw in one style; ``salt`` makes identifiers in an SVG the figure's own, and the same each time."""
+    """Draw in one style; ``salt`` makes identifiers in an SVG the same each time."""
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rc("axes", axisbelow=True, edgecolor=MUTED, facecolor="none", grid=True, labelcolor=TEXT, linewidth=0.8)
         mpl.rc("axes", titlesize=9.5)
@@ -314,15 +294,3 @@ def _part_colours(parts: Sequence[str]) -> dict[str, str]:
         return {parts[0]: _BLUE}
     unknown = [part for part in parts if part not in PARTS]
     return {p: PARTS.get(p) or _OTHER_PARTS[unknown.index(p) % len(_OTHER_PARTS)] for p in parts}
-
-
-def _without_metadata(svg: str) -> str:
-    body = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return body[body.index("<svg") :]
-
-
-def _own_identifiers(svg: str, name: str) -> str:
-    """Identifiers that do not clash with those of other figures on the same page."""
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
-    return re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)

@@ -18,7 +18,7 @@ from accel.monitor.statistics import Interval
 from accel.reports import charts
 from accel.reports.analysis import Analysis, Choices, analyse
 from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Reference
-from accel.reports.plotting import PNG_DPI, SUFFIXES, draw, inline, render, save_all
+from accel.reports.plotting import PNG_DPI, SUFFIXES, draw, render, save_all
 from accel.reports.runs import Run
 from accel.sweep.objectives import AFTER_TRAINING
 from accel.sweep.pareto import Candidate
@@ -63,14 +63,12 @@ def test_the_csv_has_everything_that_is_drawn() -> None:
 def test_files_are_the_same_each_time_and_of_their_format(tmp_path: Path) -> None:
     files = render(FIGURE)
     assert set(files) == set(SUFFIXES) and files == render(FIGURE)
-    assert files["pdf"].startswith(b"%PDF") and files["svg"].startswith(b"<svg")
+    assert files["pdf"].startswith(b"%PDF") and b"<svg" in files["svg"]
     save_all(FIGURE, tmp_path)
     assert (tmp_path / "sample.png").read_bytes() == files["png"]
     with Image.open(tmp_path / "sample.png") as image:
         assert image.width == 10 * PNG_DPI
         assert len(image.convert("L").getcolors() or ()) > 5
-    svg = files["svg"].decode()
-    assert "var(--" not in svg and "var(--series-0)" in inline(svg)
 
 
 def test_a_figure_grows_with_its_panels_and_its_legend() -> None:
