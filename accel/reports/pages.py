@@ -11,15 +11,14 @@ from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from accel.monitor.plain_text import one_line, percent
+from accel.monitor.plain_text import one_line
 from accel.reports import across, tables, wording
 from accel.reports.across import Across
 from accel.reports.analysis import Analysis
-from accel.reports.comparison import QUANTITIES, RETURN_CLAIMS
+from accel.reports.comparison import RETURN_CLAIMS
 from accel.reports.figure import Figure
 from accel.reports.tables import Table
 
-_TILES = ("time_to_threshold_s", "actor_us_per_step", "env_steps_per_s", "training_s")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 
 
@@ -75,8 +74,6 @@ def of_analysis(analysis: Analysis) -> Content:
             (c.verdict.outcome, RETURN_CLAIMS[c.verdict.outcome], c.group.label, wording.verdict(c, analysis), c.marks)
             for c in analysis.comparisons
         ],
-        "tiles": _tiles(analysis),
-        "outcomes": wording.outcomes_beside(analysis),
         "differing": tables.differing_table(analysis),
         "caveats": analysis.caveats,
         "sections": [(title, found) for title, found in known if found],
@@ -88,17 +85,18 @@ def of_analysis(analysis: Analysis) -> Content:
 
 def of_environments(compared: Across, pages: Mapping[str, str]) -> Content:
     """A comparison over several environments; ``pages``: the directory of each one's own page."""
-    environments = [(name, wording.headline(analysis)) for name, analysis in compared.analyses.items()]
+    outcomes = tuple(
+        (name, wording.headline(analysis), f"{pages[name]}/index.html") for name, analysis in compared.analyses.items()
+    )
+    environments = Table("Each environment by itself.", ("environment", "outcome", "page"), outcomes)
     notes = [f"{name}: {note}" for name, analysis in compared.analyses.items() for note in analysis.caveats]
     return {
         "headline": across.headline(compared),
         "kind": f"Comparison with {compared.baseline} · {', '.join(compared.analyses)}",
         "verdicts": [],
-        "tiles": [],
-        "outcomes": [(name, f"{text}. Its page: {pages[name]}/index.html.") for name, text in environments],
         "differing": None,
         "caveats": notes,
-        "sections": [("Scores", [across.scores_table(compared)])],
+        "sections": [("Scores", [across.scores_table(compared), environments])],
         "commands": (),
         "options": None,
         "method": [
@@ -107,18 +105,6 @@ def of_environments(compared: Across, pages: Mapping[str, str]) -> Content:
             "2021, arXiv 2108.13264)."
         ],
     }
-
-
-def _tiles(analysis: Analysis) -> list[tuple[str, str]]:
-    """The main speedups of a single comparison, as (number, meaning)."""
-    if len(analysis.comparisons) != 1:
-        return []
-    confidence = percent(analysis.choices.confidence)
-    return [
-        (value.text, f"{QUANTITIES[name].title}, times better, at {confidence}: {QUANTITIES[name].meaning}")
-        for name in _TILES
-        if (value := analysis.comparisons[0].speedups.get(name)) is not None
-    ]
 
 
 def _escaped(text: str) -> str:

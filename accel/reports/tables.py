@@ -21,8 +21,6 @@ from accel.reports.runs import NOT_CONFIGURATION, Group, Run
 from accel.reports.wording import interval, number, plain
 
 MAX_DECISIONS = 200
-MAX_ACROSS = 6
-"""Configurations that have a column each; of more, each has a row."""
 _FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
 _MISMATCH = {
     "ess": (
@@ -142,10 +140,8 @@ def options_table(analysis: Analysis) -> Table:
 
 
 def _options(analysis: Analysis, keys: Sequence[str], caption: str) -> Table:
-    """A column for each configuration; of many configurations and few options, a row for each."""
+    """A column for each configuration."""
     columns = [(g.label, *(" or ".join(map(plain, g.values(key))) for key in keys)) for g in analysis.groups]
-    if len(columns) > MAX_ACROSS and len(keys) <= MAX_ACROSS:
-        return Table(caption, ("configuration", *keys), tuple(columns))
     titles, *rows = zip(("option", *keys), *columns, strict=True)
     return Table(caption, titles, tuple(rows))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from accel.monitor.bottleneck import TimeShares
 from accel.monitor.plain_text import percent
 from accel.monitor.statistics import Interval
 from accel.reports.analysis import Analysis, Comparison, GroupResult
@@ -26,16 +25,6 @@ def headline(analysis: Analysis) -> str:
     if len(analysis.results) == 1:
         return f"{analysis.environment}: {outcome}"
     return f"{analysis.environment}, {len(analysis.results)} configurations; the highest return: {outcome}"
-
-
-def outcomes_beside(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """At most two sentences for each of several configurations that are not compared: its return, what limits it."""
-    if analysis.baseline is not None or len(analysis.results) < 2:
-        return ()
-    return tuple(
-        (r.group.label, f"{_outcome(r, analysis.target).capitalize()}.{_bottleneck(r.time_shares)}")
-        for r in analysis.results
-    )
 
 
 def verdict(comparison: Comparison, analysis: Analysis) -> str:
@@ -134,17 +123,6 @@ def _outcome(result: GroupResult, target: float) -> str:
     when = number(median(result.by_quantity["time_to_threshold_s"]))
     runs = f"{result.reached} of {len(result.group.runs)} runs"
     return f"{final}; reached {target:.4g} in {runs}, after {when} s of training (median)"
-
-
-def _bottleneck(shares: TimeShares | None) -> str:
-    """A sentence after another one; empty where it is unknown."""
-    if shares is None:
-        return ""
-    return (
-        f" Bottleneck: {shares.limit} (actors wait {shares.actor_wait:.0%} of their time, the learner "
-        f"{shares.learner_wait:.0%}; of the actors' busy time the environment takes {shares.environment:.0%}, the "
-        f"policy {shares.policy:.0%})."
-    )
 
 
 def _merit(comparison: Comparison) -> tuple[bool, int, float, float]:
