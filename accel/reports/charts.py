@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 
 import numpy as np
@@ -17,7 +17,7 @@ from accel.reports.analysis import Analysis
 from accel.reports.comparison import MIN_SEEDS, QUANTITIES
 from accel.reports.curves import Curve, aggregate
 from accel.reports.figure import Axis, Bars, Figure, Line, Mark, Panel, Points, Reference
-from accel.reports.runs import Group, Run
+from accel.reports.runs import Run
 from accel.reports.series import Floats
 
 STEPS = Axis("environment steps", "steps")
@@ -28,13 +28,10 @@ MAX_SINGLE = 12
 MAX_TIME_LINES = 4
 KL_FLOOR = 1e-6
 """Nats. Less than that is what rounding makes of equal policies."""
-_FACTORS = re.compile(r"^(staleness|compression|total)_(ess|kl)(?:/(.+))?$")
-_SAMPLED = {"rho_ess": ("sampled", "ess"), "behaviour_kl": ("sampled", "kl")}
-_MEANINGS = {
+_FACTORS = {
     "staleness": "staleness π_θ/π_v",
     "compression": "compression π_v/μ",
     "total": "the total π_θ/μ",
-    "sampled": "the weights π_θ/μ of sampled actions, the only ones these runs recorded",
 }
 
 
@@ -224,15 +221,16 @@ def metric_figure(analysis: Analysis, name: str) -> Figure | None:
 def mismatch(analysis: Analysis) -> Figure | None:
     """Effective sample size and KL over steps, with the alarm levels; None when nothing was recorded.
 
-    A panel for each quantity. Of one configuration a line for each factor, by scheme too where there were several; of
-    several configurations a line of each for what compression does and for the total.
+    A panel for each quantity. Of one configuration a line for each factor; of several configurations a line of each for
+    what compression does and for the total.
     """
     several = len(analysis.groups) > 1
     lines: dict[str, list[Line]] = {"ess": [], "kl": []}
     texts, factors = [], list[str]()
     for group in analysis.groups:
-        for name, factor, quantity in _factors(group, several):
-            if (curve := aggregate(group, "env_steps", name)) is None:
+        for factor, quantity in product(_FACTORS, lines):
+            curve = aggregate(group, "env_steps", f"{factor}_{quantity}")
+            if curve is None or (several and factor == "staleness"):
                 continue
             factors += [] if factor in factors else [factor]
             label = f"{group.label}, {factor}" if several else factor
@@ -241,8 +239,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
             texts.append(f"{label}: {quantity.upper()} ends at {curve.centre[-1]:.3g}")
     if not texts:
         return None
-    kl = {KL_ALARM: "compression"} if any(factor.startswith("compression") for factor in factors) else {}
-    kl |= {} if all(factor.startswith("compression") for factor in factors) else {STALENESS_KL_ALARM: "others"}
+    kl = {KL_ALARM: "compression", STALENESS_KL_ALARM: "others"}
     highest = max([*kl, *(float(np.nanmax(np.asarray(line.y))) for line in lines["kl"])])
     axes = {"ess": Axis("ESS", limits=(0, 1.05)), "kl": Axis("KL, nats", "log", (None, 4 * highest))}
     alarms = {
@@ -250,12 +247,11 @@ def mismatch(analysis: Analysis) -> Figure | None:
         "kl": [Reference(level, f"alarm above {level:g} ({whose})") for level, whose in kl.items()],
     }
     panels = [Panel([*lines[name], *alarms[name]], STEPS, axes[name]) for name in lines if lines[name]]
-    kinds = {factor.partition(" ")[0] for factor in factors}
-    how = "" if kinds == {"sampled"} else " In closed form from the recorded distributions, not from sampled weights."
     caption = (
         "Distance between the policy that acted (μ) and the one that learns (π_θ), with π_v the acting version before "
-        f"compression: {', '.join(text for kind, text in _MEANINGS.items() if kind in kinds)}.{how} On-policy, the "
-        f"effective sample size (ESS) is 1 and KL 0; a KL below {KL_FLOOR:g} is drawn there."
+        f"compression: {', '.join(_FACTORS[factor] for factor in factors)}. In closed form from the recorded "
+        "distributions, not from sampled weights. On-policy, the effective sample size (ESS) is 1 and KL 0; a KL below "
+        f"{KL_FLOOR:g} is drawn there."
     )
     return Figure("mismatch", "Mismatch over time", panels, caption, f"{'; '.join(texts)}.")
 
@@ -294,23 +290,3 @@ def _line(curve: Curve, colour: int, label: str, singly: bool = False, *, least:
     single = curve.seeds if singly and len(curve.seeds) > 1 else ()
     centre, low, high = (np.maximum(values, least) for values in (curve.centre, curve.low, curve.high))
     return Line(label, curve.x, centre, low, high, colour, single)
-
-
-def _factors(group: Group, several: bool) -> list[tuple[str, str, str]]:
-    """Columns of mismatch to draw: (column, factor, ess or kl).
-
-    Compression and the total where they were measured, and what the actors' sampled weights say where not; of a single
-    group also staleness, and compression by scheme when there were several.
-    """
-    names = list(dict.fromkeys(name for run in group.runs for name in run.series.columns))
-    schemes = {scheme for name in names if (scheme := name.partition("/")[2]) and name.startswith("compression_ess/")}
-    found = []
-    for name in names:
-        if match := _FACTORS.match(name):
-            factor, quantity, scheme = match.groups()
-            by_scheme = scheme is not None and factor == "compression" and len(schemes) > 1
-            if (not several or factor != "staleness") and (scheme is None or (by_scheme and not several)):
-                found.append((name, f"{factor} {scheme}" if scheme else factor, quantity))
-    if not found:
-        found = [(name, *_SAMPLED[name]) for name in names if name in _SAMPLED]
-    return sorted(found, key=lambda entry: (entry[1], entry[2]))

@@ -7,16 +7,14 @@ import logging
 import math
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -36,15 +34,6 @@ LABEL_LETTERS, LINE_LETTERS = 24, 58
 TEXT, MUTED, GRID, PAPER = "#1c2430", "#5b6676", "#dce1e8", "#ffffff"
 SERIES = ("#1f5fa8", "#c2500c", "#1f7a4d", "#7a3fa1", "#a8324b", "#4a5a6b", "#8a6d00", "#007a8a")
 DASHES = ("-", (0, (5, 1.6)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
-_BLUE, _ORANGE, _GREY, _GREEN, _PURPLE = "#4382bf", "#e5903a", "#97a2b0", "#5fa871", "#a77bc4"
-_RED, _YELLOW, _TEAL, _PALE = "#cf4d5f", "#c9a228", "#3f9d97", "#d0d7df"
-PARTS: Mapping[str, str] = MappingProxyType(
-    {"env": _BLUE, "policy": _ORANGE, "overhead": _GREY, "pull": _GREEN, "deserialise": _PURPLE, "load": _RED,
-     "send": _TEAL, "wait": _PALE, "batch": _GREY, "forward": _BLUE, "correct": _ORANGE,
-     "backward": _TEAL, "compress": _RED, "publish": _GREEN, "measure": _YELLOW, "record": _PURPLE}
-)  # fmt: skip
-"""Colours of the parts of bars that mean the same in several figures."""
-_OTHER_PARTS = ("#66788a", "#b3a18f", "#7d6b5d")
 
 
 def draw(figure: Figure) -> Canvas:
@@ -209,12 +198,12 @@ def _mark_cuts(points: Points, axes: Axes) -> None:
 
 
 def _draw_bars(bars: Bars, axes: Axes) -> None:
-    colours, places = _part_colours(list(bars.parts)), np.arange(len(bars.labels), dtype=np.float64)
+    places = np.arange(len(bars.labels), dtype=np.float64)
     starts, several = np.zeros(len(places)), len(bars.parts) > 1
     longest = max(map(sum, zip(*bars.parts.values(), strict=True)), default=0.0)
-    for part, widths in bars.parts.items():
-        axes.barh(places, widths, 0.66, starts, color=colours[part], label=part if several else None)
-        _write_in_bars(axes, widths, starts, 0.09 * longest, colours[part])
+    for i, (part, widths) in enumerate(bars.parts.items()):
+        axes.barh(places, widths, 0.66, starts, color=_colour(i), label=part if several else None)
+        _write_in_bars(axes, widths, starts, 0.09 * longest)
         starts = starts + np.asarray(widths)
     axes.set_yticks(places, [wrapped(label, LABEL_LETTERS) for label in bars.labels])
     axes.set_ylim(len(places) - 0.5, -0.5)
@@ -222,14 +211,12 @@ def _draw_bars(bars: Bars, axes: Axes) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _write_in_bars(axes: Axes, widths: Sequence[float], starts: Floats, least: float, colour: str) -> None:
-    """Each part's width in it where there is room, in ink that stands out."""
-    red, green, blue = to_rgb(colour)
-    ink = TEXT if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else PAPER
+def _write_in_bars(axes: Axes, widths: Sequence[float], starts: Floats, least: float) -> None:
+    """Each part's width in it where there is room."""
     for place, (width, start) in enumerate(zip(widths, starts, strict=True)):
         if width > least:
             text = f"{width:.3g}" if width < 1000 else f"{width:,.0f}"
-            axes.text(start + width / 2, place, text, ha="center", va="center", fontsize=8.5, color=ink)
+            axes.text(start + width / 2, place, text, ha="center", va="center", fontsize=8.5, color=PAPER)
 
 
 def _draw_reference(reference: Reference, axes: Axes) -> None:
@@ -286,11 +273,3 @@ def _legend_below(canvas: Canvas, columns: int) -> None:
 
 def _colour(index: int | None) -> str:
     return MUTED if index is None else SERIES[index % len(SERIES)]
-
-
-def _part_colours(parts: Sequence[str]) -> dict[str, str]:
-    """A fixed colour for each known part and one of a few for others; the first series' where there is one part."""
-    if len(parts) == 1:
-        return {parts[0]: _BLUE}
-    unknown = [part for part in parts if part not in PARTS]
-    return {p: PARTS.get(p) or _OTHER_PARTS[unknown.index(p) % len(_OTHER_PARTS)] for p in parts}
