@@ -277,21 +277,18 @@ _BY_VALUE = ("compressor", "env", "variant")
 
 
 def labels(configs: Sequence[Mapping[str, object]], differing: Sequence[str]) -> list[str]:
-    """A label for each configuration, all of them different.
-
-    The scheme where it differs or nothing does, and of the other options those whose value is not the majority's. A
-    batch that takes one unroll of each actor, the default, follows from the actors and is omitted.
+    """A label for each configuration, all of them different: the scheme where it differs or nothing does, and of the
+    other options those whose value is not the majority's.
 
     Args:
         configs: one for each group. differing: the options in which they differ.
     """
-    usual = {key: _majority([config.get(key) for config in configs]) for key in differing}
+    keys = sorted(differing, key=lambda key: key != "compressor") or ["compressor"]
+    usual = {key: _majority([config.get(key) for config in configs]) for key in keys if key != "compressor"}
     found = []
     for config in configs:
-        rest = [key for key in differing if key != "compressor" and not _follows(key, config)]
-        parts = [_value(config.get("compressor", "run"))] if "compressor" in differing or not differing else []
-        parts += [_option(key, config) for key in rest if repr(config.get(key)) != usual[key]]
-        found.append(", ".join(parts or [_option(key, config) for key in rest]))
+        unusual = [key for key in keys if key not in usual or repr(config.get(key)) != usual[key]]
+        found.append(", ".join(_option(key, config) for key in unusual or keys))
     return _numbered(found)
 
 
@@ -314,11 +311,6 @@ def _numbered(found: Sequence[str]) -> list[str]:
 def _option(key: str, config: Mapping[str, object]) -> str:
     value = _value(config.get(key))
     return value if key in _BY_VALUE else f"{key}={value}"
-
-
-def _follows(key: str, config: Mapping[str, object]) -> bool:
-    actors = config.get("actors")
-    return key == "batch_unrolls" and isinstance(actors, int) and config.get(key) == max(actors, 1)
 
 
 def _majority(values: Sequence[object]) -> str | None:
