@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from accel.display.status import Status, TrainingStatus, status_line
-from accel.display.text import CURVE_POINTS, printable
+from accel.display.text import replace_unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,6 +75,7 @@ class _StreamProgress(Progress):
     """What displays on a stream have in common."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        replace_unknown(stream)
         self._stream, self._clock = stream, clock
         self._stage = ""
         self._last: Status | None = None
@@ -116,8 +117,7 @@ class LineProgress(_StreamProgress):
 
     def note(self, message: str) -> None:
         """Write the message."""
-        line = f"{printable(message, self._stream.encoding)}\n"
-        self._write(lambda: (self._stream.write(line), self._stream.flush()))
+        self._write(lambda: (self._stream.write(f"{message}\n"), self._stream.flush()))
 
     def close(self) -> None:
         """Write the last status if it was not written yet."""
@@ -143,14 +143,13 @@ class LiveProgress(_StreamProgress):
         """Args: as ``open_progress``; columns: None asks the terminal; interval_s: least seconds between drawings."""
         super().__init__(stream, clock)
         self._columns, self._interval_s = columns, interval_s
-        self._returns: list[float] = []
         self._console: Console | None = None
         self._live: Live | None = None
 
     def begin(self, stage: str) -> None:
         """Draw the stage's name in place of the stage before."""
         self.close()
-        self._stage, self._returns = stage, []
+        self._stage = stage
         self._began_s, self._next_s = self._clock(), -math.inf
         self._write(self._draw)
 
@@ -160,18 +159,11 @@ class LiveProgress(_StreamProgress):
         now_s = self._clock()
         if now_s >= self._next_s:
             self._next_s = now_s + self._interval_s
-            if isinstance(status, TrainingStatus):
-                self._remember(status.return_mean)
             self._write(self._draw)
 
     def note(self, message: str) -> None:
         """Write the message above the panel."""
-
-        def show() -> None:
-            console = self._open()
-            console.print(printable(message, console.encoding), markup=False, highlight=False, soft_wrap=True)
-
-        self._write(show)
+        self._write(lambda: self._open().print(message, markup=False, highlight=False, soft_wrap=True))
 
     def close(self) -> None:
         """End the stage, show the cursor and go to the next line."""
@@ -183,13 +175,6 @@ class LiveProgress(_StreamProgress):
         live, self._live, self._last = self._live, None, None
         if live is not None:
             live.stop()
-
-    def _remember(self, return_mean: float | None) -> None:
-        """Keep the course of the return in bounded memory: at twice the points that are drawn, every other one goes."""
-        if return_mean is not None and math.isfinite(return_mean):
-            self._returns.append(return_mean)
-            if len(self._returns) > 2 * CURVE_POINTS:
-                self._returns = self._returns[1::2]
 
     def _draw(self) -> None:
         from rich.live import Live
@@ -208,7 +193,7 @@ class LiveProgress(_StreamProgress):
             self._live.start()
         self._live.transient = not isinstance(self._last, TrainingStatus)
         if isinstance(self._last, TrainingStatus):
-            self._live.update(training_panel(self._stage, self._last, self._returns, console), refresh=True)
+            self._live.update(training_panel(self._stage, self._last, console), refresh=True)
         else:
             elapsed_s = self._clock() - self._began_s
             self._live.update(playing_panel(self._stage, self._last, elapsed_s, console), refresh=True)

@@ -1,21 +1,20 @@
-"""Durations, counts, returns and curves as short text, and output that may be lost. No rich."""
+"""Durations, counts and returns as short text, and output that may be lost. No rich."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
-from collections.abc import Sequence
-from itertools import pairwise
-
-CURVE_POINTS = 48
-_BLOCKS = "▁▂▃▄▅▆▇█"
+from contextlib import suppress
+from typing import TextIO
 
 
-def printable(text: str, encoding: str | None) -> str:
-    """``text`` with ``?`` for what a stream of this encoding cannot show."""
-    name = encoding or "utf-8"
-    return text.encode(name, "replace").decode(name)
+def replace_unknown(stream: TextIO) -> None:
+    """Have a stream write ``?`` for what its encoding lacks."""
+    if isinstance(stream, io.TextIOWrapper) and not stream.closed:
+        with suppress(OSError):  # its reader is gone
+            stream.reconfigure(errors="replace")
 
 
 def show(text: str) -> None:
@@ -56,20 +55,6 @@ def count(number: float) -> str:
 def format_return(value: float) -> str:
     """A return with about four significant digits, without an exponent if possible."""
     return f"{value:.1f}" if 10 <= abs(value) < 100_000 else f"{value:.4g}"
-
-
-def curve(values: Sequence[float], width: int) -> str:
-    """Values drawn as blocks over their own range, averaged down to at most ``width``."""
-    if not values or width < 1:
-        return ""
-    points = min(len(values), width)
-    edges = [round(i * len(values) / points) for i in range(points + 1)]
-    means = [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    span = high - low
-    if span <= 0:
-        return _BLOCKS[0] * points
-    return "".join(_BLOCKS[min(int((mean - low) / span * len(_BLOCKS)), len(_BLOCKS) - 1)] for mean in means)
 
 
 def lag_number(lag: float | None) -> str:

@@ -14,11 +14,11 @@ from typing import TextIO
 
 from accel.display.progress import Progress, open_progress
 from accel.display.status import EvaluationStatus, TrainingStatus, status_line
-from accel.display.text import duration, printable
+from accel.display.text import duration, replace_unknown
 from accel.errors import CheckpointError, ReportError
 from accel.monitor.line_file import open_lines
 from accel.monitor.plain_text import one_line, without_controls
-from accel.monitor.recorder import is_blank, parse_metrics_line
+from accel.monitor.recorder import parse_metrics_line
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 from accel.supervision.processes import is_running
@@ -32,19 +32,9 @@ Record = dict[str, object]
 
 @dataclass
 class MetricsTail:
-    """Reads the complete lines appended to a metrics file since the last read; skips and counts damaged ones.
-
-    Attributes:
-        path: the file, which need not exist yet.
-        damaged: lines that are not a record, as a report counts them.
-        torn: whether the file ends with an incomplete line.
-        skipped_bytes: at the start of a long file.
-    """
+    """Reads the complete lines appended to a metrics file, which need not exist yet, since the last read."""
 
     path: Path
-    damaged: int = 0
-    torn: bool = False
-    skipped_bytes: int = 0
     _offset: int | None = field(default=None, init=False)
     _inode: int = field(default=0, init=False)
 
@@ -54,22 +44,16 @@ class MetricsTail:
             with open_lines(self.path) as file:
                 status = os.fstat(file.fileno())
                 if self._offset is None or status.st_ino != self._inode or status.st_size < self._offset:
-                    self._offset = max(status.st_size - FIRST_READ_BYTES, 0)
-                    self._inode, self.damaged = status.st_ino, 0
+                    self._offset, self._inode = max(status.st_size - FIRST_READ_BYTES, 0), status.st_ino
                     file.seek(self._offset)
-                    if self._offset:
-                        self._offset += len(file.readline())
-                    self.skipped_bytes = self._offset
+                    self._offset += len(file.readline()) if self._offset else 0
                 file.seek(self._offset)
                 content = file.read()
         except OSError:
             return []
         whole = content.rfind(b"\n") + 1
         self._offset += whole
-        self.torn = whole < len(content)
-        lines = [line for line in content[:whole].split(b"\n") if not is_blank(line)]
-        records = [parse_metrics_line(line + b"\n") for line in lines]
-        self.damaged += records.count(None)
+        records = map(parse_metrics_line, content[:whole].splitlines(keepends=True))
         return [record for record in records if record is not None]
 
 
@@ -99,6 +83,7 @@ def watch(
     if not interval_s > 0:
         raise ReportError(f"interval_s = {interval_s}; needs seconds above 0")
     out = sys.stdout if stream is None else stream
+    replace_unknown(out)
     watcher = _Watcher(path, out)
     return watcher.show_once() if once else watcher.follow(interval_s, stopped)
 
@@ -121,9 +106,6 @@ class _Watcher:
             self._say(f"{self._path}: no record yet")
             return 1
         self._say(status_line(self._title(), status, status.elapsed_s))
-        if damaged := self._tail.damaged + self._tail.torn:
-            where = f" in its last {FIRST_READ_BYTES >> 20} MiB" if self._tail.skipped_bytes else ""
-            self._say(f"{damaged} damaged or half-written metrics lines were skipped{where}")
         self._say(self._outcome() if self._ended() else self._death() or "running, or ended without a summary")
         return 0
 
@@ -219,6 +201,6 @@ class _Watcher:
 
     def _say(self, text: str) -> None:
         try:
-            print(printable(without_controls(text), self._stream.encoding), file=self._stream, flush=True)
+            print(without_controls(text), file=self._stream, flush=True)
         except OSError:
             pass
