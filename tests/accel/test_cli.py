@@ -31,13 +31,10 @@ def accel(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "streams", [*(pytest.param(one, marks=pytest.mark.long) for one in ("<&-", ">&-", "2>&-")), "<&- >&- 2>&-"]
-)
-def test_a_run_needs_no_standard_streams(streams: str, tmp_path: Path) -> None:
+def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
     """Its actor's process inherits what stands in their place."""
     small = "--network mlp:8x1 --unroll-length 16 --envs-per-actor 2 --calibration-size 64 --total-env-steps 300"
-    words = f"-m accel train --env CartPole-v1 --actors 1 {small} --results-dir {tmp_path} --name run {streams}"
+    words = f"-m accel train --env CartPole-v1 --actors 1 {small} --results-dir {tmp_path} --name run <&- >&- 2>&-"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run(["sh", "-c", f"exec {sys.executable} {words}"], env=environment).returncode == 0
     assert (tmp_path / "run" / "summary.json").exists()
@@ -217,7 +214,7 @@ def test_help_tells_every_option_without_torch() -> None:
         assert option in text, option
 
 
-@pytest.mark.parametrize("algorithm", ["dppo", "impala", "r2d2", "sac"])
+@pytest.mark.parametrize("algorithm", ["dppo", "sac"])
 def test_help_tells_what_people_set_and_where_the_rest_is(algorithm: str) -> None:
     text = help_of_training("--algorithm", algorithm, "--help")
     assert len(re.findall(r"^│ +(?:-h, )?--\w", text, re.MULTILINE)) <= 45
@@ -243,9 +240,7 @@ def test_many_more_actors_than_cores_are_warned_of(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     "announced",
     [
-        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"},
         {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"},
-        {"PMI_RANK": "0", "PMI_SIZE": "2"},
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"},
     ],
 )
@@ -286,7 +281,5 @@ def test_modules_of_the_working_directory_are_found_and_replace_no_others(tmp_pa
     small = ("--actors", "0", "--total-env-steps", "100", "--network", "mlp:8x1", "--name", "run")
     trained = accel("train", *small, "--wrapper", "mine:wrapped", directory=tmp_path)
     assert trained.returncode == 0 and "wrapped" in trained.stdout, trained.stderr
-    played = accel("evaluate", "results/run", "--episodes", "1", directory=tmp_path)
-    assert played.returncode == 0 and "wrapped" in played.stdout, played.stderr
     looked = accel("doctor", directory=tmp_path)
     assert "the wrong module" not in looked.stdout + looked.stderr

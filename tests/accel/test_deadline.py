@@ -12,7 +12,6 @@ START = "import atexit, ctypes, os, time\nfrom accel.system.deadline import dead
 LATE = "with deadline(0.2, 'late', 7):\n    sleep(1000)\n"
 PROGRAMS = {
     "never": (LATE, 7, "accel: late\n"),
-    "never, without a message": ("with deadline(0.2, '', 7):\n    sleep(1000)\n", 7, ""),
     "in time": ("with deadline(1000.0, 'late', 7):\n    sleep(0)\ntime.sleep(0.3)\n", 0, ""),
     # Python from 3.12 on starts no thread while the process ends.
     "while the process ends": (
@@ -33,7 +32,7 @@ PROGRAMS = {
     # The parent's thread waited when it was copied: it is not there, and its limits are not the child's.
     "in a fork": (
         "with deadline(1000.0, '', 1):\n    time.sleep(0.1)\n"
-        "with deadline(3.0, 'parent', 9):\n    if os.fork() == 0:\n        time.sleep(4.0)\n"
+        "with deadline(1.5, 'parent', 9):\n    if os.fork() == 0:\n        time.sleep(2.0)\n"
         "        with deadline(0.2, 'late', 7):\n            sleep(1000)\n"
         "_, status = os.wait()\nos._exit(os.waitstatus_to_exitcode(status))\n",
         7,

@@ -35,32 +35,22 @@ def test_report_of_one_run_lies_in_it(runs: Path, capsys: pytest.CaptureFixture[
     assert str(run / "report" / "index.html") in said
     assert main(["report", str(run)]) == 2
     assert "--overwrite" in capsys.readouterr().err
-    assert main(["report", str(run), "--overwrite"]) == 0
 
 
-def test_compare_groups_seeds_on_both_sides(runs: Path, tmp_path: Path) -> None:
+def test_compare_groups_seeds_on_both_sides(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     base = runs / "fp32"
-    assert main(["compare", str(base / "fp32-0"), str(base / "fp32-1"), str(runs / "int8"), "--out", str(out)]) == 0
+    words = [str(base / "fp32-0"), str(base / "fp32-1"), str(runs / "int8"), "--out", str(out), "--label", "full"]
+    assert main(["compare", *words]) == 2
+    assert "1 labels for 2 configurations: give one for each, in this order: fp32; int8" in capsys.readouterr().err
+    assert main(["compare", *words, "small"]) == 0
     value = json.loads((out / "report.json").read_text())
-    assert value["baseline"] == "fp32"
+    assert value["baseline"] == "full" and [group["label"] for group in value["groups"]] == ["full", "small"]
     assert [len(group["runs"]) for group in value["groups"]] == [2, 2]
     assert value["comparisons"][0]["speedups"]["env_steps_per_s"]["ratio"]["estimate"] == pytest.approx(2.0)
     page = (out / "index.html").read_text()
     for text in ("No loss of return", "Test CPU", "accel train --preset quickstart", "12 % more effective experience"):
         assert text in page
-
-
-def test_labels_are_taken_in_the_order_of_the_configurations(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base, other = str(runs / "fp32"), str(runs / "int8")
-    assert main(["compare", base, other, "--out", str(tmp_path / "out"), "--label", "full", "small"]) == 0
-    value = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert [group["label"] for group in value["groups"]] == ["full", "small"] and value["baseline"] == "full"
-    capsys.readouterr()
-    assert main(["report", base, other, "--out", str(tmp_path / "more"), "--label", "one"]) == 2
-    assert "1 labels for 2 configurations: give one for each, in this order: fp32; int8" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -74,16 +64,20 @@ def test_a_margin_is_a_share_of_the_gain_or_in_units_of_return(runs: Path, tmp_p
     assert 30.0 < margins["share"] < 50.0
 
 
-def test_damage_is_told_not_fatal(runs: Path, tmp_path: Path) -> None:
-    run = runs / "int8" / "int8-0"
+def test_damage_is_told_and_nothing_acts_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "runs", "a\x1b[2J", env="Env\x1b[31m\n-v1\x07", decisions=1)
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"env_steps": 99')
     with (run / "decisions.jsonl").open("ab") as file:
         file.write(b"??\n")
     (run / "machine.json").write_text("{")
     (run / "summary.json").unlink()
-    written = accel.report([run], out=tmp_path / "out")
-    page = written.page.read_text()
+    assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
+    assert main(["report", str(run / "none\x1b[0m")]) == 2
+    said = capsys.readouterr()
+    page, markdown = ((tmp_path / "out" / name).read_text() for name in ("index.html", "report.md"))
+    assert not any(control in text for text in (said.out, said.err, page, markdown) for control in "\x1b\x07")
+    assert "Env[31m -v1" in said.out
     for text in (
         "1 damaged or half-written",
         "1 damaged lines of decisions",
@@ -196,13 +190,3 @@ def test_kept_samples_are_read_as_runs(runs: Path, tmp_path: Path, capsys: pytes
     (kept / "runs.json.gz").write_bytes(gzip.compress(b'{"runs": {"a": {}}}'))
     with pytest.raises(ReportError, match="holds no samples of a run"):
         accel.report([kept], out=tmp_path / "broken")
-
-
-def test_what_a_run_holds_cannot_act_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path / "runs", "a\x1b[2J", env="Env\x1b[31m\n-v1\x07", decisions=1)
-    assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
-    assert main(["report", str(run / "none\x1b[0m")]) == 2
-    said = capsys.readouterr()
-    for text in (said.out, said.err, *((tmp_path / "out" / name).read_text() for name in ("index.html", "report.md"))):
-        assert "\x1b" not in text and "\x07" not in text
-    assert "Env[31m -v1" in said.out

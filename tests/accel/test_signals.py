@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from accel.launch import mpirun
 from accel.supervision.heartbeat import HeartbeatReader, RankStatus, encode
 from accel.supervision.processes import descendants, is_running
-from accel.system.signals import FORWARDED, STOP_SIGNALS, StopRequest, ignore_stop_signals
+from accel.system.signals import FORWARDED, STOP_SIGNALS, StopRequest
 from accel.transport.launcher import mpirun_command
 from tests.contracts.ranks import need_mpirun
 from tests.waiting import until
@@ -94,26 +94,6 @@ def test_what_nohup_ignores_stays_ignored() -> None:
             assert stop() is None
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_another_thread_gets_no_signals_and_needs_no_handlers() -> None:
-    def reason() -> str | None:
-        with (stop := StopRequest()).installed():
-            return stop()
-
-    with ThreadPoolExecutor(1) as other:
-        assert other.submit(reason).result() is None
-
-
-def test_actors_ignore_what_stops_the_learner() -> None:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        ignore_stop_signals()
-        for number in STOP_SIGNALS:
-            signal.raise_signal(number)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
