@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import shutil
@@ -17,6 +16,7 @@ from accel.bench.commands import BenchOptions, Options
 from accel.bench.rows import LEAST_CPU_SHARE, Row, number
 from accel.bench.tables import TABLES, table_text
 from accel.errors import ConfigError
+from accel.json_object import finite
 from accel.system.atomic import write_atomically
 
 _WIDTH = 100  # of a file or pipe
@@ -94,5 +94,4 @@ def _threads(count: object) -> str:
 
 def encode(rows: Sequence[Row]) -> bytes:
     """A JSON list, with null for values that are not finite, which JSON cannot express."""
-    finite = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows]
-    return (json.dumps(finite, indent=1, allow_nan=False) + "\n").encode()
+    return (json.dumps(finite(rows, lambda _: None), indent=1, allow_nan=False) + "\n").encode()

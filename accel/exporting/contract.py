@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -23,7 +22,7 @@ from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Writte
 from accel.exporting.run_policy import FORMAT, FORMAT_VERSION
 from accel.exporting.standard_operators import operators
 from accel.imports.greedy import RULE as GREEDY_RULE
-from accel.json_object import Json
+from accel.json_object import Json, finite
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.extras import installed_version
 from accel.system.machine import read_source, read_versions
@@ -98,7 +97,7 @@ def with_metadata(model: bytes, contract: Contract) -> bytes:
     described = onnx.load_from_string(model)
     del described.metadata_props[:]
     for name in _METADATA:
-        described.metadata_props.add(key=f"accel.{name}", value=json.dumps(_finite(contract[name]), allow_nan=False))
+        described.metadata_props.add(key=f"accel.{name}", value=json.dumps(finite(contract[name]), allow_nan=False))
     return bytes(described.SerializeToString())
 
 
@@ -148,7 +147,7 @@ def element_labels(kind: Literal["observation", "action"], environment: VectorEn
     if kind == "observation" and environment.observation_space is not None:
         bounds = spaces.flatten_space(environment.observation_space)
         if isinstance(bounds, spaces.Box):
-            found |= {side: _finite(getattr(bounds, side).astype(float).tolist()) for side in ("low", "high")}
+            found |= {side: finite(getattr(bounds, side).astype(float).tolist()) for side in ("low", "high")}
     return found
 
 
@@ -172,16 +171,7 @@ def environment_json(run: TrainedPolicy, *, is_atari: bool) -> Json:
 
 def write_json(path: Path, value: Contract) -> None:
     """Write strict, readable JSON."""
-    path.write_text(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _finite(value: object) -> object:
-    """NaN and infinities, which JSON lacks, become strings that ``float`` reads back."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value
+    path.write_text(json.dumps(finite(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _model(artifact: CompressedPolicy, target: ExportFormat, written: Written) -> Json:

@@ -25,6 +25,7 @@ from accel.config import did_you_mean
 from accel.config.base import PLAIN_NAME, is_plain_name
 from accel.config.files import FORMAT_VERSION, VERSION_KEY, read_options
 from accel.errors import CheckpointError, RunDirectoryError
+from accel.json_object import finite
 from accel.monitor.line_file import read_lines
 from accel.system.atomic import remove_partial_files, write_atomically
 from accel.system.untrusted import MAX_JSON_BYTES, parse_json, read_file
@@ -363,13 +364,4 @@ def _lock(path: Path) -> int:
 
 
 def _json(value: Mapping[str, object]) -> bytes:
-    return (json.dumps(_finite(value), indent=2, allow_nan=False, default=str) + "\n").encode()
-
-
-def _finite(value: object) -> object:
-    """JSON has no NaN and no infinities: they become the strings that ``float`` reads back."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(float(value))
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    return (json.dumps(finite(value), indent=2, allow_nan=False, default=str) + "\n").encode()
