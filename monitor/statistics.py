@@ -36,7 +36,13 @@ class Interval:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
+        return format(self, ".4g")
+
+    def __format__(self, number: str) -> str:
+        """``4.2 [3.9, 4.5]``, or the estimate alone where there is no interval."""
+        number = number or ".4g"
+        ends = f" [{self.low:{number}}, {self.high:{number}}]" if math.isfinite(self.low) else ""
+        return f"{self.estimate:{number}}{ends}"
 
 
 def mean_interval(values: ArrayLike, *, confidence: float = 0.95) -> Interval:

@@ -17,7 +17,6 @@ from accel.reports.figure import Axis, Figure, Reference
 from accel.reports.series import Floats
 from accel.reports.tables import Table
 from accel.reports.targets import gain_of
-from accel.reports.wording import interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +81,9 @@ def headline(across: Across) -> str:
     """The configuration beside the baseline that gained most, in a sentence."""
     others = [label for label in across.scores if label != across.baseline]
     best = max(others, key=lambda label: across.overall[label].estimate)
-    gain = interval(across.overall[best], 3)
-    return f"{best}: {gain} of the gain of {across.baseline} over {len(across.analyses)} environments"
+    return (
+        f"{best}: {across.overall[best]:.3g} of the gain of {across.baseline} over {len(across.analyses)} environments"
+    )
 
 
 def scores_table(across: Across) -> Table:
@@ -92,7 +92,7 @@ def scores_table(across: Across) -> Table:
         (environment, *(f"{found[i].mean():.3g} ({len(found[i])})" for found in across.scores.values()))
         for i, environment in enumerate(across.analyses)
     ]
-    rows.append(("interquartile mean of all", *(interval(value, 3) for value in across.overall.values())))
+    rows.append(("interquartile mean of all", *(f"{value:.3g}" for value in across.overall.values())))
     notes = (
         ("score", f"a run's gain in return by the mean gain of {across.baseline} in the same environment; (seeds)"),
         (
@@ -107,6 +107,5 @@ def scores_table(across: Across) -> Table:
 def figure(across: Across) -> Figure:
     """The share of runs above each score."""
     scores = Axis(f"gain by the mean gain of {across.baseline}")
-    shown = "; ".join(f"{label}: {interval(value, 3)}" for label, value in across.overall.items())
     reference = Reference(1.0, f"mean of {across.baseline}", "x")
-    return profile(across.scores, scores, f"Interquartile means: {shown}.", reference)
+    return profile(across.scores, scores, reference)

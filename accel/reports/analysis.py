@@ -1,4 +1,4 @@
-"""From runs to a report's numbers: thresholds, curves, speedups, verdicts, bottlenecks. No files, no drawing."""
+"""From runs to a report's numbers: thresholds, speedups, verdicts, bottlenecks. No files, no drawing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import tyro
 
 from accel.display.arguments import argument
 from accel.errors import ReportError
-from accel.monitor.bottleneck import TimeShares
 from accel.monitor.plain_text import percent
 from accel.monitor.statistics import Interval, difference_of_means, mean_interval, simultaneous_confidence
 from accel.reports.caveats import caveats, differences, obstacles
@@ -25,7 +24,7 @@ from accel.reports.comparison import (
     speedup,
     values_of,
 )
-from accel.reports.curves import LEAST_SEEDS, Curve, aggregate
+from accel.reports.curves import LEAST_SEEDS
 from accel.reports.runs import Group, Run, group_runs, relabelled
 from accel.reports.targets import Target, common_target, margin_of, threshold_of
 
@@ -84,20 +83,15 @@ class GroupResult:
         final_return: mean over seeds with Student's t interval, whose ends are NaN below ``LEAST_SEEDS``.
         by_quantity: the seeds' values of each of ``QUANTITIES``.
         reached: seeds that reached the threshold.
-        against_time, against_steps: return curves; None without a finished episode.
         actor_us, learner_us: microseconds per environment step by phase, over all seeds.
-        time_shares: medians over seeds, and what limits its speed; None where its times are unknown.
     """
 
     group: Group
     final_return: Interval | None
     by_quantity: Mapping[str, tuple[float, ...]]
     reached: int
-    against_time: Curve | None
-    against_steps: Curve | None
     actor_us: Mapping[str, float]
     learner_us: Mapping[str, float]
-    time_shares: TimeShares | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,10 +214,7 @@ def _measure(group: Group, threshold: float, choices: Choices) -> GroupResult:
     by_quantity = {name: values_of(group, name, threshold) for name in QUANTITIES}
     reached = sum(run.crossing(threshold) is not None for run in group.runs)
     times = _us_per_step(group, "actor"), _us_per_step(group, "learner")
-    time, steps = (
-        aggregate(group, axis, "returns", confidence=choices.confidence) for axis in ("elapsed_s", "env_steps")
-    )
-    return GroupResult(group, final, by_quantity, reached, time, steps, *times, group.time_shares)
+    return GroupResult(group, final, by_quantity, reached, *times)
 
 
 def _compare(baseline: Group, group: Group, threshold: Target, margin: Target, choices: Choices) -> Comparison:

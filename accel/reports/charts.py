@@ -21,6 +21,11 @@ from accel.reports.runs import Run
 from accel.reports.series import Floats
 
 STEPS = Axis("environment steps", "steps")
+RETURN = Axis("mean training return")
+RETURN_CAPTION = (
+    "Mean over seeds with a pointwise Student's t band; thin lines are single seeds, where there are not many. A curve "
+    "starts where half of the seeds have values; a run that has ended keeps its last value."
+)
 RATIOS = (0.1, 10.0)
 """Ends of the axis of speedups; what lies beyond is an arrow."""
 MAX_SINGLE = 12
@@ -37,19 +42,23 @@ _FACTORS = {
 
 @dataclass(frozen=True)
 class MetricFigure:
-    """A figure of metrics over environment steps; ``metrics`` by name, with their axes."""
+    """A figure of metrics, by name and with their axes, over the metric ``over``."""
 
     title: str
     metrics: Mapping[str, Axis]
     caption: str
+    over: str = "env_steps"
 
 
 METRIC_FIGURES = MappingProxyType(
     {
+        "return_seconds": MetricFigure("Return against wall-clock", {"returns": RETURN}, RETURN_CAPTION, "elapsed_s"),
+        "return_steps": MetricFigure("Return against environment steps", {"returns": RETURN}, RETURN_CAPTION),
         "evaluation": MetricFigure(
             "Greedy evaluation",
             {"evaluation_return": Axis("mean return")},
             "Mean return of greedy episodes that the newest policy played beside training, by the steps behind it.",
+            "evaluation_env_steps",
         ),
         "episode_length": MetricFigure(
             "Episode length",
@@ -84,8 +93,6 @@ METRIC_FIGURES = MappingProxyType(
 def figures(analysis: Analysis) -> tuple[Figure, ...]:
     """Every figure with data, in the report's order."""
     found = (
-        learning_curve(analysis, "seconds"),
-        learning_curve(analysis, "steps"),
         *(metric_figure(analysis, name) for name in METRIC_FIGURES),
         final_returns(analysis),
         speedups(analysis),
@@ -97,42 +104,15 @@ def figures(analysis: Analysis) -> tuple[Figure, ...]:
     return tuple(figure for figure in found if figure is not None)
 
 
-def learning_curve(analysis: Analysis, axis: str) -> Figure | None:
-    """Return against ``seconds`` of training or environment ``steps``; None when no episode has finished."""
-    curves = [r.against_time if axis == "seconds" else r.against_steps for r in analysis.results]
-    singly = len(analysis.runs) <= MAX_SINGLE
-    lines = [
-        _line(curve, i, f"{group.label} ({len(group.runs)} {'seed' if len(group.runs) == 1 else 'seeds'})", singly)
-        for i, (group, curve) in enumerate(zip(analysis.groups, curves, strict=True))
-        if curve is not None
-    ]
-    if not lines:
-        return None
-    target = [Reference(analysis.threshold, f"threshold {analysis.threshold:.4g}")]
-    x = Axis("training time, s") if axis == "seconds" else STEPS
-    panel = Panel([*lines, *(target if math.isfinite(analysis.threshold) else ())], x, Axis("mean training return"))
-    caption = (
-        f"Mean over seeds with a pointwise {percent(analysis.choices.confidence)} Student's t band"
-        f"{'; thin lines are single seeds' if singly else ''}. A curve starts where half of the seeds have values; "
-        "a run that has ended keeps its last value."
-    )
-    ends = "; ".join(
-        f"{r.group.label} ends at {c.centre[-1]:.4g}" for r, c in zip(analysis.results, curves, strict=True) if c
-    )
-    title = "Return against wall-clock" if axis == "seconds" else "Return against environment steps"
-    return Figure(f"return_{axis}", title, [panel], caption, f"{title} in {analysis.environment}: {ends}.")
-
-
 def final_returns(analysis: Analysis) -> Figure | None:
     """The share of runs above each final return; None with fewer than ``MIN_SEEDS`` seeds of every configuration."""
     scores = {group.label: [group.final_returns] for group in analysis.groups if len(group.final_returns)}
     if not scores or max(len(finals) for (finals,) in scores.values()) < MIN_SEEDS:
         return None
-    shown = "; ".join(f"{label}: {np.median(finals):.4g}" for label, (finals,) in scores.items())
-    return profile(scores, Axis("final return"), f"Medians: {shown}.")
+    return profile(scores, Axis("final return"))
 
 
-def profile(scores: Mapping[str, Sequence[Floats]], axis: Axis, alt: str, reference: Reference | None = None) -> Figure:
+def profile(scores: Mapping[str, Sequence[Floats]], axis: Axis, reference: Reference | None = None) -> Figure:
     """The share of each configuration's runs above each score, averaged over its environments."""
     own = {label: np.unique(np.concatenate([*tasks])) for label, tasks in scores.items()}
     ends = min(0.0, *(float(values[0]) for values in own.values())), max(float(values[-1]) for values in own.values())
@@ -142,7 +122,7 @@ def profile(scores: Mapping[str, Sequence[Floats]], axis: Axis, alt: str, refere
         marks.append(Line(label, x, performance_profile(tasks, x), colour=i, steps=True))
     panel = Panel([*marks, *([] if reference is None else [reference])], axis, Axis("share of runs above"))
     caption = "The share of runs that score above each value; a curve above another is better there."
-    return Figure("profile", "Performance profile", [panel], caption, alt)
+    return Figure("profile", "Performance profile", [panel], caption)
 
 
 def speedups(analysis: Analysis) -> Figure | None:
@@ -158,14 +138,13 @@ def speedups(analysis: Analysis) -> Figure | None:
         places |= {(name, i): bottom + place for place, i in enumerate(members)}
         ticks[bottom + (len(members) - 1) / 2] = QUANTITIES[name].title
         bottom += len(members) + 0.8
-    marks, texts = [], []
+    marks = []
     for i, comparison in enumerate(analysis.comparisons):
         values = {name: comparison.speedups[name] for name, member in places if member == i}
         y, ends = [places[name, i] for name in values], [(v.ratio.low, v.ratio.high) for v in values.values()]
         x, label = [value.ratio.estimate for value in values.values()], comparison.group.label
         names = [f"{value.bound} {value.ratio.estimate:.3g}×".strip() for value in values.values()]
         marks.append(Points(label, x, y, ends, names=names, colour=i + 1))
-        texts += [f"{label}, {QUANTITIES[name].title}: {value.text}" for name, value in values.items()]
     x_axis = Axis(f"times better than {analysis.baseline.label}", "ratio", RATIOS)
     inches = 0.3 + 0.2 * len(found) + 0.24 * len(places)
     y_axis = Axis(limits=(bottom - 1.0, -0.8), ticks=ticks)
@@ -176,8 +155,7 @@ def speedups(analysis: Analysis) -> Figure | None:
         f"A point without a line has fewer than {MIN_SEEDS} seeds on one side. Right of 1 is better. An arrow marks "
         f"what lies beyond {RATIOS[0]:g} or {RATIOS[1]:g}."
     )
-    title = f"Speedups over {analysis.baseline.label}"
-    return Figure("speedups", title, [panel], caption, f"{'; '.join(texts)}.")
+    return Figure("speedups", f"Speedups over {analysis.baseline.label}", [panel], caption)
 
 
 def time_per_step(analysis: Analysis, side: str) -> Figure | None:
@@ -193,29 +171,32 @@ def time_per_step(analysis: Analysis, side: str) -> Figure | None:
     parts = {phase: [spent.get(phase, 0.0) for spent in times.values()] for phase in phases}
     x = Axis("µs per environment step" + (", all actors together" if side == "actor" else ""))
     worker = "actors" if side == "actor" else "learner"
-    alt = "; ".join(f"{name}: " + ", ".join(f"{p} {us:.3g} µs" for p, us in t.items()) for name, t in times.items())
     return Figure(
         f"{side}_time",
         "Actor time per step" if side == "actor" else "Learner time per step",
         [Panel([Bars(list(times), parts)], x)],
         f"Where the {worker} spent time, over all seeds of a configuration. Waiting is drawn last.",
-        f"{alt}.",
     )
 
 
 def metric_figure(analysis: Analysis, name: str) -> Figure | None:
     """One of ``METRIC_FIGURES``, a panel for each of its metrics; None where none was recorded."""
-    wanted, panels, ends = METRIC_FIGURES[name], [], []
+    wanted, panels = METRIC_FIGURES[name], []
+    x = Axis("training time, s") if wanted.over == "elapsed_s" else STEPS
     for metric, axis in wanted.metrics.items():
-        over = "evaluation_env_steps" if metric.startswith("evaluation_") else "env_steps"
-        curves = [aggregate(group, over, metric) for group in analysis.groups]
-        known = [(i, analysis.groups[i].label, curve) for i, curve in enumerate(curves) if curve is not None]
-        ends += [f"{label}, {metric}: ends at {curve.centre[-1]:.3g}" for _, label, curve in known]
-        if known:
-            panels.append(Panel([_line(curve, i, label) for i, label, curve in known], STEPS, axis))
-    if not panels:
-        return None
-    return Figure(name, wanted.title, panels, wanted.caption, f"{wanted.title}: {'; '.join(ends)}.")
+        curves = [
+            aggregate(group, wanted.over, metric, confidence=analysis.choices.confidence) for group in analysis.groups
+        ]
+        singly = metric == "returns" and len(analysis.runs) <= MAX_SINGLE
+        marks: list[Mark] = [
+            _line(curve, i, group.label, singly)
+            for i, (group, curve) in enumerate(zip(analysis.groups, curves, strict=True))
+            if curve is not None
+        ]
+        if marks and metric == "returns" and math.isfinite(analysis.threshold):
+            marks.append(Reference(analysis.threshold, f"threshold {analysis.threshold:.4g}"))
+        panels += [Panel(marks, x, axis)] if marks else []
+    return Figure(name, wanted.title, panels, wanted.caption) if panels else None
 
 
 def mismatch(analysis: Analysis) -> Figure | None:
@@ -226,7 +207,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
     """
     several = len(analysis.groups) > 1
     lines: dict[str, list[Line]] = {"ess": [], "kl": []}
-    texts, factors = [], list[str]()
+    factors = list[str]()
     for group in analysis.groups:
         for factor, quantity in product(_FACTORS, lines):
             curve = aggregate(group, "env_steps", f"{factor}_{quantity}")
@@ -236,8 +217,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
             label = f"{group.label}, {factor}" if several else factor
             least = KL_FLOOR if quantity == "kl" else -math.inf
             lines[quantity].append(_line(curve, len(lines[quantity]), label, least=least))
-            texts.append(f"{label}: {quantity.upper()} ends at {curve.centre[-1]:.3g}")
-    if not texts:
+    if not factors:
         return None
     kl = {KL_ALARM: "compression", STALENESS_KL_ALARM: "others"}
     highest = max([*kl, *(float(np.nanmax(np.asarray(line.y))) for line in lines["kl"])])
@@ -253,7 +233,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
         "distributions, not from sampled weights. On-policy, the effective sample size (ESS) is 1 and KL 0; a KL below "
         f"{KL_FLOOR:g} is drawn there."
     )
-    return Figure("mismatch", "Mismatch over time", panels, caption, f"{'; '.join(texts)}.")
+    return Figure("mismatch", "Mismatch over time", panels, caption)
 
 
 def decisions(analysis: Analysis) -> Figure | None:
@@ -272,8 +252,7 @@ def decisions(analysis: Analysis) -> Figure | None:
         f"{sum(len(run.decisions) for run in chosen)} decisions; the line shows what acted, a dot a decision, with "
         "those without a change. Reasons are in the table."
     )
-    alt = "; ".join(f"{run.name}: {len(run.decisions)} decisions, last {run.decisions[-1].after}" for run in chosen)
-    return Figure("decisions", "Compression levels over time", panels, caption, f"{alt}.")
+    return Figure("decisions", "Compression levels over time", panels, caption)
 
 
 def time_line(run: Run, levels: Sequence[str]) -> tuple[Floats, Floats]:

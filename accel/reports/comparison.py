@@ -80,7 +80,7 @@ class ComparedQuantity:
 
 def _crossing(index: int) -> Callable[[Run, float], float | None]:
     def measure(run: Run, threshold: float) -> float | None:
-        crossing = run.crossing(threshold) if math.isfinite(threshold) else None
+        crossing = run.crossing(threshold)
         return None if crossing is None else crossing[index]
 
     return measure

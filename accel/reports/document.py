@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -13,13 +12,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from accel.errors import ReportError
+from accel.json_object import finite
 from accel.monitor.plain_text import one_line, without_controls
 from accel.reports import across, pages, plotting, tables, wording
 from accel.reports.across import Across
 from accel.reports.analysis import Analysis, Choices, GroupResult
 from accel.reports.charts import figures
 from accel.reports.comparison import QUANTITIES
-from accel.reports.curves import Curve
+from accel.reports.curves import Curve, aggregate
 from accel.reports.figure import Figure
 from accel.reports.runs import Run
 
@@ -104,7 +104,7 @@ def _write(
     out: Path, content: pages.Content, drawn: Sequence[Figure], numbers: Mapping[str, object], written: str
 ) -> WrittenReport:
     files = {f"{figure.name}.{kind}": data for figure in drawn for kind, data in plotting.render(figure).items()}
-    texts = {JSON_FILE: json.dumps(_finite(numbers), indent=1, allow_nan=False, default=str) + "\n"}
+    texts = {JSON_FILE: json.dumps(finite(numbers, lambda _: None), indent=1, allow_nan=False, default=str) + "\n"}
     svgs = {figure.name: b64encode(files[f"{figure.name}.svg"]).decode() for figure in drawn}
     texts[PAGE] = pages.render("page.html", content, drawn, written=written, svgs=svgs)
     texts[MARKDOWN] = pages.render("report.md", content, drawn, written=written, svgs=svgs)
@@ -141,7 +141,7 @@ def to_json(analysis: Analysis) -> dict[str, object]:
         "quantities": {
             name: {"title": q.title, "unit": q.unit, "meaning": q.meaning} for name, q in QUANTITIES.items()
         },
-        "groups": [_group(result, analysis.threshold) for result in analysis.results],
+        "groups": [_group(r, analysis.threshold, analysis.choices.confidence) for r in analysis.results],
         "comparisons": [
             {
                 "group": comparison.group.label,
@@ -155,8 +155,8 @@ def to_json(analysis: Analysis) -> dict[str, object]:
     }
 
 
-def _group(result: GroupResult, threshold: float) -> dict[str, object]:
-    shares = result.time_shares
+def _group(result: GroupResult, threshold: float, confidence: float) -> dict[str, object]:
+    shares = result.group.time_shares
     return {
         "label": result.group.label,
         "options": result.group.options,
@@ -167,14 +167,14 @@ def _group(result: GroupResult, threshold: float) -> dict[str, object]:
         "bottleneck": None if shares is None else {"limit": shares.limit, "shares": asdict(shares)},
         "actor_us_per_step": result.actor_us,
         "learner_us_per_step": result.learner_us,
-        "return_against_seconds": _curve(result.against_time),
-        "return_against_steps": _curve(result.against_steps),
+        "return_against_seconds": _curve(aggregate(result.group, "elapsed_s", "returns", confidence=confidence)),
+        "return_against_steps": _curve(aggregate(result.group, "env_steps", "returns", confidence=confidence)),
         "runs": [_run(run, threshold) for run in result.group.runs],
     }
 
 
 def _run(run: Run, threshold: float) -> dict[str, object]:
-    crossing = run.crossing(threshold) if math.isfinite(threshold) else None
+    crossing = run.crossing(threshold)
     return {
         "name": run.name,
         "path": run.path,
@@ -195,12 +195,3 @@ def _run(run: Run, threshold: float) -> dict[str, object]:
 
 def _curve(curve: Curve | None) -> dict[str, list[float]] | None:
     return None if curve is None else {n: getattr(curve, n).tolist() for n in ("x", "centre", "low", "high")}
-
-
-def _finite(value: object) -> object:
-    """JSON has no NaN and no infinities: null stands for them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

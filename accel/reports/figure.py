@@ -147,7 +147,7 @@ class Figure:
 
     Attributes:
         name: of its files, without suffix.
-        title, caption: above and below it on a page. alt: what it shows, for those who cannot see it.
+        title, caption: above and below it on a page.
         panels: row by row. Those of a single column share their x axis.
         columns: of panels at most.
         heading: a text in the picture, above all panels.
@@ -157,7 +157,6 @@ class Figure:
     title: str
     panels: Sequence[Panel]
     caption: str = ""
-    alt: str = ""
     columns: int = 1
     heading: str = ""
 

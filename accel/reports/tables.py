@@ -18,7 +18,7 @@ from accel.reports.aggregates import stratified_bootstrap
 from accel.reports.analysis import Analysis
 from accel.reports.comparison import MIN_SEEDS, QUANTITIES
 from accel.reports.runs import NOT_CONFIGURATION, Group, Run
-from accel.reports.wording import interval, number, plain
+from accel.reports.wording import number, plain
 
 MAX_DECISIONS = 200
 _FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
@@ -78,10 +78,10 @@ def results_table(analysis: Analysis) -> Table:
         (
             result.group.label,
             str(len(result.group.runs)),
-            "–" if result.final_return is None else interval(result.final_return),
+            "–" if result.final_return is None else str(result.final_return),
             _interquartile(result.group, analysis.choices.confidence),
             f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
-            "–" if result.time_shares is None else _limit(result.time_shares),
+            "–" if (shares := result.group.time_shares) is None else _limit(shares),
             *(_spread(result.by_quantity[name]) for name in names),
         )
         for result in analysis.results
@@ -113,7 +113,7 @@ def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, 
 def _interquartile(group: Group, confidence: float) -> str:
     if len(finals := group.final_returns) < MIN_SEEDS:
         return "–"
-    return interval(stratified_bootstrap([finals], confidence=confidence))
+    return str(stratified_bootstrap([finals], confidence=confidence))
 
 
 def _limit(shares: TimeShares) -> str:
@@ -154,19 +154,17 @@ def speedup_table(analysis: Analysis) -> Table | None:
     for name, quantity in QUANTITIES.items():
         for comparison in analysis.comparisons:
             if (value := comparison.speedups.get(name)) is not None:
-                saved = 1 - 1 / value.ratio.estimate
                 note = "counted at their budget" if value.bound else "without a value"
                 rows.append(
                     (
                         quantity.title,
                         comparison.group.label,
                         value.text,
-                        "–" if value.bound else f"{saved:.1%}" if saved >= 0 else f"{-saved:.1%} more",
                         f"{len(value.group)} / {len(value.baseline)}",
                         f"{value.missing} {note}" if value.missing else "",
                     )
                 )
-    columns = ("quantity", "configuration", "times better", "time saved", "seeds / baseline's", "note")
+    columns = ("quantity", "configuration", "times better", "seeds / baseline's", "note")
     shown = {row[0] for row in rows}
     notes = (
         (
@@ -174,7 +172,6 @@ def speedup_table(analysis: Analysis) -> Table | None:
             "ratio of geometric means over seeds, above 1 is better; in brackets Welch's "
             f"{percent(analysis.choices.confidence)} interval, which shows no difference where it contains 1",
         ),
-        ("time saved", "1 − 1 / times better"),
         *((q.title, q.meaning) for q in QUANTITIES.values() if q.title in shown),
     )
     return Table(f"Against {analysis.baseline.label}.", columns, tuple(rows), notes)
@@ -185,7 +182,7 @@ def runs_table(analysis: Analysis) -> Table:
     rows = []
     labels = [group.label for group in analysis.groups for _ in group.runs]
     for label, run in zip(labels, analysis.runs, strict=True):
-        crossing = run.crossing(analysis.threshold) if math.isfinite(analysis.threshold) else None
+        crossing = run.crossing(analysis.threshold)
         counts = (run.final_return, run.steps, run.training_s, math.nan if crossing is None else crossing[0])
         ending = "not finished" if run.summary is None else str(run.summary.get("reason", "finished"))
         numbers = map(number, (*counts, run.environment_us_per_step))

@@ -6,7 +6,6 @@ import math
 from statistics import median
 
 from accel.monitor.plain_text import percent
-from accel.monitor.statistics import Interval
 from accel.reports.analysis import Analysis, Comparison, GroupResult
 from accel.reports.comparison import MIN_SEEDS, RETURN_CLAIMS
 
@@ -90,13 +89,6 @@ def method(analysis: Analysis) -> tuple[str, ...]:
     return tuple(found)
 
 
-def interval(value: Interval, digits: int = 4) -> str:
-    """``4.2 [3.9, 4.5]``, or the estimate alone where there is no interval."""
-    if not math.isfinite(value.low):
-        return f"{value.estimate:.{digits}g}"
-    return f"{value.estimate:.{digits}g} [{value.low:.{digits}g}, {value.high:.{digits}g}]"
-
-
 def number(value: float) -> str:
     """Four digits; thousands apart from 10 000 on, ``1.23e+12`` from 10¹² on; ``∞``; ``–`` for NaN."""
     if math.isnan(value):
@@ -117,7 +109,7 @@ def _outcome(result: GroupResult, target: float) -> str:
     """``final return 480; reached 475 in 5 of 5 runs, after 1.2 s of training (median)``."""
     if result.final_return is None:
         return "no finished episode"
-    final = f"final return {interval(result.final_return)}"
+    final = f"final return {result.final_return}"
     if not result.reached or math.isnan(target):
         return final
     when = number(median(result.by_quantity["time_to_threshold_s"]))
