@@ -36,7 +36,7 @@ from accel.exporting.standard_operators import standard_artifact, standard_float
 from accel.json_object import Json
 from accel.runs.finishing import finish
 from accel.runs.loading import load_run
-from accel.runs.playing import DEFAULT_ENVS, Episodes, Policy, play
+from accel.runs.playing import Policy, play
 from accel.runs.quality import Quality, Returns, calibration_inputs, judged_inputs, measure_rows
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.machine import read_machine
@@ -280,8 +280,13 @@ class _Builder:
 
     def _play(self, contract: Contract, episodes: int, speed: Json) -> Returns:
         """Play both policies on the same seeds, the compressed one on its target unless that would take too long."""
-        full = self._play_one("fp32", self._full, episodes)
-        random = self._play_one("at random", self._full, episodes, random_share=1.0)
+        on_seeds = partial(
+            play, run=self._run, episodes=episodes, seed=self._seed, greedy=self._greedy, progress=self._progress
+        )
+        self._progress.begin("playing fp32")
+        full = on_seeds(self._full)
+        self._progress.begin("playing at random")
+        random = on_seeds(self._full, random_share=1.0)
         call_us = float(speed["model"]["p50_us"])  # type: ignore[index]
         expected_s = full.env_steps * call_us / 1e6
         engine, name = self._target.name, self._name
@@ -289,21 +294,8 @@ class _Builder:
         if not self._target.runs_onnx and expected_s > PLAYABLE_S:
             name = f"{self._artifact.scheme} on onnxruntime (as {engine} it would take {expected_s:.0f} s)"
             engine, policy = "onnxruntime", self._artifact
-        compressed = self._play_one(f"{name} on the same seeds", policy, episodes)
-        return Returns(compressed, full, random, self._seed, self._greedy, engine)
-
-    def _play_one(self, name: str, policy: Policy, episodes: int, random_share: float = 0.0) -> Episodes:
-        self._progress.begin(f"playing {name}")
-        return play(
-            policy,
-            self._run,
-            episodes=episodes,
-            seed=self._seed,
-            greedy=self._greedy,
-            random_share=random_share,
-            envs=DEFAULT_ENVS,
-            progress=self._progress,
-        )
+        self._progress.begin(f"playing {name} on the same seeds")
+        return Returns(on_seeds(policy), full, random, self._seed, self._greedy, engine)
 
     def _finish(self, contract: Contract, report: Json) -> None:
         """Write the files that describe the model, and the checksums of all files."""

@@ -14,7 +14,7 @@ from accel.compressors.scheme import parse_scheme
 from accel.display.progress import Progress
 from accel.errors import ConfigError
 from accel.json_object import Json
-from accel.monitor.statistics import Interval, mean_interval
+from accel.monitor.statistics import Interval
 from accel.runs.finishing import MIXED, finish
 from accel.runs.loading import load_run
 from accel.runs.playing import DEFAULT_ENVS, Episodes, play
@@ -64,7 +64,7 @@ class Evaluation:
     @property
     def mean(self) -> Interval | None:
         """Mean return with Student's 95 % interval; None for a single episode."""
-        return _mean(self.episodes)
+        return self.episodes.mean
 
     @property
     def difference(self) -> Interval | None:
@@ -87,8 +87,7 @@ class Evaluation:
             if self.baseline.caveat is not None:
                 lines.append(self.baseline.caveat)
             if self.difference is not None:
-                verdict = _verdict(self.difference, repeats=(self.episodes.caveat or self.baseline.caveat) is not None)
-                lines.append(f"{self.scheme} - {FULL_PRECISION} on the same seeds: {self.difference}, {verdict}")
+                lines.append(f"{self.scheme} - {FULL_PRECISION} on the same seeds: {self.difference} (95 %)")
         if self.mixed is not None:
             lines.append(self.mixed)
         if self.quality is not None:
@@ -100,9 +99,11 @@ class Evaluation:
     def to_json(self) -> Json:
         """A plain JSON object, every single return included."""
         value: Json = {name: getattr(self, name) for name in _PLAIN}
-        value |= {"episodes": _episodes_json(self.episodes)}
+        value |= {"episodes": self.episodes.to_json()}
         if self.baseline is not None:
-            value |= {"baseline": _episodes_json(self.baseline), "difference": interval_json(self.difference)}
+            difference = self.difference
+            value |= {"baseline": self.baseline.to_json()}
+            value |= {"difference": None if difference is None else asdict(difference)}
         if self.quality is not None:
             value |= {"quality": self.quality.to_json()}
         return value
@@ -230,43 +231,13 @@ def read_artifact(path: Path, run: TrainedPolicy) -> CompressedPolicy:
     return artifact
 
 
-def interval_json(interval: Interval | None) -> Json | None:
-    """An interval as a plain JSON object."""
-    return None if interval is None else asdict(interval)
-
-
 _PLAIN = ("run", "env", "scheme", "policy_bytes", "env_steps", "seed", "envs", "greedy", "video")
 
 
-def _mean(episodes: Episodes) -> Interval | None:
-    return mean_interval(episodes.returns) if len(episodes.returns) > 1 else None
-
-
-def _verdict(difference: Interval, *, repeats: bool) -> str:
-    """The verdict on a difference; undecided if games repeat, as the interval counts them as independent."""
-    if repeats:
-        return "undecided, as games repeat each other"
-    differs = difference.low > 0 or difference.high < 0
-    return "significantly different from zero" if differs else "not significantly different from zero"
-
-
 def _figures(name: str, episodes: Episodes) -> str:
-    returns, mean = episodes.returns, _mean(episodes)
+    returns, mean = episodes.returns, episodes.mean
     centre = f"{returns[0]:.4g}" if mean is None else f"{mean} (95 %)"
     return (
         f"{name}: mean return {centre}, median {np.median(returns):.4g}, "
         f"{returns.min():.4g} to {returns.max():.4g}; mean length {episodes.lengths.mean():.1f}"
     )
-
-
-def _episodes_json(episodes: Episodes) -> Json:
-    return {
-        "mean": interval_json(_mean(episodes)),
-        "median": float(np.median(episodes.returns)),
-        "mean_length": float(episodes.lengths.mean()),
-        "returns": episodes.returns.tolist(),
-        "lengths": episodes.lengths.tolist(),
-        "seconds": episodes.seconds,
-        "env_steps": episodes.env_steps,
-        "distinct": episodes.distinct,
-    }

@@ -1,4 +1,4 @@
-"""A scheme against fp32 on this machine: speed, measured in turns, and mismatch, on a run's own observations."""
+"""A scheme against fp32 on this machine: speed as actors run them, in turns, and mismatch, on a run's own rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from accel.algorithms.distributions import ActionDistribution
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.executed_kernels import weight_only_layers
+from accel.compressors.checks.verify import run_artifact
 from accel.compressors.runtime import PolicySession, Runtime
 from accel.envs.spaces import ActionSpec
 from accel.runs.summary import SchemeComparison
@@ -46,7 +47,7 @@ def compare_with_fp32(
     """
     sessions = _sessions((artifact, fp32), inputs, batch, runtime)
     samples = _in_turns(sessions, ROUNDS, ROUND_S)
-    params = [torch.from_numpy(_outputs(session, inputs, batch)) for session in sessions]
+    params = [torch.from_numpy(run_artifact(policy, inputs)[0]) for policy in (artifact, fp32)]
     compressed, full = (distribution(p) for p in params)
     agreement = None
     if action.kind != "gaussian":
@@ -87,15 +88,3 @@ def _sessions(
 def _in_turns(sessions: Sequence[PolicySession], rounds: int, round_s: float) -> npt.NDArray[np.float64]:
     takers = {place: timed_calls(session.run, round_s) for place, session in enumerate(sessions)}
     return np.array(list(interleave(takers, math.inf, rounds).samples.values()))
-
-
-def _outputs(session: PolicySession, inputs: Mapping[str, Array], batch: int) -> npt.NDArray[np.float32]:
-    rows = len(next(iter(inputs.values())))
-    answers = []
-    for start in range(0, rows, batch):
-        order = np.arange(start, start + batch) % rows
-        for name, values in inputs.items():
-            session.inputs[name][...] = values[order]
-        session.run()
-        answers.append(np.array(session.outputs["params"], np.float32))
-    return np.concatenate(answers)[:rows]

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import cast
 
 import numpy as np
@@ -22,6 +22,8 @@ from accel.display.progress import Progress
 from accel.display.status import PlayingStatus
 from accel.envs.base import Actions, VectorEnvironment
 from accel.errors import ConfigError, EnvError, contained
+from accel.json_object import Json
+from accel.monitor.statistics import Interval, mean_interval
 from accel.runs.player import Array, Bools, Player, RandomActions, TorchSession
 from accel.runs.trained_policy import TRAINED, TrainedPolicy
 from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity
@@ -55,6 +57,26 @@ class Episodes:
     seconds: float
     env_steps: int
     distinct: int
+
+    @property
+    def mean(self) -> Interval | None:
+        """Mean return with Student's 95 % interval; None for a single episode."""
+        return mean_interval(self.returns) if len(self.returns) > 1 else None
+
+    def to_json(self) -> Json:
+        """A plain JSON object, every return included."""
+        return {
+            "mean": float(self.returns.mean()),
+            "interval": None if self.mean is None else asdict(self.mean),
+            "median": float(np.median(self.returns)),
+            "worst": float(self.returns.min()),
+            "mean_length": float(self.lengths.mean()),
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+            "seconds": self.seconds,
+            "env_steps": self.env_steps,
+            "distinct": self.distinct,
+        }
 
     @property
     def caveat(self) -> str | None:

@@ -190,8 +190,8 @@ class Returns:
         """A plain JSON object, every return included."""
         difference = self.difference
         return {
-            "model": _played(self.episodes),
-            "fp32": _played(self.full),
+            "model": self.episodes.to_json(),
+            "fp32": self.full.to_json(),
             "random": float(self.random.returns.mean()),
             "difference": None if difference is None else asdict(difference),
             "loss": self.loss,
@@ -209,19 +209,6 @@ def paired_difference(episodes: Episodes, baseline: Episodes, *, confidence: flo
     if len(episodes.returns) < 2:
         return None
     return mean_interval(episodes.returns - baseline.returns, confidence=confidence)
-
-
-def _played(episodes: Episodes) -> Json:
-    returns = episodes.returns
-    interval = mean_interval(returns) if len(returns) > 1 else None
-    return {
-        "mean": float(returns.mean()),
-        "interval": None if interval is None else asdict(interval),
-        "worst": float(returns.min()),
-        "returns": returns.tolist(),
-        "lengths": episodes.lengths.tolist(),
-        "distinct": episodes.distinct,
-    }
 
 
 @dataclass(frozen=True)
@@ -254,7 +241,10 @@ class Quality:
 
     def text(self) -> str:
         """The figures and the verdict, in a few lines."""
-        return "\n".join([*(f"{self.scheme} against fp32 on {row.text()}" for row in self.rows), self.verdict])
+        lines = [f"{self.scheme} against fp32 on {row.text()}" for row in self.rows]
+        if self.returns is not None:
+            lines.append(f"return of {self.scheme} {self.returns.verdict}")
+        return "\n".join([*lines, self.verdict])
 
     def to_json(self) -> Json:
         """A plain JSON object, without the returns."""

@@ -7,7 +7,6 @@ import os
 import resource
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import imageio.v3
@@ -24,7 +23,7 @@ from accel.errors import CheckpointError, ConfigError, EnvError
 from accel.runs.evaluation import evaluate, paired_difference
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.player import Player, TorchSession
-from accel.runs.playing import Episodes, collect_inputs, play
+from accel.runs.playing import collect_inputs, play
 from accel.runs.video import record_episode
 from tests.accel.trained_runs import make_run
 from tests.environments.closed_form import FIRST_ACTION, SCRIPT, episode_return
@@ -143,24 +142,6 @@ def test_an_evaluation_compares_a_scheme_with_full_precision(tmp_path: Path) -> 
     assert f"{result.scheme}: mean return" in text and (result.mixed or "") in text
     assert "fp32: mean return" in text and "same seeds" in text
     assert json.loads(json.dumps(result.to_json()))["episodes"]["returns"] == result.episodes.returns.tolist()
-
-
-@pytest.mark.parametrize(("distinct", "full"), [(3, 3), (1, 3), (3, 1)])
-def test_games_that_repeat_decide_nothing(tmp_path: Path, distinct: int, full: int) -> None:
-    def games(returns: list[float], distinct: int) -> Episodes:
-        return Episodes(np.array(returns), np.array([9, 9, 9]), 1.0, 27, distinct)
-
-    result = replace(
-        evaluate(cartpole(tmp_path), episodes=3),
-        scheme="int8",
-        episodes=games([19.0, 19.0, 19.5], distinct),
-        baseline=games([30.0, 30.0, 30.5], full),
-    )
-    text = result.text()
-    repeats = (distinct, full) != (3, 3)
-    assert ("undecided, as games repeat each other" in text) is repeats
-    assert (", significantly different from zero" in text) is not repeats
-    assert text.count("of 3 games differ") == int(repeats)
 
 
 def test_one_episode_has_a_mean_and_no_interval(tmp_path: Path) -> None:
