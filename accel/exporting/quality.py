@@ -17,6 +17,7 @@ import torch
 
 from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import TensorSpec
+from accel.compressors.checks.verify import module_outputs
 from accel.envs.spaces import ACTION_MASK
 from accel.errors import ConfigError, ExportError
 from accel.exporting.run_policy import measure_latency, mismatch, run_rows
@@ -47,9 +48,8 @@ class Agreement:
 
 def reference_outputs(run: TrainedPolicy, inputs: Mapping[str, Array], names: list[str]) -> dict[str, Array]:
     """Outputs of the policy in torch by name, [N, ...]."""
-    with torch.inference_mode():
-        outputs = run.policy(*(torch.from_numpy(array) for array in inputs.values()))
-    return {name: tensor.numpy() for name, tensor in zip(names, outputs, strict=True)}
+    outputs = module_outputs(run.policy, map(torch.from_numpy, inputs.values()))
+    return dict(zip(names, outputs, strict=True))
 
 
 def random_inputs(

@@ -15,7 +15,7 @@ import numpy as np
 
 from accel.compressors.arrays import Array
 from accel.compressors.artifact import CompressedPolicy
-from accel.compressors.checks.verify import check_outputs, run_artifact
+from accel.compressors.checks.verify import check_outputs, module_outputs, run_artifact
 from accel.compressors.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def check_faithful(artifact: CompressedPolicy, module: torch.nn.Module, inputs: 
     rows = {spec.name: torch.from_numpy(np.ascontiguousarray(inputs[spec.name])) for spec in artifact.inputs}
     count = len(inputs[artifact.inputs[0].name])
     order = np.random.default_rng(_ORDER_SEED).permutation(count)
-    together = _outputs(module, rows)
-    alone = [_outputs(module, _select(rows, slice(i, i + 1))) for i in range(min(count, ALONE_ROWS))]
-    shuffled = _outputs(module, _select(rows, torch.from_numpy(order)))
+    together = module_outputs(module, rows.values())
+    alone = [module_outputs(module, _select(rows, slice(i, i + 1))) for i in range(min(count, ALONE_ROWS))]
+    shuffled = module_outputs(module, _select(rows, torch.from_numpy(order)))
     check_outputs(artifact, found, together)
     for k, spec in enumerate(artifact.outputs):
         limit = TOLERANCE * (1.0 + float(np.abs(together[k]).max()))
@@ -93,26 +93,18 @@ def check_source(artifact: CompressedPolicy, inputs: Mapping[str, Array], wanted
             )
 
 
-def _outputs(module: torch.nn.Module, rows: Tensors) -> list[Array]:
-    import torch
-
-    with torch.no_grad():
-        result = module(*rows.values())
-    return [tensor.numpy() for tensor in ((result,) if isinstance(result, torch.Tensor) else result)]
-
-
-def _select(rows: Tensors, which: slice | torch.Tensor) -> dict[str, torch.Tensor]:
-    return {name: values[which] for name, values in rows.items()}
+def _select(rows: Tensors, which: slice | torch.Tensor) -> list[torch.Tensor]:
+    return [values[which] for values in rows.values()]
 
 
 def _explain(module: torch.nn.Module, rows: Tensors, row: int) -> str:
     """Which layer makes the difference: one that acts on this row only, or that sees the other rows."""
     with _layer_outputs(module) as usual:
-        _outputs(module, {name: values[:1] * 0 for name, values in rows.items()})
+        module_outputs(module, (values[:1] * 0 for values in rows.values()))
     with _layer_outputs(module) as single:
-        _outputs(module, _select(rows, slice(row, row + 1)))
+        module_outputs(module, _select(rows, slice(row, row + 1)))
     with _layer_outputs(module) as together:
-        _outputs(module, rows)
+        module_outputs(module, rows.values())
     for other in (single, together):
         if branched := sorted(usual.keys() ^ other.keys()):
             return f"layer {branched[0]!r} acts on some observations and not on others"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,8 +78,15 @@ def reference_outputs(
     """The policy's own outputs, computed on its device, for inputs by name, [N, *shape]; in the artifact's order."""
     import torch
 
+    return module_outputs(reference, (torch.from_numpy(inputs[spec.name]).to(device) for spec in artifact.inputs))
+
+
+def module_outputs(module: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> list[Array]:
+    """What a policy's module gives, one array for each output."""
+    import torch
+
     with torch.no_grad():
-        result = reference(*(torch.from_numpy(inputs[spec.name]).to(device) for spec in artifact.inputs))
+        result = module(*inputs)
     return [tensor.cpu().numpy() for tensor in ((result,) if isinstance(result, torch.Tensor) else result)]
 
 
