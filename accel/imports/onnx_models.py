@@ -73,11 +73,11 @@ class _OnnxPolicy:
         others.sort(key=lambda name: kinds[name] not in floats)  # actions that are chosen by others come behind them
         if not others or not self._observed:
             raise ConfigError(f"{path} maps {', '.join(self._inputs)} to {', '.join(outputs)}: no policy")
-        self._output = others[0]
         if others[1:]:
-            logger.warning("%s: its output %s is taken, and %s not", path, self._output, ", ".join(others[1:]))
+            logger.warning("%s: its output %s is taken, and %s not", path, others[0], ", ".join(others[1:]))
         self._dead = {state.source for state in self._states if self._graph.only_forwards(state.source, state.target)}
         self._states = [state for state in self._states if state.source not in self._dead]
+        self._wanted = [others[0], *(state.target for state in self._states)]
         for name in self._observed:
             sizes = _sizes(self._inputs[name])
             if len(sizes) < 2 or sizes[0] > 1:
@@ -110,11 +110,14 @@ class _OnnxPolicy:
         return TracedProgram(self._run, examples, len(self._states), self._graph.tensors)
 
     def _run(self, *rows: Tensor) -> list[Tensor]:
+        output, *following = self._graph(self._feeds(rows), self._wanted)
+        return [output, *(state.to_rows(value) for state, value in zip(self._states, following, strict=True))]
+
+    def _feeds(self, rows: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Observations and states by the names of the model's inputs, as it takes them."""
         observed, held = rows[: len(self._observed)], rows[len(self._observed) :]
         feeds = {name: self._laid_out(name, value) for name, value in zip(self._observed, observed, strict=True)}
-        feeds |= {state.source: state.of_rows(value) for state, value in zip(self._states, held, strict=True)}
-        output, *following = self._graph(feeds, [self._output, *(state.target for state in self._states)])
-        return [output, *(state.to_rows(value) for state, value in zip(self._states, following, strict=True))]
+        return feeds | {state.source: state.of_rows(value) for state, value in zip(self._states, held, strict=True)}
 
     def _laid_out(self, name: str, rows: Tensor) -> Tensor:
         """Observations as the model takes them: here arrays that are no images are flat, images have channels first."""
@@ -124,18 +127,13 @@ class _OnnxPolicy:
         return rows.reshape(len(rows), *sizes) if rows.dim() == 2 else rows.movedim(1, -1)
 
     def _answer(self, row: Sequence[Array]) -> list[Array]:
-        names = [*self._observed, *(state.source for state in self._states)]
-        values = [torch.from_numpy(value) for value in row]
-        observed, held = values[: len(self._observed)], values[len(self._observed) :]
-        values = [self._laid_out(name, value) for name, value in zip(self._observed, observed, strict=True)]
-        values += [state.of_rows(value) for state, value in zip(self._states, held, strict=True)]
         feeds = {
             name: value.numpy().astype(helper.tensor_dtype_to_np_dtype(self._inputs[name].type.tensor_type.elem_type))
-            for name, value in zip(names, values, strict=True)
+            for name, value in self._feeds([torch.from_numpy(value) for value in row]).items()
         }
         for name in self._dead:
             feeds[name] = np.zeros([size or 1 for size in _sizes(self._inputs[name])], np.float32)
-        output, *following = self._session.run([self._output, *(state.target for state in self._states)], feeds)
+        output, *following = self._session.run(self._wanted, feeds)
         return [output, *(s.to_rows(torch.from_numpy(v)).numpy() for s, v in zip(self._states, following, strict=True))]
 
 

@@ -175,7 +175,10 @@ def _padding(c: Call) -> list[int]:
     """Explicit padding as ``torch.nn.functional.pad`` takes it: of the last dimension first."""
     if c.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise ConfigError(f"operator {c.node.op_type} {c.node.name!r} pads automatically: export it with explicit pads")
-    pads = c.integers("pads") or [0] * (2 * (c[0].dim() - 2))
+    return _sides(c.integers("pads") or [0] * (2 * (c[0].dim() - 2)))
+
+
+def _sides(pads: Sequence[int]) -> list[int]:
     half = len(pads) // 2
     return [size for i in reversed(range(half)) for size in (pads[i], pads[half + i])]
 
@@ -202,10 +205,7 @@ def _pooled(maximum: bool) -> Callable[[Call], Tensor]:
 
 
 def _padded(c: Call) -> Tensor:
-    pads = c.integers("pads", 1) or []
-    half = len(pads) // 2
-    value = c.constants[2] if len(c.constants) > 2 else None
-    sides = [size for i in reversed(range(half)) for size in (pads[i], pads[half + i])]
+    value, sides = c.constants[2] if len(c.constants) > 2 else None, _sides(c.integers("pads", 1) or [])
     mode = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}[c.text("mode", "constant")]
     return F.pad(c[0], sides, mode, 0.0 if value is None or mode != "constant" else float(value))
 
