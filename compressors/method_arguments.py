@@ -39,15 +39,8 @@ class Int8Arguments(NamedTuple):
     input_bits: int | None
 
 
-class PruneArguments(NamedTuple):
-    """Of ``prune``; see ``Prune``."""
-
-    ratio: float
-    layers: tuple[tuple[str, float], ...]
-
-
-class LowRankArguments(NamedTuple):
-    """Of ``lowrank``; see ``LowRank``."""
+class Shares(NamedTuple):
+    """Of ``prune`` and ``lowrank``: a share of every layer's units or rank, and those of single layers."""
 
     ratio: float
     layers: tuple[tuple[str, float], ...]
@@ -139,31 +132,14 @@ def parse_int4(arguments: Sequence[str]) -> int | None:
     return int(arguments[0])
 
 
-def parse_prune(arguments: Sequence[str]) -> PruneArguments:
-    """A ratio in (0, 1), and ratios by layer. Raises SchemeError."""
-    plain, choices = split_arguments(arguments)
-    layers = parse_ratios("prune", choices)
-    ratio = _ratio(plain) if plain or not layers else 0.0
-    in_range = 0.0 < ratio < 1.0 if plain or not layers else any(share for _, share in layers)
-    if not in_range or any(share == 1.0 for _, share in layers):
-        raise SchemeError(
-            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1; layer=share for single layers"
-        )
-    return PruneArguments(ratio, layers)
+def parse_prune(arguments: Sequence[str]) -> Shares:
+    """Shares to remove. Raises SchemeError."""
+    return _parse_shares("prune", arguments, 0.0, "the share to remove")
 
 
-def parse_lowrank(arguments: Sequence[str]) -> LowRankArguments:
-    """A ratio in (0, 1), and ratios by layer. Raises SchemeError."""
-    plain, choices = split_arguments(arguments)
-    layers = parse_ratios("lowrank", choices)
-    ratio = _ratio(plain) if plain or not layers else 1.0
-    in_range = 0.0 < ratio < 1.0 if plain or not layers else any(share < 1.0 for _, share in layers)
-    if not in_range or any(share == 0.0 for _, share in layers):
-        raise SchemeError(
-            f"lowrank({','.join(arguments)}): give the rank as a share of the full one, between 0 and 1; layer=share "
-            "for single layers"
-        )
-    return LowRankArguments(ratio, layers)
+def parse_lowrank(arguments: Sequence[str]) -> Shares:
+    """Ranks as shares of the full ones. Raises SchemeError."""
+    return _parse_shares("lowrank", arguments, 1.0, "the rank as a share of the full one")
 
 
 def parse_distill(arguments: Sequence[str]) -> str:
@@ -187,6 +163,22 @@ def _check_arguments(method: MethodText) -> None:
             parse_lowrank(method.arguments)
         case "distill":
             parse_distill(method.arguments)
+
+
+def _parse_shares(name: str, arguments: Sequence[str], unchanged: float, meaning: str) -> Shares:
+    """``unchanged`` is the share that leaves a layer as it is; the opposite one would leave nothing of it."""
+    plain, choices = split_arguments(arguments)
+    layers = parse_ratios(name, choices)
+    if plain or not layers:
+        ratio = _ratio(plain)
+        in_range = 0.0 < ratio < 1.0
+    else:
+        ratio, in_range = unchanged, any(share != unchanged for _, share in layers)
+    if not in_range or any(share == 1.0 - unchanged for _, share in layers):
+        raise SchemeError(
+            f"{name}({','.join(arguments)}): give {meaning}, between 0 and 1; layer=share for single layers"
+        )
+    return Shares(ratio, layers)
 
 
 def _ratio(words: Sequence[str]) -> float:
