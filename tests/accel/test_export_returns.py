@@ -71,6 +71,14 @@ def test_returns_that_decide_nothing_leave_it_to_the_rows() -> None:
 MISMATCH = Agreement("torch -> onnx", "real", 1, 8, relative=0.5, greatest=1.0)
 
 
+@pytest.mark.parametrize(
+    ("full", "compressed", "loss"),
+    [(500.0, 400.0, 0.2), (-10.0, -15.0, 0.5), (-10.0, -5.0, -0.5), (0.0, -1.0, 1e12), (100.0, 100.0, 0.0)],
+)
+def test_a_loss_is_a_share_of_the_magnitude(full: float, compressed: float, loss: float) -> None:
+    assert compare([compressed - 1, compressed + 1], [full - 1, full + 1]).loss == pytest.approx(loss)
+
+
 def test_a_gate_goes_by_the_mean_and_names_option_and_interval() -> None:
     returns = Quality("int8", (), compare([100.0, 100.0, 100.0, 60.0], FULL))
     wanted = (
