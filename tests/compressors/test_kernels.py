@@ -193,7 +193,7 @@ def test_a_chain_computes_what_onnxruntime_does(case: str, scheme: str, suffix: 
 
 
 @pytest.mark.parametrize("suffix", EVERY)
-@pytest.mark.parametrize("scheme", ["fp32", "fp16", INT8, CODES, "int8(reduce_range)"])
+@pytest.mark.parametrize("scheme", ["fp32", "fp16", INT8, CODES])
 @pytest.mark.parametrize("core", RECURRENT)
 def test_recurrent_steps_compute_what_onnxruntime_does(core: str, scheme: str, suffix: str) -> None:
     case = RECURRENT[core]

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import ArtifactError
 from accel.compressors.runtime import PolicySession
@@ -101,14 +100,3 @@ def test_an_empty_batch_is_refused() -> None:
 )
 def test_cpu_features(cpuinfo: str, machine: str, expected: set[str]) -> None:
     assert cpu_features(cpuinfo, machine) == expected
-
-
-def test_loading_is_what_from_bytes_gives() -> None:
-    case = CASES["tanh-mlp"]
-    module = case.make()
-    artifact = case.bind("int8", module).refresh(module, version=1)
-    inputs = case.inputs(4)
-    direct, travelled = (
-        run_artifact(a, inputs)[0] for a in (artifact, CompressedPolicy.from_bytes(artifact.to_bytes()))
-    )
-    np.testing.assert_array_equal(direct, travelled)
