@@ -406,6 +406,7 @@ def test_a_kill_at_each_file_system_event_of_a_save_leaves_a_valid_checkpoint(tm
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.long
 def test_kills_at_random_moments_leave_a_valid_checkpoint(tmp_path: Path) -> None:
     """A child saves without end and tells each finished save through a pipe, until it is killed."""
     code = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -224,39 +223,6 @@ def test_policy_names_cannot_leave_their_directory(tmp_path: Path) -> None:
         for name in ("../x", "a/b", "", ".", "..", "/etc/x"):
             with pytest.raises(RunDirectoryError, match="plain file name"):
                 run.write_policy(name, b"")
-
-
-@pytest.mark.parametrize("event", range(1, 6))
-def test_a_kill_at_any_file_system_event_leaves_the_old_file_or_the_new(tmp_path: Path, event: int) -> None:
-    """The writer kills itself at its n-th event: opening, renaming, opening the directory; the rest survive."""
-    code = """
-        import os, signal, sys
-        from pathlib import Path
-        from accel.system.atomic import write_atomically
-        seen = 0
-        def audit(name, arguments):
-            global seen
-            if name.startswith("os.") or name == "open":
-                seen += 1
-                if seen == int(sys.argv[2]):
-                    os.kill(os.getpid(), signal.SIGKILL)
-        path = Path(sys.argv[1])
-        sys.addaudithook(audit)
-        write_atomically(path, b"new" * 100_000)
-        print("done", flush=True)
-    """
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    with python(code, path, event) as process:
-        output = process.communicate()[0]
-    content = path.read_bytes()
-    if process.returncode == -signal.SIGKILL:
-        assert event <= 3
-        assert content == (b"old" if event <= 2 else b"new" * 100_000)
-    else:
-        assert event > 3
-        assert output == "done\n"
-        assert content == b"new" * 100_000
 
 
 def test_default_names_are_plain_and_tell_what_they_are() -> None:
