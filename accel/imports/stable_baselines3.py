@@ -102,6 +102,7 @@ _FAMILIES = (
 _VALUE_PARTS = ("value_net", "vf_features_extractor", "mlp_extractor.value_net", "lstm_critic", "critic.")
 _OTHER_PARTS = ("log_std", "actor.log_std")
 _MEMORY = "lstm_actor."
+_EXTRACTORS = "'stable_baselines3.common.torch_layers."
 # of CrossQ's batch renormalisation
 _NORM_EPSILON = 0.001
 
@@ -135,6 +136,9 @@ def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, ac
     kind = ACTIVATIONS[activation] if activation else _activation(data, path, nn.Tanh if family.samples else nn.ReLU)
     steps, options = data.get("num_timesteps"), data.get("policy_kwargs")
     options = options if isinstance(options, dict) else {}
+    extractor = str(options.get("features_extractor_class", _EXTRACTORS))
+    if _EXTRACTORS not in extractor:
+        raise ConfigError(f"{path}: its features extractor is a class of its own ({extractor[:80]}): {_REMEDY}")
     spaces = SavedSpaces.read(data)
     squashes = family.squashes or options.get("squash_output") is True
     squashes |= family.name == "ARS" and spaces.action == "Box" and _ends_in_tanh(data, options)

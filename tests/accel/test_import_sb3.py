@@ -42,9 +42,14 @@ def test_a_policy_of_another_class_is_refused_though_its_layers_fit(tmp_path: Pa
     path = write_zip(tmp_path / "a.zip", ppo_weights(4, 2), policy_class=policy_class("__main__"))
     with pytest.raises(ConfigError, match=r"its policy is a class of its own.*--module"):
         import_policy(path, CARTPOLE)
-    path = write_zip(
-        tmp_path / "a.zip", ppo_weights(4, 2), policy_class=policy_class("stable_baselines3.common.policies")
+    sb3 = policy_class("stable_baselines3.common.policies")
+    kinds = [f"<class '{name}'>" for name in ("stable_baselines3.common.torch_layers.FlattenExtractor", "__main__.Own")]
+    path, own = (
+        write_zip(tmp_path / name, ppo_weights(4, 2), {"features_extractor_class": kind}, policy_class=sb3)
+        for name, kind in zip(("a.zip", "own.zip"), kinds, strict=True)
     )
+    with pytest.raises(ConfigError, match=r"features extractor is a class of its own.*__main__\.Own"):
+        import_policy(own, CARTPOLE)
     assert import_policy(path, CARTPOLE).architecture.startswith("PPO or A2C")
 
 
