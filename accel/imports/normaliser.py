@@ -71,7 +71,8 @@ def read_normaliser(path: Path, shape: tuple[int, ...]) -> FixedNormaliser:
         raise ConfigError(f"normaliser {path} lacks {error.args[0]!r}: give {_FORM}") from None
     except (ValueError, TypeError, SafetensorError) as error:
         raise ConfigError(
-            f"normaliser {path} cannot be read ({error}): give {_FORM}; no pickle. Of VecNormalize, v, write "
+            f"normaliser {path} cannot be read ({error}): give {_FORM}; pickles are not read, and VecNormalize v is "
+            "written so: "
             "numpy.savez('normaliser.npz', mean=v.obs_rms.mean, var=v.obs_rms.var, clip=v.clip_obs, epsilon=v.epsilon)"
         ) from None
     if mean.shape != shape or variance.shape != shape:

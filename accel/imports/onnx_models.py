@@ -78,6 +78,8 @@ class _OnnxPolicy:
         self._dead = {state.source for state in self._states if self._graph.only_forwards(state.source, state.target)}
         self._states = [state for state in self._states if state.source not in self._dead]
         self._wanted = [others[0], *(state.target for state in self._states)]
+        for state in self._states:
+            state.check(path)
         for name in self._observed:
             sizes = _sizes(self._inputs[name])
             if len(sizes) < 2 or sizes[0] > 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import warnings
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from accel.imports.torch_files import read_plain
 from accel.imports.torch_modules import FactorySpec
 from accel.imports.traced_program import State, TracedProgram, in_order, reason_of
 
+logger = logging.getLogger("accel")
+
 
 class _TorchPolicy:
     """A torch program that maps observations to outputs, and may keep state in its buffers.
@@ -33,6 +36,7 @@ class _TorchPolicy:
         self._module, self._arguments, self._path = module, arguments, path
         self._states: list[State] = []
         self._observed: Sequence[str] = ()
+        self._dtype = torch.float32
         self._initial = {name: buffer.clone() for name, buffer in module.named_buffers()}
         # states are zeros where an episode begins: of others the difference is the state
         self._offsets = {name: value for name, value in self._initial.items() if value.any()}
@@ -44,11 +48,7 @@ class _TorchPolicy:
         examples = [torch.zeros(1, *part.shape) for part in spec.inputs]
         self._states = [State(name, name, tuple(value.shape)) for name, value in self._changed(examples)]
         for state in self._states:
-            if 1 not in state.shape[-2:-1] + state.shape[:1]:
-                raise ConfigError(
-                    f"{self._path} keeps {state.source!r} of shape {state.shape} between calls, which is no state of "
-                    "one row: export it for a batch of one"
-                )
+            state.check(self._path)
         tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         examples += [torch.zeros(1, *state.row) for state in self._states]
         return TracedProgram(self._run, examples, len(self._states), tensors)
@@ -56,39 +56,49 @@ class _TorchPolicy:
     def answer(self, row: Sequence[Array]) -> list[Array]:
         """See ``ReadPolicy.source``."""
         with torch.no_grad():
-            return [value.numpy() for value in self._run(*(torch.from_numpy(value) for value in row))]
+            return [value.numpy() for value in self._run(*(torch.tensor(value) for value in row))]
 
     def _run(self, *rows: Tensor) -> list[Tensor]:
         observed, held = rows[: len(self._observed)], rows[len(self._observed) :]
         for state, value in zip(self._states, held, strict=True):
-            _assign(self._module, state.source, state.of_rows(value.clone()) + self._offsets.get(state.source, 0.0))
+            held_as = self._initial[state.source].dtype
+            value = state.of_rows(value.clone()).to(held_as) + self._offsets.get(state.source, 0)
+            _assign(self._module, state.source, value)
         outputs: object = self._called(observed)
         outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
         if not isinstance(outputs, Tensor):
             raise ConfigError(f"{self._path} returns {type(outputs).__name__}: a policy returns a tensor first")
         buffers = dict(self._module.named_buffers())
         names = [state.source for state in self._states]
-        following = [buffers[name] - self._offsets.get(name, 0.0) for name in names]
+        following = [(buffers[name] - self._offsets.get(name, 0)).to(torch.float32) for name in names]
         return [outputs, *(state.to_rows(value) for state, value in zip(self._states, following, strict=True))]
 
     def _called(self, observed: Sequence[Tensor]) -> object:
-        values = dict(zip(self._observed, observed, strict=True))
+        values = dict(zip(self._observed, (value.to(self._dtype) for value in observed), strict=True))
         own = [values] if self._arguments is None else [values[name] for name in self._arguments]
         return self._module(*own)
 
     def _changed(self, examples: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-        """Buffers that a call changes."""
-        for name, value in self._initial.items():
-            _assign(self._module, name, value.clone())
-        try:
-            with torch.no_grad():
-                self._called([torch.rand(example.shape) for example in examples])
-        except Exception as error:  # somebody else's program
+        """Buffers that a call changes; finds the precision that the program takes."""
+        reason = ""
+        weights = (p.dtype for p in self._module.parameters() if p.is_floating_point())
+        for self._dtype in dict.fromkeys((torch.float32, *weights)):
+            for name, value in self._initial.items():
+                _assign(self._module, name, value.clone())
+            try:
+                with torch.no_grad():
+                    found = self._called([torch.rand(example.shape) for example in examples])
+                break
+            except Exception as error:  # noqa: BLE001 - somebody else's program
+                reason = reason_of(error)
+        else:
             shapes = ", ".join(f"{n} {tuple(e.shape)}" for n, e in zip(self._observed, examples, strict=True))
             raise ConfigError(
-                f"{self._path} fails on an observation of {shapes}: {reason_of(error)}; give the environment of its "
-                "training, with its --env-arg and --wrapper; entries of a Dict that are no images are flat"
-            ) from error
+                f"{self._path} fails on an observation of {shapes}: {reason}; give the environment of its training, "
+                "with its --env-arg and --wrapper; entries of a Dict that are no images are flat"
+            )
+        if isinstance(found, tuple | list) and len(found) > 1:
+            logger.warning("%s returns %d values: the first is taken as its policy's", self._path, len(found))
         after = dict(self._module.named_buffers())
         return [(name, value) for name, value in self._initial.items() if not torch.equal(value, after[name])]
 

@@ -67,7 +67,14 @@ _REPLACED: Mapping[object, Callable[..., object]] = MappingProxyType(
         _ATEN.alias.default: lambda x: x,
         _ATEN.detach.default: lambda x: x,
         _ATEN.lift_fresh_copy.default: lambda x: x,
+        _ATEN.select_scatter.default: lambda x, source, dim, index: _scattered(
+            x, source.unsqueeze(dim), dim, index % x.shape[dim], index % x.shape[dim] + 1
+        ),
         _ATEN._native_batch_norm_legit_no_training.default: lambda x, w, b, m, v, _, epsilon: (
+            nn.functional.batch_norm(x, m, v, w, b, eps=epsilon),
+        ),
+        # in training mode it changes its buffers, which no state of a row has the shape of
+        _ATEN.native_batch_norm.default: lambda x, w, b, m, v, _training, _momentum, epsilon: (
             nn.functional.batch_norm(x, m, v, w, b, eps=epsilon),
         ),
     }
@@ -79,7 +86,7 @@ class State:
     """A recurrent state of a program, in its layout: [layers, rows, size] of recurrent layers, or [rows, *shape].
 
     Attributes:
-        source: its input or buffer. target: the output or buffer with the next one. shape: in the file.
+        source: its input or buffer. target: the output or buffer with the next one. shape: in the file, 0 where free.
     """
 
     source: str
@@ -87,21 +94,34 @@ class State:
     shape: tuple[int, ...]
 
     @property
+    def is_layered(self) -> bool:
+        """Whether layers come before rows."""
+        return len(self.shape) == 3 and self.shape[0] > 0 and self.shape[1] in (0, 1)
+
+    @property
     def row(self) -> tuple[int, ...]:
         """The shape of one row's state."""
-        if len(self.shape) == 3:
+        if self.is_layered:
             return self.shape[2:] if self.shape[0] == 1 else (self.shape[0], self.shape[2])
         return self.shape[1:]
 
+    def check(self, path: Path) -> None:
+        """Raise ConfigError for what is no state of one row."""
+        if len(self.shape) < 2 or not (self.is_layered or self.shape[0] in (0, 1)):
+            raise ConfigError(
+                f"{path} keeps {self.source!r} of shape {self.shape} between calls, which is no state of one row: "
+                "export it in evaluation mode, for a batch of one, its state [1, n] or [layers, 1, n]"
+            )
+
     def of_rows(self, rows: Tensor) -> Tensor:
         """[N, *row] in the file's layout."""
-        if len(self.shape) != 3:
+        if not self.is_layered:
             return rows
         return rows.unsqueeze(0) if self.shape[0] == 1 else rows.movedim(0, 1)
 
     def to_rows(self, state: Tensor) -> Tensor:
         """The inverse of ``of_rows``."""
-        if len(self.shape) != 3:
+        if not self.is_layered:
             return state
         return state.squeeze(0) if self.shape[0] == 1 else state.movedim(1, 0)
 
@@ -114,7 +134,8 @@ def in_order(names: Sequence[str], spec: EnvSpec, path: Path) -> list[str]:
     if sorted(names) != sorted(wanted):
         raise ConfigError(
             f"{path} takes {', '.join(names)}, and the environment observes {', '.join(wanted)}: wrap it so that the "
-            "names are the same"
+            "names are the same; recurrent states are buffers of a torch program, and of an ONNX model an input and an "
+            "output of one name, such as h_in and h_out"
         )
     return wanted
 
@@ -262,6 +283,8 @@ def _traced(program: Program, examples: Sequence[Tensor], rows: int) -> fx.Graph
             ) from error
     for node in traced.graph.nodes:
         _fold_linear(traced, node)
+        if node.target == _ATEN.copy_.default and not node.users:  # into an input, which nobody reads afterwards
+            traced.graph.erase_node(node)
     traced.graph.eliminate_dead_code()
     return traced
 

@@ -80,7 +80,8 @@ def check_source(artifact: CompressedPolicy, inputs: Mapping[str, Array], wanted
         VerificationError: an output differs; names the row and the output.
     """
     for spec, found, answers in zip(artifact.outputs, run_artifact(artifact, inputs), wanted, strict=True):
-        limit = TOLERANCE * (1.0 + float(np.abs(answers).max()))
+        rounding = 2.0**-7 if answers.dtype == np.float16 else TOLERANCE
+        limit = rounding * (1.0 + float(np.abs(answers).max()))
         shown = found[:, : answers.shape[1]]
         alike = shown.shape == answers.shape
         agrees = np.isclose(shown, answers if alike else np.nan, rtol=0, atol=limit).reshape(len(found), -1).all(axis=1)

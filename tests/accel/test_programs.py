@@ -419,6 +419,49 @@ def test_buffers_that_a_call_changes_are_the_state(tmp_path: Path) -> None:
     assert main([*words, "--out", str(tmp_path / "a.accel")]) == 0
 
 
+class Deployed(nn.Module):
+    """What robots' programs do: the last observations and a count of steps in buffers, batch norm, writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ELU(), nn.Linear(16, 1))
+        self.register_buffer("window", torch.zeros(1, 2, 3))
+        self.register_buffer("steps", torch.zeros(1, 1, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[:, 0] = x[:, 0].clamp(-0.5, 0.5)
+        self.steps += 1
+        self.window[:] = torch.cat((self.window[:, 1:], x.unsqueeze(1)), 1)
+        answer: Tensor = self.net(self.window.flatten(1)) + 0.1 * self.steps
+        return answer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_windows_counts_and_writes_in_place_are_those_of_the_program(dtype: torch.dtype, tmp_path: Path) -> None:
+    module = Deployed().to(dtype).eval()
+    policy = import_policy(write_script(tmp_path / "policy.pt", module), PENDULUM).policy
+    assert policy.state_shapes == ((2, 3), (1,))
+    states = [torch.zeros(1, *shape) for shape in policy.state_shapes]
+    with torch.no_grad():
+        for row in torch.randn(6, 1, 3):
+            outputs, *states = policy(row, *states)
+            np.testing.assert_allclose(outputs[:, :1], module(row.to(dtype)), atol=1e-5)
+
+
+def test_a_program_that_gives_its_value_first_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Valued(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value, self.net = mlp(3, 1), mlp(3, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.value(x), self.net(x)
+
+    import_policy(write_script(tmp_path / "policy.pt", Valued()), PENDULUM)
+    assert "returns 2 values: the first is taken" in caplog.text
+
+
 class Fallback(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -447,6 +490,10 @@ class Alone(nn.Module):
 def test_a_program_that_its_recording_does_not_give_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot run on 5 rows.*without branches on values"):
         import_policy(write_script(tmp_path / "branch.pt", Fallback()), PENDULUM)
+    counting = Deployed()
+    counting.steps = counting.steps[0]
+    with pytest.raises(ConfigError, match=r"'steps' of shape \(1,\) between calls, which is no state of one row"):
+        import_policy(write_script(tmp_path / "counting.pt", counting), PENDULUM)
     with pytest.raises(VerificationError, match="not the file's program: row 0 of 128"):
         import_policy(write_script(tmp_path / "alone.pt", Alone()), PENDULUM)
 
