@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import os
-import pty
 import subprocess
 import sys
 import warnings
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from accel.display.progress import LineProgress, LiveProgress, Progress, open_progress
+from accel.display.progress import LineProgress, Progress
 from accel.display.status import PlayingStatus, Status
 from accel.errors import EnvError
 from accel.runs.evaluation import evaluate
 from accel.runs.loading import load_run
 from accel.runs.playing import play
 from accel.runs.video import record_episode
-from tests.accel.terminals import read_terminal
 from tests.accel.trained_runs import make_run
 
 
@@ -93,21 +90,6 @@ def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
         "playing at random",
         "comparing actions",
     ]
-
-
-def test_a_terminal_gets_one_line_that_goes_when_all_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as terminal:
-        monkeypatch.setenv("TERM", "xterm")
-        with closing(open_progress(terminal)) as progress:
-            assert isinstance(progress, LiveProgress)
-            progress.begin("playing [int8]")
-            progress.advance(PlayingStatus(3, 20, 4000))
-        monkeypatch.setenv("TERM", "dumb")
-        assert isinstance(open_progress(terminal), LineProgress)
-    drawn = read_terminal(ours)
-    assert "playing [int8]" in drawn and "4,000 steps" in drawn
-    assert drawn.endswith("\x1b[2K") or drawn.rstrip("\r\n").endswith("\x1b[2K")
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("LunarLander-v3", marks=pytest.mark.long)])
