@@ -153,12 +153,8 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
     Args:
         baseline: one of ``runs``; its whole group is the baseline.
     Raises:
-        ReportError: a run without records, no other group, or groups that cannot be compared and no ``force``.
+        ReportError: no other group, or groups that cannot be compared and no ``force``.
     """
-    for run in runs:
-        if not run.series.records:
-            damaged = f" ({run.series.damaged} damaged lines)" if run.series.damaged else ""
-            raise ReportError(f"{run.path} has no metrics yet{damaged}: wait for its first record")
     groups = group_runs(runs, choices.group_by)
     if baseline is not None:
         groups = tuple(sorted(groups, key=lambda group: baseline not in group.runs))

@@ -135,7 +135,7 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
         samples.
     """
     if not path.exists() and (sample := sampled_runs(path.parent).get(path)) is not None:
-        return run_from_json(sample, str(path))
+        return _with_records(run_from_json(sample, str(path)))
     directory = RunDirectory.open(path, read_only=True)
     config = directory.read_config()
     if not directory.metrics.is_file():
@@ -145,14 +145,20 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     summary = _read_object(directory.summary, notes) if directory.summary.is_file() else None
     starts_s = [start.unix_time_s for start in directory.read_starts()]
     series = read_series(directory.metrics, max_points or MAX_POINTS, starts_s)
-    if not series.records:
-        spoilt = f" ({series.damaged} damaged lines)" if series.damaged else ""
-        raise ReportError(f"{path} has no metrics yet{spoilt}: wait for its first record")
     decisions, damaged = read_decisions(path)
     if damaged:
         notes.append(f"{damaged} damaged lines of decisions.jsonl were skipped")
     starts = max(len(starts_s), 1)
-    return Run(path.name, str(path), config, machine, summary or None, series, decisions, tuple(notes), starts)
+    return _with_records(
+        Run(path.name, str(path), config, machine, summary or None, series, decisions, tuple(notes), starts)
+    )
+
+
+def _with_records(run: Run) -> Run:
+    if not run.series.records:
+        damaged = f" ({run.series.damaged} damaged lines)" if run.series.damaged else ""
+        raise ReportError(f"{run.path} has no metrics yet{damaged}: wait for its first record")
+    return run
 
 
 def sampled_runs(directory: Path) -> dict[Path, Mapping[str, object]]:
@@ -211,7 +217,7 @@ def _write(
         return write_across(compared, out, written=written, overwrite=overwrite)
     if baselines is None:
         if not chosen.force:
-            _check_one_environment([runs])
+            _check_one_environment(runs)
         analysis = analyse(runs, chosen)
     else:
         analysis = _compared(first, others, chosen)
@@ -229,10 +235,7 @@ def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def _compared(baseline: Sequence[Run], others: Sequence[Run], choices: Choices) -> Analysis:
     """A comparison in one environment."""
     _check_one_configuration(baseline, choices)
-    runs = [*baseline, *others]
-    if not choices.force:
-        _check_one_environment([group.runs for group in group_runs(runs, choices.group_by)])
-    return analyse(runs, choices, baseline[0])
+    return analyse([*baseline, *others], choices, baseline[0])
 
 
 def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -252,15 +255,14 @@ def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return runs, notes
 
 
-def _check_one_environment(together: Sequence[Sequence[Run]]) -> None:
-    """Raises ReportError when runs that share a curve or an axis of returns are of different environments."""
-    for runs in together:
-        if len(environments := _by_environment(runs)) > 1:
-            found = "; ".join(f"{env}: {', '.join(run.name for run in those)}" for env, those in environments.items())
-            raise ReportError(
-                f"returns of different environments mean nothing beside one another ({found}): make a report of each, "
-                "by naming its runs, or compare with a directory of baselines in all of them (accel compare)"
-            )
+def _check_one_environment(runs: Sequence[Run]) -> None:
+    """Raises ReportError when runs that share an axis of returns are of different environments."""
+    if len(environments := _by_environment(runs)) > 1:
+        found = "; ".join(f"{env}: {', '.join(run.name for run in those)}" for env, those in environments.items())
+        raise ReportError(
+            f"returns of different environments mean nothing beside one another ({found}): make a report of each, "
+            "by naming its runs, or compare with a directory of baselines in all of them (accel compare)"
+        )
 
 
 def _check_one_configuration(baselines: Sequence[Run], choices: Choices) -> None:

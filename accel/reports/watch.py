@@ -138,12 +138,13 @@ class _Watcher:
         records = self._tail.read()
         for record in records:
             self._evaluation = EvaluationStatus.from_record(record) or self._evaluation
+        target = self._config.get("stop_at_return")
         for record in reversed(records):
             try:
                 return TrainingStatus.from_record(
                     {one_line(name): one_line(v) if isinstance(v, str) else v for name, v in record.items()},
                     total_env_steps=int(str(self._config.get("total_env_steps", 0))),
-                    return_target=self._target(),
+                    return_target=float(target) if isinstance(target, int | float) else None,
                     actors=max(int(str(self._config.get("actors", 1))), 1),
                     evaluation=self._evaluation,
                 )
@@ -160,10 +161,6 @@ class _Watcher:
             return Summary.read(self._path).text()
         except CheckpointError as error:
             return f"ended, but {error}"
-
-    def _target(self) -> float | None:
-        value = self._config.get("stop_at_return")
-        return float(value) if isinstance(value, int | float) else None
 
     def _title(self) -> str:
         return one_line(str(self._config.get("env", self._path.name)))

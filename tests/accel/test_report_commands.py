@@ -105,8 +105,8 @@ def test_bad_input_is_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     write_run(runs / "fp32", "wide", network="mlp:512x3")
     with pytest.raises(ReportError, match="the baseline holds several configurations"):
         accel.compare(runs / "fp32", [other], out=out)
-    (other / "metrics.jsonl").write_text("")
-    with pytest.raises(ReportError, match="no metrics yet"):
+    (other / "metrics.jsonl").write_text("damaged\n")
+    with pytest.raises(ReportError, match=r"no metrics yet \(1 damaged lines"):
         accel.compare(one, [other], out=out)
     (other / "metrics.jsonl").unlink()
     with pytest.raises(ReportError, match="no metrics yet"):
@@ -158,7 +158,7 @@ def test_returns_of_different_environments_share_no_axis(runs: Path, tmp_path: P
     with pytest.raises(ReportError, match=r"different environments .*CartPole-v1: int8-0, int8-1; Acrobot-v1: other"):
         accel.report([runs / "int8"], out=tmp_path / "out")
     merged = Choices(group_by=("compressor",))
-    with pytest.raises(ReportError, match="different environments"):
+    with pytest.raises(ReportError, match="int8: another environment: env is 'CartPole-v1' and 'Acrobot-v1'"):
         accel.compare(runs / "fp32", [runs / "int8"], out=tmp_path / "out", choices=merged)
     assert not (tmp_path / "out").exists()
 
