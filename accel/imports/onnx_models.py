@@ -67,10 +67,12 @@ class _OnnxPolicy:
         self._states = list(_states(self._inputs, model.graph.output))
         taken = {state.source for state in self._states}
         self._observed = [name for name in self._inputs if name not in taken]
-        others = [name for name in outputs if name not in {state.target for state in self._states}]
+        known = {state.target for state in self._states} | self._graph.constants.keys()
+        others = [name for name in outputs if name not in known]
         floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
         kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
-        others.sort(key=lambda name: kinds[name] not in floats)  # actions that are chosen by others come behind them
+        # actions that are chosen by others, and values of a critic, come behind
+        others.sort(key=lambda name: (kinds[name] not in floats, "value" in name.lower()))
         if not others or not self._observed:
             raise ConfigError(f"{path} maps {', '.join(self._inputs)} to {', '.join(outputs)}: no policy")
         if others[1:]:
@@ -191,7 +193,10 @@ class OnnxGraph:
             call = Call(node, tensors, [constants.get(name) for name in names], self._opset)
             found = apply(call) if node.domain in ("", "ai.onnx") else None
             if found is None:
-                raise ConfigError(f"the graph has the operator {node.op_type} ({node.name!r}), which is not known here")
+                raise ConfigError(
+                    f"the graph has the operator {node.op_type} ({node.name!r}), which is not known here: "
+                    "export logits or means alone, in floats, without sampling, branches or fused operators"
+                )
             values |= zip(node.output, [found] if isinstance(found, Tensor) else found, strict=False)
         return [values[name] for name in wanted]
 

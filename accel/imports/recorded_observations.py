@@ -63,8 +63,8 @@ class RecordedObservations:
                 f"observations {path} hold {shapes or 'nothing'}: give [N, *shape] each, N at least {_LEAST_ROWS}"
             )
         for name, array in arrays.items():
-            if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
-                raise ConfigError(f"observations {path}: {name!r} holds values that are no finite numbers")
+            if array.dtype.kind not in "fiub" or not (np.abs(array) <= np.finfo(np.float32).max).all():
+                raise ConfigError(f"observations {path}: {name!r} holds values that are no finite numbers of float32")
         count = min(*rows, _MOST_ROWS)
         kept = {
             name: array[:count].astype(np.uint8 if array.dtype == np.uint8 and array.ndim == 4 else np.float32)

@@ -292,13 +292,15 @@ def test_outputs_that_choose_are_taken_before_what_they_choose(tmp_path: Path) -
     class Chosen(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = mlp(4, 2)
+            self.net, self.value = mlp(4, 2), nn.Linear(4, 2)
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
             logits = self.net(x)
-            return logits.argmax(1), logits
+            return torch.ones(2), logits.argmax(1), self.value(x), logits
 
-    path = write_onnx(tmp_path / "p.onnx", Chosen(), [torch.zeros(1, 4)], ["obs"], ["action", "logits"])
+    path = write_onnx(
+        tmp_path / "p.onnx", Chosen(), [torch.zeros(1, 4)], ["obs"], ["version", "action", "value", "logits"]
+    )
     rows = torch.randn(8, 4)
     with torch.no_grad():
         np.testing.assert_allclose(import_policy(path, CARTPOLE).policy(rows)[0], mlp(4, 2)(rows), atol=1e-5)
