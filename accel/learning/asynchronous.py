@@ -24,7 +24,6 @@ from accel.algorithms.gradient_exchange import LocalGradients
 from accel.algorithms.optimizers import Optimiser
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
-from accel.config.experience import AsynchronousConfig, SamplesPerInsertConfig
 from accel.errors import ConfigError, TransportError
 from accel.experience.rewards import RewardTransform
 from accel.learning.coordination import Coordination, Iteration, NoCoordination
@@ -144,7 +143,7 @@ class ParameterServer:
         self._post, self._algorithm, self._counters, self._rewards = post, algorithm, counters, rewards
         self._total_env_steps = config.run.total_env_steps
         self._timeout_s = config.run.peer_timeout_s
-        self._interval = cast(AsynchronousConfig | SamplesPerInsertConfig, config.schedule).publish_interval_updates
+        self._interval = config.schedule.publish_interval_updates
         self._lag_limit = config.algorithm.gradient_lag_limit
         self._considered = counters.updates
         self._published: tuple[int, bytes | None] = -1, None

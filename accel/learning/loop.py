@@ -193,7 +193,7 @@ class Loop:
             self._wants_policy = True
         self._timer.mark("compress")
         alone = self._learner.coordination.alone
-        self._offer_prepared(wait=self.schedule.waits_for_policy or not alone or self._published_version < 0)
+        self._offer_prepared(wait=self.config.schedule.waits_for_policy or not alone or self._published_version < 0)
 
     def _offer_prepared(self, *, wait: bool = False) -> None:
         """Offer the policy that is prepared, if one is, to the actors."""
@@ -205,7 +205,7 @@ class Loop:
         if policy is not None:
             self._published_version, self._policy = version, policy
             self.transport.publish(version, policy)
-        elif self.schedule.waits_for_policy:
+        elif self.config.schedule.waits_for_policy:
             self.transport.publish(version, self._policy)  # Withheld: the last one acts on, as of this version.
         self._timer.mark("publish")
         if policy is not None and self.published is not None:
@@ -360,7 +360,9 @@ class Loop:
                 f"the last {self._empty_unrolls} unrolls have no step to learn from, as environments raised in all: "
                 "see the messages above, and mend the environment"
             )
-        return unroll.valid_steps > 0 or self.schedule.waits_for_policy  # Its actor waits for the round's policy.
+        return (
+            unroll.valid_steps > 0 or self.config.schedule.waits_for_policy
+        )  # Its actor waits for the round's policy.
 
     def _observe(self, experience: Experience) -> None:
         """Everything that happens once to each new step."""

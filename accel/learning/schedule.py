@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accel.config import TrainConfig
-from accel.config.experience import ReplayingConfig, SamplesPerInsertConfig, SynchronousConfig
+from accel.config.experience import ReplayingConfig, SamplesPerInsertConfig
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,7 @@ class Counts:
 
 
 class Schedule(Protocol):
-    """Asked at every turn of the learner's loop.
-
-    Attributes:
-        waits_for_policy: whether an actor waits, after each unroll, for a newer policy than made it.
-    """
-
-    waits_for_policy: bool
+    """Asked at every turn of the learner's loop."""
 
     def due(self, counts: Counts) -> bool:
         """Whether an update is due, as soon as there is a sample."""
@@ -56,11 +50,12 @@ class Schedule(Protocol):
 class Asynchronous:
     """The identity: an update for every sample that there is, and everything that arrives is taken in.
 
+    The synchronous schedule is this one with a publication for every update: there the store, ``Rounds``, has a sample
+    once every actor has sent its unroll, and actors wait for the policy.
+
     Args:
         publish_interval_updates: updates between publications.
     """
-
-    waits_for_policy = False
 
     def __init__(self, publish_interval_updates: int) -> None:
         self._interval = publish_interval_updates
@@ -82,44 +77,24 @@ class Asynchronous:
         return counts.updates % self._interval == 0
 
 
-class Synchronous(Asynchronous):
-    """An update for every sample, a publication for every update, and actors that wait for it."""
-
-    waits_for_policy = True
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-
-INSERT_TOLERANCE = 1
-"""Environment steps that actors may be ahead of ``samples_per_insert`` before they wait."""
-
-
 class SamplesPerInsert(Asynchronous):
-    """Keeps sampled items per inserted one at a ratio, within a tolerance; whichever side is ahead waits.
+    """Keeps sampled items per inserted one at a ratio; whichever side is ahead waits.
 
     An update is due while  updates · batch_size < samples_per_insert · (env_steps − learning_starts), and unrolls are
-    taken in until the learner is ``tolerance`` environment steps behind. Source: the rate limiter of Cassirer et al.
-    2021, Reverb, arXiv:2102.04736, section 3.3; deviation: one tolerance, on the side of inserts.
+    taken in until the learner is one environment step behind. Source: the rate limiter of Cassirer et al. 2021, Reverb,
+    arXiv:2102.04736, section 3.3; deviation: one tolerance, of one step, on the side of inserts.
 
     Args:
         publish_interval_updates: updates between publications.
         samples_per_insert: the ratio. batch_size: items of one update.
-        learning_starts: inserts before the first update. tolerance: inserts that may be ahead.
+        learning_starts: inserts before the first update.
     """
 
     def __init__(
-        self,
-        publish_interval_updates: int,
-        samples_per_insert: float,
-        batch_size: int,
-        learning_starts: int,
-        tolerance: int,
+        self, publish_interval_updates: int, samples_per_insert: float, batch_size: int, learning_starts: int
     ) -> None:
         super().__init__(publish_interval_updates)
-        self._ratio, self._batch_size = samples_per_insert, batch_size
-        self._starts = learning_starts
-        self._tolerance = tolerance
+        self._ratio, self._batch_size, self._starts = samples_per_insert, batch_size, learning_starts
 
     def due(self, counts: Counts) -> bool:
         """While the learner is behind the ratio."""
@@ -132,24 +107,17 @@ class SamplesPerInsert(Asynchronous):
         return max(math.ceil(asked) - counts.updates, 0)
 
     def accepts(self, counts: Counts) -> bool:
-        """Until actors are ahead by the tolerance."""
+        """Until actors are ahead by a step."""
         ahead = counts.env_steps - self._starts - counts.updates * self._batch_size / self._ratio
-        return counts.available == 0 or ahead < self._tolerance
+        return counts.available == 0 or ahead < 1
 
 
 def make_schedule(config: TrainConfig) -> Schedule:
     """The schedule of a run."""
-    options = config.schedule
-    if isinstance(options, SamplesPerInsertConfig):
-        store = config.store
-        batch_size = store.sampled_steps(config.acting.unroll_length) if isinstance(store, ReplayingConfig) else 1
-        return SamplesPerInsert(
-            options.publish_interval_updates,
-            options.samples_per_insert,
-            batch_size,
-            options.learning_starts,
-            INSERT_TOLERANCE,
-        )
-    if isinstance(options, SynchronousConfig):
-        return Synchronous()
-    return Asynchronous(options.publish_interval_updates)
+    options, store = config.schedule, config.store
+    if not isinstance(options, SamplesPerInsertConfig):
+        return Asynchronous(options.publish_interval_updates)
+    batch_size = store.sampled_steps(config.acting.unroll_length) if isinstance(store, ReplayingConfig) else 1
+    return SamplesPerInsert(
+        options.publish_interval_updates, options.samples_per_insert, batch_size, options.learning_starts
+    )
