@@ -1,16 +1,18 @@
 """Learners of one run as a process group of torch: NCCL where each has a CUDA device of its own, else gloo.
 
 Learners find each other through MPI, and where all are on one host they listen on its loopback address alone. Across
-hosts number 0 opens a port for a moment and says where; the others try its addresses, and take part with the one of
-their own from which they reached it. ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` choose an interface instead. A
-learner that dies closes its connections, which ends whatever the others wait for on the host; one that is silent does
-so after ``timeout_s``. The others' sums on the device are given up then.
+hosts number 0 opens a port for a moment, which reads nothing, and says where; the others try its addresses until one
+answers with the token that number 0 gave them, and take part with the one of their own from which they reached it.
+``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` choose an interface instead. A learner that dies closes its
+connections, which ends whatever the others wait for on the host; one that is silent does so after ``timeout_s``. The
+others' sums on the device are given up then.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -26,11 +28,12 @@ from accel.algorithms.optimizers import Optimiser
 from accel.errors import ConfigError, TransportError
 from accel.json_object import Json
 from accel.transport.learners import LearnerLink
-from accel.transport.network import LOOPBACK, addresses, network_name, reach
+from accel.transport.network import LOOPBACK, addresses, door, network_name, reach
 
 Result = TypeVar("Result")
 logger = logging.getLogger("accel")
 _UUID_PARTS = 5
+_TOKEN_BYTES = 32
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -189,13 +192,14 @@ def _own_address(link: LearnerLink) -> str:
     networks = [told["network"] for told in link.gather({"network": network_name()})]
     if len(set(networks)) == 1:
         return LOOPBACK
-    with socket.create_server(("", 0)) if link.learner == 0 else nullcontext() as door:
-        first = link.gather({"addresses": addresses(), "port": door.getsockname()[1] if door else 0})[0]
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    with door(token) if link.learner == 0 else nullcontext(0) as port:
+        first = link.gather({"addresses": addresses(), "port": port, "token": token.hex()})[0]
         host, own = "", ""
         if networks[link.learner] != networks[0] and _INTERFACE not in os.environ:
             # one that both hosts have, such as a container bridge's, leads to this one
             theirs = [str(each) for each in cast(list[object], first["addresses"]) if each not in addresses()]
-            host, own = reach(theirs, int(str(first["port"])))
+            host, own = reach(theirs, int(str(first["port"])), bytes.fromhex(str(first["token"])))
         reached = [str(told["reached"]) for told in link.gather({"reached": host})]
     return own or next(filter(None, reached), "")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from accel.errors import TransportError
@@ -47,13 +50,35 @@ def network_name() -> str:
         return socket.gethostname()
 
 
-def reach(hosts: Sequence[str], port: int, timeout_s: float = _REACH_S) -> tuple[str, str]:
-    """(host, own address) of the first of ``hosts`` that answers on ``port``. Raises TransportError: none does."""
+@contextmanager
+def door(token: bytes) -> Iterator[int]:
+    """A port of this host that gives whoever connects the token, reads nothing, and is shut at the end."""
+    with socket.create_server(("", 0)) as server:
+
+        def answer() -> None:
+            with suppress(OSError):  # the port is shut
+                while True:
+                    connection, _ = server.accept()
+                    with connection, suppress(OSError):
+                        connection.setblocking(False)
+                        connection.sendall(token)
+
+        answers = threading.Thread(target=answer, daemon=True)
+        answers.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        answers.join()
+
+
+def reach(hosts: Sequence[str], port: int, token: bytes, timeout_s: float = _REACH_S) -> tuple[str, str]:
+    """(host, own address) of the first of ``hosts`` whose door gives the token. Raises TransportError: none does."""
     problems = []
     for host in hosts:
         try:
             with socket.create_connection((host, port), timeout_s) as connection:
-                return host, str(connection.getsockname()[0])
+                if secrets.compare_digest(connection.recv(len(token), socket.MSG_WAITALL), token):
+                    return host, str(connection.getsockname()[0])
+                problems.append(f"{host}: it is another program's")
         except OSError as error:
             problems.append(f"{host}: {error.strerror or error}")
     raise TransportError(

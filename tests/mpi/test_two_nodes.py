@@ -168,7 +168,8 @@ def test_whatever_dies_nothing_is_left_on_either_node(victim: str, nodes: Nodes,
 
 
 def test_each_node_has_a_learner_and_its_actor_and_one_learner_dies(nodes: Nodes, tmp_path: Path) -> None:
-    """Learners find each other over the cable; the job ends with a checkpoint, soon after the one on node b."""
+    """Learners find each other over the cable, and noise on their ports disturbs nothing; the job ends with a
+    checkpoint, soon after the one on node b."""
     with train(nodes, tmp_path, "--learners", "2", "--actors", "2") as job:
         job.wait_for_records(3)
         job.wait_for(job.checkpoints, "a checkpoint")
@@ -181,6 +182,11 @@ def test_each_node_has_a_learner_and_its_actor_and_one_learner_dies(nodes: Nodes
             # Open MPI's own listen on all addresses
             ours = [place for place in places if not place.startswith(("0.0.0.0:", "[::]:", "*:"))]
             assert ours and all(place.startswith(f"{address}:") for place in ours), seen
+            for port in (place.rpartition(":")[2] for place in ours):
+                noise = f"head -c 10000 /dev/urandom >/dev/tcp/{address}/{port} || true"
+                nodes.do("run", "b" if node == "a" else "a", "bash", "-c", noise)
+        updates = job.records()[-1]["updates"]
+        job.wait_for(lambda: job.records()[-1]["updates"] > updates + 3, "learning on after noise")
         os.kill(ranks["b"][1], signal.SIGKILL)
         assert job.finish() != 0, job.output
         assert f"accel train --resume {job.path}" in job.output and "Traceback" not in job.output
