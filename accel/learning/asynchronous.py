@@ -40,10 +40,14 @@ _LISTENS_S = 1.0
 
 
 class Post(Protocol):
-    """Messages between this learner, ``learner`` of ``learners``, and others. Raises TransportError: one is gone."""
+    """Messages between this learner, ``learner`` of ``learners``, and others, of at most ``largest_bytes``.
+
+    Raises TransportError: one is gone.
+    """
 
     learner: int
     learners: int
+    largest_bytes: int
 
     def post(self, learner: int, content: bytes) -> None:
         """Send one. Returns at once."""
@@ -113,9 +117,18 @@ class AsynchronousGradients(LocalGradients):
     def coordination(
         self, config: TrainConfig, algorithm: Algorithm, counters: Counters, rewards: RewardTransform
     ) -> Coordination:
-        """How this learner works with the others. Raises ConfigError: the algorithm has no gradients to exchange."""
+        """How this learner works with the others.
+
+        Raises ConfigError: the algorithm has no gradients to exchange, or its networks are too large to be sent.
+        """
         if not isinstance(algorithm, GradientAlgorithm):
             raise ConfigError("learners can exchange the gradients of a GradientAlgorithm only")
+        networks_bytes = sum(tensor.nbytes for tensor in algorithm.networks.state_dict().values())
+        if networks_bytes > (largest := self._post.largest_bytes):
+            raise ConfigError(
+                f"learners of '{config.algorithm.algorithm}' send each other networks of {networks_bytes:,} bytes, and "
+                f"a message of this MPI has {largest:,} at most: make --network smaller, use MPICH, or --learners 1"
+            )
         if self.learner == 0:
             return ParameterServer(self._post, config, algorithm, counters, rewards)
         return ParameterClient(self, self._post, config, algorithm, counters, rewards)

@@ -44,11 +44,16 @@ class Incoming(Protocol):
 
 
 class Endpoint(Protocol):
-    """One rank's link to the others. Not thread-safe. Messages between two ranks are matched in the order sent."""
+    """One rank's link to the others. Not thread-safe. Messages between two ranks are matched in the order sent.
+
+    Attributes:
+        largest_bytes: of a message.
+    """
 
     rank: int
     size: int
     fault_tolerant: bool
+    largest_bytes: int
     any_source: int
     any_tag: int
 

@@ -65,6 +65,7 @@ class LearnerLink:
         timeout_s: how long to wait for another learner.
     Attributes:
         learner: this one's number, of ``learners``. joined: whether their process group stands.
+        largest_bytes: of a message.
     """
 
     def __init__(self, endpoint: Endpoint, topology: Topology, timeout_s: float) -> None:
@@ -75,6 +76,7 @@ class LearnerLink:
         self._incoming: list[tuple[Incoming, Request, Bytes]] = []
         self.learner = self._ranks.index(endpoint.rank)
         self.learners = len(self._ranks)
+        self.largest_bytes = endpoint.largest_bytes
         self.joined = False
 
     def gather(self, message: Json) -> list[Json]:

@@ -76,14 +76,14 @@ class MpiEndpoint:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.fault_tolerant = _has_ulfm()
-        self._most_bytes = _OPEN_MPI_BYTES if MPI.get_vendor()[0] == "Open MPI" else sys.maxsize
+        self.largest_bytes = _OPEN_MPI_BYTES if MPI.get_vendor()[0] == "Open MPI" else sys.maxsize
 
     def send(self, buffer: bytes | Bytes, rank: int, tag: int) -> Request:
         """Synchronous-mode send: a small one would otherwise count as done while it still queues at the receiver."""
-        if len(buffer) > self._most_bytes:
+        if len(buffer) > self.largest_bytes:
             raise TransportError(
                 f"a message of {len(buffer):,} bytes is too large for Open MPI, which ends the job beyond "
-                f"{self._most_bytes:,}: make the network smaller, use MPICH, or on one machine no --launcher mpirun"
+                f"{self.largest_bytes:,}: make the network smaller, use MPICH, or on one machine no --launcher mpirun"
             )
         try:
             return self._comm.Issend([buffer, MPI.BYTE], rank, tag)

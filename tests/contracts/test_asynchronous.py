@@ -14,7 +14,7 @@ from torch import Tensor
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import make_algorithm, make_store
 from accel.config import TrainConfig
-from accel.errors import TransportError
+from accel.errors import ConfigError, TransportError
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample
@@ -36,6 +36,7 @@ class Letters:
     def __init__(self, learner: int, queues: dict[tuple[int, int], deque[bytes]], learners: int) -> None:
         self.learner, self.learners = learner, learners
         self._queues = queues
+        self.largest_bytes = 1 << 20
 
     def post(self, learner: int, content: bytes) -> None:
         """Into the other's queue."""
@@ -313,6 +314,11 @@ def test_an_update_of_others_takes_the_learning_rate_of_the_moment() -> None:
     first.turn()
     assert first.counters.updates == 1
     assert torch.equal(first.parameters, twin)
+
+
+def test_networks_that_no_message_holds_are_refused_before_training() -> None:
+    with pytest.raises(ConfigError, match=r"'a3c' send each other networks of [\d,]+ bytes.* has 1,048,576 at most"):
+        learners(options(network="mlp:512x2"))
 
 
 def together(*parts: Callable[[], None]) -> None:
