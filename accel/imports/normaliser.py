@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import tokenize
+import warnings
 from pathlib import Path
 from typing import cast
 
@@ -116,7 +117,9 @@ def _read_npy(content: bytes) -> npt.NDArray[np.generic]:
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"an array has format {version}")
     read_header = format_.read_array_header_1_0 if version == (1, 0) else format_.read_array_header_2_0
-    shape, is_fortran, dtype = read_header(stream)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of headers that Python 2 wrote, which numpy reads
+        shape, is_fortran, dtype = read_header(stream)
     if dtype.hasobject or dtype.itemsize * math.prod(shape) != len(content) - stream.tell():
         raise ValueError(f"an array of {shape} {dtype} does not have that many bytes")
     return np.frombuffer(content[stream.tell() :], dtype).reshape(shape, order="F" if is_fortran else "C")

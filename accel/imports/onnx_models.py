@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from onnx import ModelProto, NodeProto, ValueInfoProto, defs, helper, numpy_helper, shape_inference
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper, numpy_helper, shape_inference
 from torch import Tensor, nn
 
 from accel.compressors.runtime import session_options
@@ -141,6 +141,13 @@ class _OnnxPolicy:
         return [output, *(s.to_rows(torch.from_numpy(v)).numpy() for s, v in zip(self._states, following, strict=True))]
 
 
+def _constant(tensor: TensorProto) -> Array:
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError) as error:  # of one that no node reads, and so onnxruntime has not read
+        raise CheckpointError(f"the ONNX model's constant {tensor.name!r} cannot be read: {error}") from error
+
+
 class OnnxGraph:
     """The nodes of a model as a function of torch tensors; shapes and constants are computed beside them.
 
@@ -150,7 +157,7 @@ class OnnxGraph:
 
     def __init__(self, model: ModelProto) -> None:
         self._opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-        self.constants: dict[str, Array] = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        self.constants: dict[str, Array] = {t.name: _constant(t) for t in model.graph.initializer}
         self._nodes: list[NodeProto] = []
         self.layer_sizes: list[int] = []
         for node in model.graph.node:
