@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from accel.algorithms.optimizers import Adam, Optimiser, RMSprop
@@ -121,6 +120,7 @@ trees = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(trees)
 def test_any_tree_survives_flattening_through_json(tree: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
@@ -239,13 +239,6 @@ def test_generators_that_do_not_fit_are_refused() -> None:
         load_generators(packed, env=torch.Generator())
     with pytest.raises(CheckpointError, match=r"holds the generators \[\]"):
         load_generators({}, env=torch.Generator())
-
-
-def test_nothing_in_the_file_is_pickled(tmp_path: Path) -> None:
-    optimizer = Adam(torch.nn.Parameter(torch.ones(3)), 0.1, 1e-8)
-    save_checkpoint(tmp_path / "c", CheckpointState({"w": torch.ones(3)}, optimizer.save(), {"env_steps": 1}))
-    with safe_open(tmp_path / "c", framework="pt") as file:
-        assert json.loads(file.metadata()["document"])["counters"] == {"env_steps": 1}
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:

@@ -63,14 +63,6 @@ def test_returns_of_tasks_are_those_of_their_actors() -> None:
     assert one.read() == {}
 
 
-def test_the_records_that_this_adds_are_few() -> None:
-    elapsed_s, records = 0.0, 0
-    while elapsed_s < 3600:
-        elapsed_s += record_interval_s(elapsed_s, 1.0)
-        records += 1
-    assert 3600 < records < 3600 + 45
-
-
 def test_a_run_shorter_than_its_interval_has_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that moves by 1/2048 s at each look; an update takes two, and one for each of its 16 steps."""
     ticks, tick_s = count(), 1 / 2048

@@ -195,11 +195,11 @@ def test_the_last_record_counts_every_update(tmp_path: Path, monkeypatch: pytest
     """Those without a new environment step too: five hundred updates for every unroll here."""
     options = {"algorithm": "dqn", "learning_starts": 128, "batch_size": 64, "samples_per_insert": 256.0}
     limits = {"total_env_steps": 10**6, "log_interval_s": 1e-6}
-    monkeypatch.setattr(Loop, "finished", lambda loop: "enough" if loop.counters.updates >= 700 else None)
+    monkeypatch.setattr(Loop, "finished", lambda loop: "enough" if loop.counters.updates >= 150 else None)
     summary = accel.train(configure(tmp_path, **options | limits))
     steps = [row["env_steps"] for row in records(tmp_path / "run")]
     assert len(steps) > len(set(steps)), "no record between two unrolls"
-    assert records(tmp_path / "run")[-1]["updates"] == summary.updates >= 700
+    assert records(tmp_path / "run")[-1]["updates"] == summary.updates >= 150
 
 
 def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -221,12 +221,12 @@ def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_run_that_stops_before_its_first_update_goes_on(tmp_path: Path) -> None:
-    options = {"algorithm": "dqn", "learning_starts": 2000, "batch_size": 64, "samples_per_insert": 32.0}
-    first = accel.train(configure(tmp_path, stop_at_env_steps=1000, **options))
-    assert first.env_steps >= 1000 and first.updates == 0 and "no checkpoint" not in first.text()
+    options = {"algorithm": "dqn", "learning_starts": 600, "batch_size": 64, "samples_per_insert": 8.0}
+    first = accel.train(configure(tmp_path, stop_at_env_steps=300, **options))
+    assert first.env_steps >= 300 and first.updates == 0 and "no checkpoint" not in first.text()
     assert checkpoint(tmp_path / "run").env_steps == first.env_steps
-    second = accel.train(configure(tmp_path, total_env_steps=5000, **options), resume=tmp_path / "run")
-    assert second.env_steps >= 5000 and second.updates > 0
+    second = accel.train(configure(tmp_path, total_env_steps=1000, **options), resume=tmp_path / "run")
+    assert second.env_steps >= 1000 and second.updates > 0
 
 
 def test_a_run_trained_in_parts_keeps_to_one_schedule(tmp_path: Path) -> None:
@@ -348,8 +348,10 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
 TROUBLE = "tests.environments.troubled:"
 
 
-@pytest.mark.parametrize("wrapper", ["NanReward", "NanObservation"])
-@pytest.mark.parametrize("options", [{}, {"normalise_rewards": True, "normalise_observations": True}])
+@pytest.mark.parametrize(
+    ("wrapper", "options"),
+    [("NanReward", {"normalise_rewards": True}), ("NanObservation", {"normalise_observations": True})],
+)
 def test_numbers_that_are_not_finite_cost_their_environment_and_end_a_run_that_keeps_giving_them(
     wrapper: str, options: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -262,20 +262,6 @@ def test_circular_uses_no_batch_more_often_than_it_may_and_keeps_no_more_than_it
         assert sorted(given_uses) == sorted(k for k in range(uses) for _ in range(batches))
 
 
-def test_a_new_batch_takes_the_oldest_ones_place() -> None:
-    made, source = circular(batches=2, uses=10, batch_unrolls=1), Source(Actor(VECTOR, ROWS, ENVS))
-    for _ in range(3):
-        source.insert(made)
-    seen = set()
-    for _ in range(6):
-        sample = made.sample()
-        assert sample is not None and sample.batch is not None
-        seen.add(key(sample.batch.observations[0, 0].numpy()))
-        made.feedback(sample, None)
-    starts = [observation_key(source.actors[0], source.rows[0][0][ROWS * k].where) for k in range(3)]
-    assert seen == set(starts[1:])
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch_unrolls", [1, 2])
 def test_circular_has_memory_of_its_own(layout: str, batch_unrolls: int) -> None:
