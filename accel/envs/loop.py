@@ -19,7 +19,7 @@ from accel.envs.lookup import picture
 from accel.envs.observations import ObservationLayout, observation_layout, settle_masks
 from accel.envs.seeding import env_seeds
 from accel.envs.spaces import EnvSpec, FrameFill
-from accel.errors import EnvError, InterfaceError, message_of, traceback_of
+from accel.errors import AccelError, EnvError, InterfaceError, message_of, traceback_of
 from accel.supervision.activity import PREPARING
 
 SingleEnv = gymnasium.Env[object, object]
@@ -103,10 +103,16 @@ class EnvLoop(VectorEnvironment):
             try:
                 anew = self._make_anew(i) if i in self._broken else None
                 observation, _ = self.envs[i].reset(seed=anew if seeds[i] is None else seeds[i])
-            except (TypeError, ValueError) as error:
-                if named := _named(error, f"environment {i}, reset()", "(observation, info)"):
-                    raise named from error
+            except AccelError:
                 raise
+            except Exception as error:
+                who = f"environment {i}, reset()"
+                is_form = isinstance(error, TypeError | ValueError)
+                named = _named(error, who, "(observation, info)") if is_form else None
+                *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+                place = f"{frame.f_code.co_filename}, line {line}"
+                told = f"{who}: it raised {message_of(error)} ({place}): mend the environment"
+                raise named or EnvError(told) from error
             try:
                 self.layout.check(observation)
             except InterfaceError as error:

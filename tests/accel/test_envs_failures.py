@@ -90,6 +90,16 @@ def test_a_reset_of_another_form_is_named(first: object, told: str) -> None:
         EnvLoop(lambda: Given(first=first), 2, seed=1).reset()
 
 
+def test_a_first_reset_that_raises_is_named_with_its_place() -> None:
+    class Raising(Given):
+        def reset(self, **_: object) -> tuple[Any, dict[str, Any]]:
+            raise RuntimeError("always")
+
+    told = RESET + rf"it raised RuntimeError: always \({__file__}, line \d+\): mend the environment"
+    with pytest.raises(EnvError, match=told):
+        EnvLoop(Raising, 2, seed=1).reset()
+
+
 @pytest.mark.parametrize("error", [ValueError("not enough values to unpack (expected 5, got 4)"), TypeError("own")])
 def test_an_error_inside_an_environment_stays_as_it_is(error: Exception) -> None:
     loop = EnvLoop(lambda: Given(error), 2, seed=1)
