@@ -259,6 +259,9 @@ def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:
     inputs = collect_inputs(policy, _PROOF_ROWS, policy=policy.policy, steps=_PROOF_STEPS)
     artifact, module = policy.compress("fp32"), policy.policy
     check_faithful(artifact, module, inputs)
+    with torch.no_grad():
+        outputs, *_ = module(*map(torch.from_numpy, inputs.values()))
+    _require_logits(policy, outputs)
     if source is not None:
         parts = len(policy.spec.inputs)
         rows = [torch.from_numpy(array) for array in inputs.values()]
@@ -266,6 +269,18 @@ def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:
         answers = [source([part[i : i + 1].numpy() for part in prepared]) for i in range(len(rows[0]))]
         check_source(artifact, inputs, [np.concatenate(outputs) for outputs in zip(*answers, strict=True)])
     return policy
+
+
+def _require_logits(policy: ImportedPolicy, outputs: Tensor) -> None:
+    """Raise ConfigError where actions would be sampled by the exponentials of probabilities."""
+    if policy.acts_by.name != STOCHASTIC or policy.spec.action.kind != "categorical":
+        return
+    if bool((outputs >= 0.0).all()) and bool(((outputs.sum(1) - 1.0).abs() < 1e-4).all()):
+        raise ConfigError(
+            f"--rule stochastic samples from logits, and the outputs of {policy.name} are probabilities: in every row "
+            "they are at least 0 and sum to 1; give what its softmax takes, or the logarithm of what it gives, or "
+            "choose greedy"
+        )
 
 
 def _environment(config: TrainConfig, read: ReadPolicy) -> VectorEnvironment:

@@ -581,6 +581,19 @@ def test_options_that_contradict_each_other(
     assert message in capsys.readouterr().err
 
 
+class Logarithm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.log()
+
+
+def test_probabilities_are_not_sampled_as_logits() -> None:
+    module = nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))
+    assert not import_policy(module, CARTPOLE).has_distribution
+    with pytest.raises(ConfigError, match="probabilities"):
+        import_policy(module, CARTPOLE, rule="stochastic")
+    import_policy(nn.Sequential(module, Logarithm()), CARTPOLE, rule="stochastic")
+
+
 def test_a_stochastic_rule_samples(tmp_path: Path) -> None:
     weights = ppo_weights(3, 1, log_std=torch.tensor([-1.0]))
     policy: ImportedPolicy = import_policy(write_zip(tmp_path / "p.zip", weights), PENDULUM, rule="stochastic")
