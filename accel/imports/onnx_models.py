@@ -58,6 +58,10 @@ class OnnxModels(PolicyReader):
         return _OnnxPolicy(model, session, file.path).read()
 
 
+_CRITIC = frozenset(("value", "values", "state_value", "state_values", "vf", "critic"))
+"""Names of outputs that are no policy's: Q-values, which are one, have others."""
+
+
 class _OnnxPolicy:
     def __init__(self, model: ModelProto, session: ort.InferenceSession, path: Path) -> None:
         self._session, self._path = session, path
@@ -72,7 +76,7 @@ class _OnnxPolicy:
         floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
         kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
         # actions that are chosen by others, and values of a critic, come behind
-        others.sort(key=lambda name: (kinds[name] not in floats, "value" in name.lower()))
+        others.sort(key=lambda name: (kinds[name] not in floats, name.lower() in _CRITIC))
         if not others or not self._observed:
             raise ConfigError(f"{path} maps {', '.join(self._inputs)} to {', '.join(outputs)}: no policy")
         if others[1:]:

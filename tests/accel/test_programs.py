@@ -306,6 +306,21 @@ def test_outputs_that_choose_are_taken_before_what_they_choose(tmp_path: Path) -
         np.testing.assert_allclose(import_policy(path, CARTPOLE).policy(rows)[0], mlp(4, 2)(rows), atol=1e-5)
 
 
+def test_q_values_are_a_policy_s_output(tmp_path: Path) -> None:
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(4, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.net(x), x[:, :2] * 1.0
+
+    path = write_onnx(tmp_path / "q.onnx", Features(), [torch.zeros(1, 4)], ["obs"], ["q_values", "features"])
+    rows = torch.randn(8, 4)
+    with torch.no_grad():
+        np.testing.assert_allclose(import_policy(path, CARTPOLE).policy(rows)[0], mlp(4, 2)(rows), atol=1e-5)
+
+
 def test_weights_beside_the_model_are_read_and_missed(tmp_path: Path) -> None:
     model = onnx.load_from_string(model_of([helper.make_node("MatMul", ["obs", "w"], ["out"])], {"w": WEIGHT}))
     path = tmp_path / "p.onnx"
