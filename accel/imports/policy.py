@@ -259,9 +259,7 @@ def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:
     inputs = collect_inputs(policy, _PROOF_ROWS, policy=policy.policy, steps=_PROOF_STEPS)
     artifact, module = policy.compress("fp32"), policy.policy
     check_faithful(artifact, module, inputs)
-    with torch.no_grad():
-        outputs, *_ = module(*map(torch.from_numpy, inputs.values()))
-    _require_logits(policy, outputs)
+    _require_logits(policy, inputs)
     if source is not None:
         parts = len(policy.spec.inputs)
         rows = [torch.from_numpy(array) for array in inputs.values()]
@@ -271,10 +269,12 @@ def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:
     return policy
 
 
-def _require_logits(policy: ImportedPolicy, outputs: Tensor) -> None:
+def _require_logits(policy: ImportedPolicy, inputs: Inputs) -> None:
     """Raise ConfigError where actions would be sampled by the exponentials of probabilities."""
     if policy.acts_by.name != STOCHASTIC or policy.spec.action.kind != "categorical":
         return
+    with torch.no_grad():
+        outputs, *_ = policy.policy(*map(torch.from_numpy, inputs.values()))
     if bool((outputs >= 0.0).all()) and bool(((outputs.sum(1) - 1.0).abs() < 1e-4).all()):
         raise ConfigError(
             f"--rule stochastic samples from logits, and the outputs of {policy.name} are probabilities: in every row "
