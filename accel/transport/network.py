@@ -65,9 +65,11 @@ def door(token: bytes) -> Iterator[int]:
 
         answers = threading.Thread(target=answer, daemon=True)
         answers.start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-        answers.join()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            answers.join()
 
 
 def reach(hosts: Sequence[str], port: int, token: bytes, timeout_s: float = _REACH_S) -> tuple[str, str]:
