@@ -107,8 +107,7 @@ class EnvLoop(VectorEnvironment):
                 raise
             except Exception as error:
                 who = f"environment {i}, reset()"
-                is_form = isinstance(error, TypeError | ValueError)
-                named = _named(error, who, "(observation, info)") if is_form else None
+                named = _named(error, who, "(observation, info)")
                 *_, (frame, line) = traceback.walk_tb(error.__traceback__)
                 place = f"{frame.f_code.co_filename}, line {line}"
                 told = f"{who}: it raised {message_of(error)} ({place}): mend the environment"
@@ -155,9 +154,7 @@ class EnvLoop(VectorEnvironment):
                 raise InterfaceError(f"environment {i}, step(): {error}") from error
             except Exception as error:
                 wanted = "(observation, reward, terminated, truncated, info)"
-                if isinstance(error, TypeError | ValueError) and (
-                    named := _named(error, f"environment {i}, step()", wanted)
-                ):
+                if named := _named(error, f"environment {i}, step()", wanted):
                     raise named from error
                 self._replace_later(i, error)
             i += 1
@@ -231,6 +228,8 @@ class EnvLoop(VectorEnvironment):
 
 def _named(error: Exception, who: str, wanted: str) -> InterfaceError | None:
     """What an environment gave instead of what gymnasium wants; None for an error inside the environment."""
+    if not isinstance(error, TypeError | ValueError):
+        return None
     *outer, (innermost, _) = traceback.walk_tb(error.__traceback__)
     is_ours = not outer
     if (is_ours or innermost.f_globals.get("__name__", "").startswith("gymnasium.")) and "expected 5, got 4" in str(
