@@ -360,9 +360,8 @@ class Loop:
                 f"the last {self._empty_unrolls} unrolls have no step to learn from, as environments raised in all: "
                 "see the messages above, and mend the environment"
             )
-        return (
-            unroll.valid_steps > 0 or self.config.schedule.waits_for_policy
-        )  # Its actor waits for the round's policy.
+        # One without steps counts in a round too: its actor waits for the policy.
+        return unroll.valid_steps > 0 or self.config.schedule.waits_for_policy
 
     def _observe(self, experience: Experience) -> None:
         """Everything that happens once to each new step."""
