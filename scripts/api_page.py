@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
+import textwrap
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -81,7 +83,9 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def _annotation(value: object) -> str:
-    return value if isinstance(value, str) else getattr(value, "__name__", str(value))
+    text = value if isinstance(value, str) else getattr(value, "__name__", str(value))
+    short = re.sub(r"\baccel\.[\w.]*\.(?=\w)", "", text)
+    return text if len(text) <= LINE else textwrap.fill(short, LINE, subsequent_indent=8 * " ", break_long_words=False)
 
 
 def _members(value: object) -> list[tuple[str, object]]:

@@ -138,8 +138,7 @@ class FakeQuantiser:
 
     @property
     def kept(self) -> Mapping[str, NDArray[np.int64]]:
-        """The channels that pruning kept, where it removed some: of a layer's input by its stem, of the output of a
-        layer or an addition by its activation."""
+        """The channels that pruning kept: inputs by their layer's stem, outputs and additions by activation."""
         return self._kept
 
     def _find_kept(self) -> None:
