@@ -20,10 +20,12 @@ from accel.imports.recurrent import SteppedPolicy, read_cores
 from accel.imports.stable_baselines3 import ACTIVATIONS, dense_layers
 
 _EPSILON = 0.01
-_KEYS = ("actor_state_dict", "model_state_dict")
-_NORMALISERS = ("obs_normalizer.", "actor_obs_normalizer.", "obs_norm_state_dict.")
-_MEMORIES = ("memory_a.rnn.", "rnn.rnn.")
-_CRITICS = ("critic", "memory_c.", "memory_s.")
+_KEYS = ("student_state_dict", "actor_state_dict", "model_state_dict")
+_HEADS = ("mlp", "student", "actor")
+_NORMALISERS = ("obs_normalizer.", "actor_obs_normalizer.", "student_obs_normalizer.", "obs_norm_state_dict.")
+_MEMORIES = ("memory_a.rnn.", "memory_s.rnn.", "rnn.rnn.")
+_DEVIATIONS = ("std", "log_std", "distribution.")
+_OTHERS = ("critic", "teacher", "memory_c.", "memory_t.")
 
 
 class DeviationNormaliser(nn.Module):
@@ -61,14 +63,20 @@ class RslRl(PolicyReader):
         saved, path = file.checkpoint, file.path
         weights = file.tensors(next(key for key in _KEYS if key in saved))
         weights |= {f"obs_norm_state_dict.{name}": t for name, t in file.tensors("obs_norm_state_dict").items()}
-        head = "mlp" if "mlp.0.weight" in weights else "actor"
+        head = next((head for head in _HEADS if f"{head}.0.weight" in weights), "actor")
         memory = next((prefix for prefix in _MEMORIES if f"{prefix}weight_ih_l0" in weights), _MEMORIES[0])
         normaliser = next((prefix for prefix in _NORMALISERS if f"{prefix}_mean" in weights), None)
-        known = (f"{head}.", memory, "std", "log_std", "distribution.", *_CRITICS, *_NORMALISERS)
+        known = (f"{head}.", memory, *_DEVIATIONS, *_OTHERS, *_NORMALISERS)
         if odd := [name for name in weights if not name.startswith(known)]:
             raise ConfigError(
                 f"{path}: {odd[0]!r} is none of a plain policy of rsl_rl: export it with the library's exporter, and "
                 "give its policy.pt or policy.onnx"
+            )
+        if not any(name.startswith(_DEVIATIONS) for name in weights):
+            raise ConfigError(
+                f"{path}: no deviations beside the layers: their outputs are means and deviations or parameters of a "
+                "Beta distribution, and the file does not tell which: export it with the library's exporter, and give "
+                "its policy.pt or policy.onnx"
             )
         activation = ACTIVATIONS[file.activation or "elu"]
         layers, sizes = dense_layers(weights, head, activation, path, ends_linear=True)

@@ -567,6 +567,10 @@ def rsl_rl(kind: str) -> tuple[dict[str, object], nn.Module, dict[str, Tensor]]:
     def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
+    if kind == "student":
+        state = under("student", actor.state_dict()) | under("teacher", critic.state_dict())
+        state |= {"std": torch.tensor([0.5])} | under("student_obs_normalizer", statistics)
+        return {"model_state_dict": state}, actor, statistics
     if kind == "5":
         state = under("mlp", actor.state_dict()) | under("obs_normalizer", statistics)
         state["distribution.std_param"] = torch.tensor([0.5])
@@ -578,7 +582,7 @@ def rsl_rl(kind: str) -> tuple[dict[str, object], nn.Module, dict[str, Tensor]]:
     return {"model_state_dict": state}, nn.ModuleList([actor, memory]), {}
 
 
-@pytest.mark.parametrize("kind", ["2", "5"])
+@pytest.mark.parametrize("kind", ["2", "5", "student"])
 def test_a_checkpoint_of_rsl_rl_is_read_with_its_own_formula(kind: str, tmp_path: Path) -> None:
     checkpoint, actor, statistics = rsl_rl(kind)
     torch.save(checkpoint, tmp_path / "model_7.pt")  # noqa: TID251 - as rsl_rl does
@@ -609,6 +613,14 @@ def test_a_checkpoint_with_other_layers_is_refused(tmp_path: Path) -> None:
     checkpoint["actor_state_dict"]["cnn.0.weight"] = torch.zeros(2, 2)  # type: ignore[index]
     torch.save(checkpoint, tmp_path / "model.pt")  # noqa: TID251
     with pytest.raises(ConfigError, match=r"'cnn\.0\.weight' is none of a plain policy of rsl_rl"):
+        import_policy(tmp_path / "model.pt", PENDULUM)
+
+
+def test_a_checkpoint_that_does_not_tell_what_its_outputs_are_is_refused(tmp_path: Path) -> None:
+    checkpoint, _, _ = rsl_rl("5")
+    del checkpoint["actor_state_dict"]["distribution.std_param"]  # type: ignore[attr-defined]
+    torch.save(checkpoint, tmp_path / "model.pt")  # noqa: TID251
+    with pytest.raises(ConfigError, match="means and deviations or parameters of a Beta distribution"):
         import_policy(tmp_path / "model.pt", PENDULUM)
 
 
