@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from accel.compressors.errors import CompressorError
-from accel.compressors.runtime import PolicySession
+from accel.compressors.runtime import PolicySession, Runtime
 from accel.compressors.scheme import parse_scheme
 from accel.display.progress import Progress
 from accel.errors import BundleError, ConfigError, ExportError
@@ -166,7 +166,8 @@ class _Builder:
             where = f"inputs of the policy in {run.config.environment.env}"
             _require_finite(inputs, where, "wrap the environment so that they are")
         progress.begin(f"compressing as {scheme}")
-        finished = finish(run, scheme, calibration, cpu=cpu, progress=progress)
+        runtime: Runtime = "onnxruntime" if target.runs_onnx else "native"
+        finished = finish(run, scheme, calibration, cpu=cpu, runtime=runtime, progress=progress)
         artifact = finished.artifact
         self._artifact = standard_artifact(artifact) if target.name == "onnx" else artifact
         self._full, self._cost = finished.full, finished.cost

@@ -2,10 +2,10 @@
 
 All dense layers but a small one that reads observations have activations of one byte where that holds the bar
 (``accel.runs.quality``). Else they begin with two bytes. Where that does not hold either, layers go to single
-precision, each time the one that helps most, as long as three quarters of the multiply-adds after the observations stay
-in integers. Then layers go to activations of one byte, those that save the most time first, wherever it still holds.
-Time is measured beside full precision's, quality on rows that calibrated nothing; the verdict is given later on rows of
-other episodes.
+precision, each time the one that helps most, as long as three quarters of the multiply-adds after the observations
+stay in integers. Then layers go to activations of one byte, those that save the most time first, wherever it still
+holds. Time is measured beside full precision's on the same runtime, quality on rows that calibrated nothing; the
+verdict is given later on rows of other episodes.
 
 What is neither 1.2 times as fast as fp32 nor a third of its bytes, or has fewer multiply-adds in integers, is not
 called int8: its scheme is ``mixed``.
@@ -22,6 +22,7 @@ import torch
 from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.int8.input_layers import input_layers, small_input_layers
 from accel.compressors.layer_inventory import policy_layers
+from accel.compressors.runtime import Runtime
 from accel.display.progress import Progress
 from accel.runs.fp32_comparison import time_in_turns
 from accel.runs.quality import measure_rows
@@ -30,7 +31,7 @@ from accel.runs.trained_policy import Inputs, TrainedPolicy
 INT8, MIXED, FULL_PRECISION = "int8", "mixed", "fp32"
 LEAST_SHARE, LEAST_SPEED_UP, MOST_BYTES = 0.75, 1.2, 1 / 3
 # where a choice is made: its rows flatter what they chose
-_MOST_EXCESS = 0.7
+_MOST_EXCESS = 0.6
 _FEWEST, _MOST_LAYERS = 8, 12
 _ROUNDS, _ROUND_S = 15, 0.002
 
@@ -61,12 +62,14 @@ def finish(
     inputs: Inputs,
     *,
     cpu: Iterable[str] | None = None,
+    runtime: Runtime = "native",
     progress: Progress | None = None,
 ) -> Finished:
     """A finished policy under a scheme; ``int8`` alone is chosen layer by layer.
 
     Args:
         run: the policy. scheme: how to compress it. cpu: features of the CPU that will act.
+        runtime: of the comparison with full precision's time.
         inputs: as ``calibration_inputs`` gives them: the first half calibrates ``int8``, and the other one, of other
             episodes, chooses its encoding, by the worse of its own halves.
     Raises:
@@ -77,15 +80,15 @@ def finish(
         return Finished(full, scheme, full, f"{len(full.to_bytes()):,} bytes")
     if scheme != INT8:
         artifact = run.compress(scheme, inputs, cpu=cpu)
-        return Finished(artifact, scheme, full, _Cost(artifact, full, inputs).text)
-    return _Choice(run, inputs, cpu, Progress() if progress is None else progress, full).finished()
+        return Finished(artifact, scheme, full, _Cost(artifact, full, inputs, runtime).text)
+    return _Choice(run, inputs, cpu, runtime, Progress() if progress is None else progress, full).finished()
 
 
 class _Cost:
     """Microseconds of a call and bytes of two policies; calls are timed in turns."""
 
-    def __init__(self, artifact: CompressedPolicy, full: CompressedPolicy, inputs: Inputs) -> None:
-        samples = time_in_turns((artifact, full), inputs, 1, rounds=_ROUNDS, round_s=_ROUND_S)
+    def __init__(self, artifact: CompressedPolicy, full: CompressedPolicy, inputs: Inputs, runtime: Runtime) -> None:
+        samples = time_in_turns((artifact, full), inputs, 1, rounds=_ROUNDS, round_s=_ROUND_S, runtime=runtime)
         self._own_us, self._full_us = (float(np.median(times)) for times in samples)
         self._bytes, self._full_bytes = len(artifact.to_bytes()), len(full.to_bytes())
 
@@ -112,10 +115,11 @@ class _Choice:
         run: TrainedPolicy,
         inputs: Inputs,
         cpu: Iterable[str] | None,
+        runtime: Runtime,
         progress: Progress,
         full: CompressedPolicy,
     ) -> None:
-        self._run, self._progress = run, progress
+        self._run, self._runtime, self._progress = run, runtime, progress
         self._cpu = None if cpu is None else tuple(cpu)
         count = len(next(iter(inputs.values())))
         quarter = 0 if count < _FEWEST else count // 4
@@ -163,7 +167,9 @@ class _Choice:
         artifact = self._run.compress(encoding, self._calibration)
         rows = measure_rows(self._run, artifact, self._halves, self._full)
         lost = sorted((row.excess for row in rows), reverse=True)
-        return () if lost[0] <= _MOST_EXCESS else (*lost,), _Cost(artifact, self._full, self._calibration).share
+        return () if lost[0] <= _MOST_EXCESS else (*lost,), _Cost(
+            artifact, self._full, self._calibration, self._runtime
+        ).share
 
     def _shares(self, choice: Mapping[str, str]) -> tuple[float, float]:
         floats = {*self._in_floats, *(layer for layer, form in choice.items() if form == "float")}
@@ -182,7 +188,7 @@ class _Choice:
             "integer_share": share,
             "integer_share_after_observations": inside,
         }
-        cost = _Cost(artifact, self._full, self._calibration)
+        cost = _Cost(artifact, self._full, self._calibration, self._runtime)
         text = (
             f"{cost.text}\nin integers: {inside:.0%} of the multiply-adds after the observations, {share:.0%} of all, "
             f"as {encoding}"

@@ -67,14 +67,20 @@ def compare_with_fp32(
 
 
 def time_in_turns(
-    artifacts: Sequence[CompressedPolicy], inputs: Mapping[str, Array], batch: int, *, rounds: int, round_s: float
+    artifacts: Sequence[CompressedPolicy],
+    inputs: Mapping[str, Array],
+    batch: int,
+    *,
+    rounds: int,
+    round_s: float,
+    runtime: Runtime = "native",
 ) -> npt.NDArray[np.float64]:
     """Microseconds of a policy call, [artifact, round]: means over about ``round_s`` seconds, all in every round."""
-    return _in_turns(_sessions(artifacts, inputs, batch), rounds, round_s)
+    return _in_turns(_sessions(artifacts, inputs, batch, runtime), rounds, round_s)
 
 
 def _sessions(
-    artifacts: Sequence[CompressedPolicy], inputs: Mapping[str, Array], batch: int, runtime: Runtime = "native"
+    artifacts: Sequence[CompressedPolicy], inputs: Mapping[str, Array], batch: int, runtime: Runtime
 ) -> list[PolicySession]:
     """As actors load them, with real rows as inputs."""
     sessions = [PolicySession(artifact, batch=batch, runtime=runtime) for artifact in artifacts]

@@ -36,6 +36,8 @@ LEAST_AGREEMENT, MOST_MEAN_ERROR, MOST_TAIL_ERROR, MOST_LOSS = 0.99, 0.01, 0.05,
 RANDOM_SHARE = 0.2
 OWN, OFF, RECORDED = "own episodes", "episodes with a fifth of random actions", "recorded observations"
 _ROWS, _IMAGE_ROWS, _CALIBRATION_ROWS, _STEPS = 2048, 256, 2048, 512
+# rows of one episode are alike, so that a few episodes would decide by chance
+_ENVS, _IMAGE_ENVS = 16, 8
 # of the environments that calibrate, of those whose rows are judged, and of those that choose an encoding
 _CALIBRATED, _JUDGED, _CHOSEN = 0, 2, 4
 
@@ -267,9 +269,7 @@ def calibration_inputs(run: TrainedPolicy, scheme: str, seed: int, *, progress: 
     if run.recorded is not None:
         return {name: array[_judged_rows(run) :][:rows] for name, array in _shuffled(run, seed).items()}
     parts = [
-        collect_inputs(
-            run, -(-rows // 4), seed, stream=stream + place, random_share=share, steps=_STEPS, progress=progress
-        )
+        _played(run, -(-rows // 4), seed, stream + place, share, progress)
         for stream in (_CALIBRATED, _CHOSEN)
         for place, share in enumerate((0.0, RANDOM_SHARE))
     ]
@@ -285,11 +285,16 @@ def judged_inputs(run: TrainedPolicy, seed: int, *, progress: Progress | None = 
     if run.recorded is not None:
         return {RECORDED: {name: array[:rows] for name, array in _shuffled(run, seed).items()}}
     return {
-        name: collect_inputs(
-            run, rows, seed, stream=_JUDGED + place, random_share=share, steps=_STEPS, progress=progress
-        )
+        name: _played(run, rows, seed, _JUDGED + place, share, progress)
         for place, (name, share) in enumerate(((OWN, 0.0), (OFF, RANDOM_SHARE)))
     }
+
+
+def _played(run: TrainedPolicy, rows: int, seed: int, stream: int, share: float, progress: Progress | None) -> Inputs:
+    envs = _IMAGE_ENVS if run.spec.has_images else _ENVS
+    return collect_inputs(
+        run, rows, seed, stream=stream, random_share=share, steps=_STEPS, envs=envs, progress=progress
+    )
 
 
 def _judged_rows(run: TrainedPolicy) -> int:
