@@ -162,9 +162,6 @@ class _Builder:
         self._judged = judged_inputs(run, seed, progress=progress)
         self._real = {name: array[:rows] for name, array in next(iter(self._judged.values())).items()}
         calibration = calibration_inputs(run, scheme, seed, progress=progress)
-        for inputs in (self._real, calibration):
-            where = f"inputs of the policy in {run.config.environment.env}"
-            _require_finite(inputs, where, "wrap the environment so that they are")
         progress.begin(f"compressing as {scheme}")
         runtime: Runtime = "onnxruntime" if target.runs_onnx else "native"
         finished = finish(run, scheme, calibration, cpu=cpu, runtime=runtime, progress=progress)

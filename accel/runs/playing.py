@@ -307,6 +307,7 @@ def collect_inputs(
         policy has recorded observations, and no more of them.
     Raises:
         ConfigError: ``rows`` is not positive, or ``seed`` negative; what ``TrainedPolicy.make_env`` raises.
+        EnvError: an input is not finite.
     """
     _check_seed(seed)
     if rows < 1:
@@ -337,7 +338,14 @@ def collect_inputs(
     finally:
         environment.close()
     order = np.random.default_rng(noise).permutation(moments * envs)[:rows]
-    return {name: np.concatenate(arrays)[order] for name, arrays in kept.items()}
+    inputs = {name: np.concatenate(arrays)[order] for name, arrays in kept.items()}
+    for name, array in inputs.items():
+        if not np.isfinite(array).all():
+            raise EnvError(
+                f"inputs of the policy in {run.config.environment.env} are not finite: {name!r} holds "
+                f"{array[~np.isfinite(array)][0]}: mend the environment, or wrap it so that its numbers are finite"
+            )
+    return inputs
 
 
 def held_out(inputs: Mapping[str, Array], rows: int) -> tuple[dict[str, Array], dict[str, Array]]:

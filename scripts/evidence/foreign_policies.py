@@ -89,8 +89,7 @@ for `quantize_static`, whose best calibration by the same rows is shown (a scale
 (`Int8DynamicActivationInt8WeightConfig`: a scale for each row of activations). `published` is what an actor gets in
 training, rounded to the nearest. Of `int8` the shares of multiply-adds in integers are given, after the observations
 and of all, and the layers' forms; `mixed` is what int8 does not pay for. Margins were set on rows of another seed.
-QRDQN's row was made again, on the same rows, after a tie in the choice of its layers was looked into; before, it had
-98.3 % · 97.9 %. The machine had other work: times compare within a cell. A cell: actions; whether the bar holds;
+The machine had other work: times compare within a cell. A cell: actions; whether the bar holds;
 return; bytes; µs.
 """.strip().splitlines()
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ from accel.compressors.artifact import TensorSpec
 from accel.config import TrainConfig
 from accel.display.progress import LineProgress
 from accel.envs.spaces import EnvSpec
-from accel.errors import BundleError, ExportError, MissingExtraError
+from accel.errors import BundleError, EnvError, ExportError, MissingExtraError
 from accel.exporting import run_policy
 from accel.exporting.build import Bundle, export
 from accel.exporting.formats.base import Vectors
@@ -51,8 +51,8 @@ def test_observations_that_are_not_finite_are_refused_before_c_is_generated(sche
     wrapper = ("tests.environments.troubled:NanObservation",)
     run = make_run(tmp_path / "runs", env="CartPole-v1", network="mlp:16x1", calibration_size=64, wrapper=wrapper)
     shown = io.StringIO()
-    wanted = r"inputs of the policy in CartPole-v1 are not finite: 'observations' holds nan, .* wrap the environment"
-    with pytest.raises(ExportError, match=wanted):
+    wanted = r"inputs of the policy in CartPole-v1 are not finite: 'observations' holds nan: mend the environment"
+    with pytest.raises(EnvError, match=wanted):
         export(run, tmp_path / "bundle", scheme=scheme, format="c", episodes=0, progress=LineProgress(shown))
     assert "collecting" in shown.getvalue() and "compressing" not in shown.getvalue()
     assert not (tmp_path / "bundle").exists()
