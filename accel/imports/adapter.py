@@ -182,15 +182,19 @@ def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
     try:
         with torch.no_grad(), _entered(policy.module, inside):
             outputs: Tensor = policy(*rows)[0]
+            alone: Tensor = policy(*(part[:1] for part in rows))[0]
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         where = f" in layer {inside[-1]}" if inside else ""
+        remedy = "its weights are taken in single precision: leave out .double()" if "Double" in reason else _RETURNS
         raise ConfigError(
             f"the policy {name} fails{where} on observations {shape} {spec.observation_dtype}: {type(error).__name__}: "
-            f"{reason}; {_RETURNS}"
+            f"{reason}; {remedy}"
         ) from error
-    if outputs.dim() != 2 or outputs.shape[0] != 2:
-        raise ConfigError(f"the policy {name} maps observations {shape} to {tuple(outputs.shape)}: {_RETURNS}")
+    for found, count in ((outputs, 2), (alone, 1)):
+        if found.dim() != 2 or found.shape[0] != count:
+            given = (count, *shape[1:])
+            raise ConfigError(f"the policy {name} maps observations {given} to {tuple(found.shape)}: {_RETURNS}")
     if not outputs.isfinite().all():
         raise ConfigError(f"the policy {name} gives numbers that are not finite: give other weights")
     return outputs

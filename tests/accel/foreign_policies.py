@@ -160,6 +160,16 @@ class Squeezed(nn.Module):
         return answer
 
 
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.layer(x.double())
+        return answer
+
+
 def Lazy() -> nn.Module:  # noqa: N802
     return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(2))
 
