@@ -349,11 +349,11 @@ class ChainKernel:
     def _convolve(self, made: _CStep, step: Step) -> tuple[int, int, int, int]:
         """Pack a convolution; returns the image that it makes."""
         image = self._images[step.reads[0]]
-        if image is None or len(step.window) != len(image):
+        if image is None or len(step.window) != len(image) or min(step.window) < 1:
             raise UnsuitedError
         (height, width, _, columns), (lines, line, down, right) = image, step.window
         rows, wide = (height - lines) // down + 1, (width - line) // right + 1
-        if min(lines, line, down, right, rows, wide) < 1 or self._graph.places[step.weight].shape[2:] != (lines, line):
+        if min(rows, wide) < 1 or self._graph.places[step.weight].shape[2:] != (lines, line):
             raise UnsuitedError
         made.window = _CWindow(
             rows, wide, lines, line * columns, width * columns, down * width * columns, right * columns
