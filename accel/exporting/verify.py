@@ -140,8 +140,8 @@ def exported_latency(bundle: Path) -> Json:
     try:
         report = run_policy.parse_json(run_policy.read_file(bundle / run_policy.REPORT, _MAX_REPORT_BYTES))
         figures = {name: float(report["latency"]["model"][name]) for name in ("p50_us", "p95_us", "p99_us", "calls")}
-        if not all(map(math.isfinite, figures.values())):
-            raise ValueError("a latency is not finite")
+        if not all(0 < figure < math.inf for figure in figures.values()):
+            raise ValueError("a latency is not positive and finite")
         return dict(figures)
     except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise BundleError(f"{bundle / run_policy.REPORT} is not the report of an export: {error!r}") from error

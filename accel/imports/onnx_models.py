@@ -26,7 +26,7 @@ logger = logging.getLogger("accel")
 
 # in one value of a graph, beside what the file has: that of a policy on some rows has far fewer
 _MOST_NUMBERS = 2**26
-_DIRECTION = re.compile(r"(?:^|_)(?:ins?|inputs?|outs?|outputs?|next|new|prev|n)(?=_|$)")
+_DIRECTION = re.compile(r"(?:^|_)(?:ins?|inputs?|outs?|outputs?|next|new|prev|n|0)(?=_|$)|(?<=^[hc])[0n]$")
 
 
 class OnnxModels(PolicyReader):
@@ -81,12 +81,14 @@ class _OnnxPolicy:
             raise ConfigError(f"{path} maps {', '.join(self._inputs)} to {', '.join(outputs)}: no policy")
         if others[1:]:
             logger.warning("%s: its output %s is taken, and %s not", path, others[0], ", ".join(others[1:]))
-        self._dead = {state.source for state in self._states if self._graph.only_forwards(state.source, state.target)}
-        self._states = [state for state in self._states if state.source not in self._dead]
+        forwarded = {state.source for state in self._states if self._graph.only_forwards(state.source, state.target)}
+        self._states = [state for state in self._states if state.source not in forwarded]
         self._wanted = [others[0], *(state.target for state in self._states)]
+        self._read = self._graph.read_for(self._wanted)
+        self._dead = list(forwarded)
         for state in self._states:
             state.check(path)
-        for name in self._observed:
+        for name in (name for name in self._observed if name in self._read):
             sizes = _sizes(self._inputs[name])
             if len(sizes) < 2 or sizes[0] > 1:
                 raise ConfigError(
@@ -100,7 +102,11 @@ class _OnnxPolicy:
         return ReadPolicy(f"ONNX: {'-'.join(widths) or 'no dense layers'}", self._make, self._answer, takes_parts=True)
 
     def _make(self, spec: FactorySpec) -> nn.Module:
-        self._observed = in_order(self._observed, spec, self._path)
+        parts = {part.name for part in spec.inputs}
+        if unread := [name for name in self._observed if name not in self._read | parts]:
+            logger.warning("%s: its output does not depend on %s, which get zeros", self._path, ", ".join(unread))
+        self._dead += unread
+        self._observed = in_order([name for name in self._observed if name not in unread], spec, self._path)
         for name, part in zip(self._observed, spec.inputs, strict=True):
             sizes = _sizes(self._inputs[name])[1:]
             shapes = [part.shape, (*part.shape[1:], part.shape[0])] if part.is_image else [part.shape]
@@ -140,7 +146,8 @@ class _OnnxPolicy:
             for name, value in self._feeds([torch.from_numpy(value) for value in row]).items()
         }
         for name in self._dead:
-            feeds[name] = np.zeros([size or 1 for size in _sizes(self._inputs[name])], np.float32)
+            kind = helper.tensor_dtype_to_np_dtype(self._inputs[name].type.tensor_type.elem_type)
+            feeds[name] = np.zeros([size or 1 for size in _sizes(self._inputs[name])], kind)
         output, *following = self._session.run(self._wanted, feeds)
         return [output, *(s.to_rows(torch.from_numpy(v)).numpy() for s, v in zip(self._states, following, strict=True))]
 
@@ -184,6 +191,10 @@ class OnnxGraph:
         """Whether an input's one use is to become an output as it is."""
         uses = [node for node in self._nodes if source in node.input]
         return all(node.op_type == "Identity" and list(node.output) == [target] for node in uses)
+
+    def read_for(self, wanted: Sequence[str]) -> set[str]:
+        """Names of what the nodes that make some values read, the values themselves among them."""
+        return {*wanted, *(name for node in self._needed(wanted) for name in node.input)}
 
     def __call__(self, feeds: Mapping[str, Tensor], wanted: Sequence[str]) -> list[Tensor]:
         """The wanted values. Raises ConfigError for an operator that is not known."""

@@ -148,12 +148,23 @@ def test_an_onnx_policy_gives_the_models_outputs(name: str, free: bool, opset: i
     np.testing.assert_allclose(params(policy, inputs)[0][:, :1], wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "layers"), [(nn.LSTM, 1), (nn.GRU, 1), (nn.LSTM, 2)], ids=["lstm", "gru", "two"])
-def test_the_state_of_an_onnx_policy_is_the_graphs(kind: type[nn.LSTM | nn.GRU], layers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "layers", "ends"),
+    [
+        (nn.LSTM, 1, ("_in", "_out")),
+        (nn.LSTM, 1, ("0", "n")),
+        (nn.GRU, 1, ("_in", "_out")),
+        (nn.LSTM, 2, ("_0", "_n")),
+    ],
+    ids=["lstm", "as torch names it", "gru", "two"],
+)
+def test_the_state_of_an_onnx_policy_is_the_graphs(
+    kind: type[nn.LSTM | nn.GRU], layers: int, ends: tuple[str, str], tmp_path: Path
+) -> None:
     module = StateInOut(kind, layers)
     parts = ["h", "c"][: 2 if kind is nn.LSTM else 1]
     examples = [torch.zeros(1, 3), *(torch.zeros(layers, 1, 8) for _ in parts)]
-    names, outputs = ["obs", *(f"{p}_in" for p in parts)], ["actions", *(f"{p}_out" for p in parts)]
+    names, outputs = ["obs", *(p + ends[0] for p in parts)], ["actions", *(p + ends[1] for p in parts)]
     policy = import_policy(write_onnx(tmp_path / "p.onnx", module, examples, names, outputs), PENDULUM)
     assert policy.policy.state_shapes == (((8,) if layers == 1 else (layers, 8)),) * len(parts)
     inputs = played(policy)
@@ -187,6 +198,17 @@ def test_a_state_that_no_output_needs_is_left_out(tmp_path: Path) -> None:
         dynamic_axes={"obs": {0: "n"}, "state_ins": {0: "n"}, "output": {0: "n"}, "state_outs": {0: "n"}},
     )
     assert import_policy(path, PENDULUM).policy.state_shapes == ()
+
+
+def test_an_input_that_no_output_needs_gets_zeros(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As RLlib names it: the lengths of sequences."""
+    path = write_onnx(tmp_path / "p.onnx", mlp(3, 1), [torch.zeros(1, 3)], ["obs"], ["actions"])
+    model = onnx.load(path)
+    model.graph.input.append(helper.make_tensor_value_info("seq_lens", TensorProto.INT32, ["n"]))
+    onnx.save(model, path)
+    policy = import_policy(path, PENDULUM)
+    assert policy.policy.input_names == ("observations",)
+    assert "its output does not depend on seq_lens" in caplog.text
 
 
 def model_of(
