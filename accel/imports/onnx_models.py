@@ -54,6 +54,8 @@ class OnnxModels(PolicyReader):
             )
         except Exception as error:  # onnx's and onnxruntime's errors share no base
             reason = str(error).strip().partition("\n")[0]
+            if "NOT_IMPLEMENTED" in reason:
+                reason += "; export it in single precision, in operators of ONNX alone"
             raise CheckpointError(f"ONNX model {file.path} cannot be loaded: {reason}") from error
         return _OnnxPolicy(model, session, file.path).read()
 

@@ -65,10 +65,15 @@ class RecordedObservations:
         for name, array in arrays.items():
             if array.dtype.kind not in "fiub" or not (np.abs(array) <= np.finfo(np.float32).max).all():
                 raise ConfigError(f"observations {path}: {name!r} holds values that are no finite numbers of float32")
+            if array.ndim == 4 and array.dtype != np.uint8:
+                raise ConfigError(
+                    f"observations {path}: {name!r} has {array.dtype} of shape {array.shape}, and images are bytes "
+                    "here: export the policy with the division by 255 inside, and give numpy.rint(255 * rows).astype("
+                    "numpy.uint8); what is no image has the shape [N, n]"
+                )
         count = min(*rows, _MOST_ROWS)
         kept = {
-            name: array[:count].astype(np.uint8 if array.dtype == np.uint8 and array.ndim == 4 else np.float32)
-            for name, array in arrays.items()
+            name: array[:count].astype(np.uint8 if array.ndim == 4 else np.float32) for name, array in arrays.items()
         }
         beginnings = np.arange(count) == 0 if first is None else first[:count].astype(np.bool_)
         return cls(path, {"observations": next(iter(kept.values()))} if len(kept) == 1 else kept, beginnings)

@@ -21,7 +21,7 @@ from accel.cli import main
 from accel.compressors.errors import VerificationError
 from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
-from accel.errors import AccelError, ConfigError
+from accel.errors import AccelError, CheckpointError, ConfigError
 from accel.imports.policy import ImportedPolicy, import_policy
 from accel.imports.traced_program import TracedProgram
 from accel.runs.playing import collect_inputs
@@ -250,6 +250,13 @@ def test_what_no_graph_can_be_made_of_is_named(
     (tmp_path / "p.onnx").write_bytes(model_of(made, {"w": WEIGHT, "one": np.int64([1])}, output))
     with pytest.raises(AccelError, match=message):
         import_policy(tmp_path / "p.onnx", CARTPOLE)
+
+
+def test_operators_that_onnxruntime_lacks_in_double_precision_have_their_remedy(tmp_path: Path) -> None:
+    module = mlp(3, 1).double()  # ELU, which onnxruntime has in single precision
+    write_onnx(tmp_path / "p.onnx", module, [torch.zeros(1, 3, dtype=torch.float64)], ["obs"], ["actions"])
+    with pytest.raises(CheckpointError, match=r"Elu.*; export it in single precision"):
+        import_policy(tmp_path / "p.onnx", PENDULUM)
 
 
 NUMBERS = {"two": 2, "one": 1, "last": [-1], "before": [-99], "ones": [1], "turned": [-1, 0], "flat": [-1, 4]}

@@ -175,6 +175,7 @@ def test_a_zip_file_says_its_actions_itself(tmp_path: Path) -> None:
         ({"rows": np.zeros((40, 6)), "more": np.zeros((41, 6))}, "N at least 16"),
         ({"rows": np.zeros((40, 6)), "first": np.zeros(3)}, "N at least 16"),
         ({"rows": np.full((40, 6), np.nan)}, "no finite numbers"),
+        ({"rows": np.zeros((40, 3, 8, 8))}, "images are bytes"),
         ({"rows": np.zeros((40, 5))}, r"takes 'obs' of \[6\], and observations have \[5\]"),
     ],
 )
