@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import logging
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,12 +14,16 @@ from torch.nn.parameter import UninitializedParameter
 
 from accel.envs.spaces import ACTION_MASK, ActionSpec, EnvSpec
 from accel.errors import ConfigError
+from accel.imports.torch_modules import CRITICS
 from accel.networks.policy import PolicyModule
+
+logger = logging.getLogger("accel")
 
 # standard deviation of actions whose module gives means alone, as a share of half the action's range
 _ASSUMED_DEVIATION = 0.1
 # Of a log deviation beside the means. Above it may be the deviation itself, which is positive; below it is a value.
 _GREATEST_LOG_STD, _LEAST_LOG_STD = 0.0, -20.0
+_LOG_STD_LAYER = re.compile(r"log_?std")
 _RETURNS = (
     "a policy maps float observations [B, *shape] to logits or Q-values [B, n], or for Box actions to means [B, k], to "
     "[B, 2k] means and log standard deviations, or to a tuple (means, log standard deviations)"
@@ -71,6 +77,13 @@ class AdaptedPolicy(PolicyModule):
         if not self._takes_first:
             _require_log_deviations(self, spec)
         outputs = _probed(self, spec)
+        if unused := _unused(self, spec):
+            logger.warning(
+                "%s: its forward does not use %s: where they rescale tanh of the output to the bounds of actions, give "
+                "--squash-actions; what else they do is left out",
+                type(module).__name__,
+                ", ".join(unused),
+            )
         if spec.action.kind == "gaussian" and outputs.shape[1] == spec.action.sizes[0]:
             self.assumes_deviation = log_std is None or log_std.numel() != spec.action.sizes[0]
             known = _assumed(spec.action) if log_std is None or self.assumes_deviation else log_std.detach().reshape(-1)
@@ -123,7 +136,8 @@ def _require_log_deviations(policy: AdaptedPolicy, spec: EnvSpec) -> None:
         return
     if not isinstance(outputs, tuple | list):
         return
-    cause = _no_log_deviations(outputs[1].to(torch.float32), len(rows[0]), spec.action.sizes[0])
+    is_named = any(_LOG_STD_LAYER.search(name) for name, _ in policy.module.named_modules())
+    cause = _no_log_deviations(outputs[1].to(torch.float32), len(rows[0]), spec.action.sizes[0], named=is_named)
     if cause:
         raise ConfigError(
             f"the second output of {type(policy.module).__name__} is taken for log standard deviations, and {cause}: "
@@ -131,11 +145,17 @@ def _require_log_deviations(policy: AdaptedPolicy, spec: EnvSpec) -> None:
         )
 
 
-def _no_log_deviations(found: Tensor, rows: int, actions: int) -> str:
-    """Why outputs are no log standard deviations of so many actions; "" where they may be."""
+def _no_log_deviations(found: Tensor, rows: int, actions: int, *, named: bool) -> str:
+    """Why outputs are no log standard deviations of so many actions; "" where they may be.
+
+    Args:
+        found: the outputs [rows, k] or [k]. rows, actions: how many. named: whether a layer has their name.
+    """
     least, greatest = float(found.min()), float(found.max())
     if found.shape[-1:] != (actions,):
         return f"it has {tuple(found.shape)} numbers for {actions} actions"
+    if named:
+        return ""
     if greatest > _GREATEST_LOG_STD:
         return f"it holds {greatest:.3g}, where {_GREATEST_LOG_STD:g} is the greatest logarithm taken"
     if least < _LEAST_LOG_STD:
@@ -198,6 +218,29 @@ def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
     if not outputs.isfinite().all():
         raise ConfigError(f"the policy {name} gives numbers that are not finite: give other weights")
     return outputs
+
+
+def _unused(policy: AdaptedPolicy, spec: EnvSpec) -> list[str]:
+    """Parts of the module, critics aside, on which none of its outputs depends; [] where that cannot be told."""
+    rows = _example_rows(policy, spec)
+    if len(rows) > 1:
+        return []
+    tensors = {
+        name: tensor.clone() for name, tensor in policy.module.state_dict().items() if tensor.is_floating_point()
+    }
+    for tensor in tensors.values():
+        tensor.requires_grad_()
+    try:
+        with torch.enable_grad():
+            found = torch.func.functional_call(policy.module, tensors, (policy.prepared(rows[0]),))
+            outputs: Sequence[Tensor] = found if isinstance(found, tuple | list) else [found]
+            total = torch.stack([output.sum() for output in outputs]).sum()
+            grads: Sequence[Tensor | None] = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
+    except Exception:  # noqa: BLE001 - somebody else's code: what has no gradients, or computes without them
+        return []
+    used = {name.partition(".")[0] for name, grad in zip(tensors, grads, strict=True) if grad is not None}
+    parts = dict.fromkeys(name.partition(".")[0] for name in tensors)
+    return [part for part in parts if part not in used and not part.startswith(CRITICS)]
 
 
 def _example_rows(policy: AdaptedPolicy, spec: EnvSpec) -> list[Tensor]:

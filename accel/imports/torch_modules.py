@@ -8,13 +8,15 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 
 _CLEANRL_PARTS = frozenset({"network", "actor", "actor_mean", "actor_logstd"})
-_CRITICS = ("critic", "value")
+CRITICS = ("critic", "value")
+"""What the names of a critic's layers begin with."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,12 @@ class FactorySpec(EnvSpec):
     Attributes:
         single_observation_space: a Box of the layout's shape and dtype.
         single_action_space: the environment's own.
+        action_space: of one environment in a vector, as CleanRL's TD3 and DDPG read its bounds.
     """
 
     single_observation_space: spaces.Space[object] | None = None
     single_action_space: spaces.Space[object] | None = None
+    action_space: spaces.Space[object] | None = None
 
     @classmethod
     def of(cls, spec: EnvSpec, action_space: spaces.Space[object]) -> FactorySpec:
@@ -40,6 +44,7 @@ class FactorySpec(EnvSpec):
             **{field.name: getattr(spec, field.name) for field in fields(EnvSpec)},
             single_observation_space=box,
             single_action_space=action_space,
+            action_space=batch_space(action_space, 1),
         )
 
 
@@ -71,7 +76,7 @@ def with_forward(module: nn.Module, spec: EnvSpec) -> nn.Module:
     if isinstance(log_std, nn.Module):
         raise ConfigError(f"{name} has no forward, and computes its deviations in layer 'actor_logstd': {remedy}")
     own = {name for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))}
-    unused = sorted(part for part in {*layers, *own} - _CLEANRL_PARTS if not part.startswith(_CRITICS))
+    unused = sorted(part for part in {*layers, *own} - _CLEANRL_PARTS if not part.startswith(CRITICS))
     if unused or {"actor", "actor_mean"} <= layers.keys():
         part = unused[0] if unused else "actor"
         raise ConfigError(

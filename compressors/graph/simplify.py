@@ -27,6 +27,7 @@ def simplify(draft: Draft) -> None:
     _join_reshapes(draft)
     unroll_one_step(draft)
     _merge_heads(draft)
+    _repeat_by_sums(draft)
     _remove_unused(draft)
 
 
@@ -237,6 +238,23 @@ def _zero_rows(draft: Draft, repeated: str, some_weight: str, flat: str, bias: s
         helper.make_node("Concat", [f"{weight}:rows", f"{weight}:columns"], [f"{weight}:size"], axis=0),
         helper.make_node("Expand", [zero, f"{weight}:size"], [weight]),
     ]
+
+
+def _repeat_by_sums(draft: Draft) -> None:
+    """What has a row for each already is not repeated; a parameter beside no heads is added to zero times the value
+    whose rows it is repeated for: an actor computes no sizes then, and compiled kernels have sums."""
+    for node in [n for n in draft.nodes if n.op_type == "Expand"]:
+        size = draft.wiring().producer.get(node.input[1])
+        if size is None or size.op_type != "Shape" or draft.rank(size.input[0]) != 2:
+            continue
+        (stem,), (value,), shapes = node.output, size.input, draft.sizes.shapes
+        if shapes.get(node.input[0]) == shapes.get(stem) == (None, draft.width(stem)):
+            draft.bypass(node, node.input[0])
+        elif _is_repeated(draft, node) and draft.width(value) == draft.width(stem) is not None:
+            draft.constants[f"{stem}:zero"] = np.zeros((), dtype=np.float32)
+            zeros = helper.make_node("Mul", [value, f"{stem}:zero"], [f"{stem}:zeros"], name=f"{stem}:zeros")
+            repeated = helper.make_node("Add", [f"{stem}:zeros", node.input[0]], [stem], name=node.name)
+            draft.replace_by_many(node, [zeros, repeated])
 
 
 def _remove_unused(draft: Draft) -> None:

@@ -160,6 +160,36 @@ class Squeezed(nn.Module):
         return answer
 
 
+class Soft(nn.Module):
+    """CleanRL's actor of SAC, which get_action squashes and scales."""
+
+    def __init__(self, envs: Any) -> None:
+        super().__init__()
+        size, actions = int(np.prod(envs.single_observation_space.shape)), int(np.prod(envs.single_action_space.shape))
+        self.fc1, self.fc_mean, self.fc_logstd = nn.Linear(size, 16), nn.Linear(16, actions), nn.Linear(16, actions)
+        self.register_buffer("action_scale", torch.ones(actions))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.relu(self.fc1(x))
+        return self.fc_mean(x), -5.0 + 3.5 * (torch.tanh(self.fc_logstd(x)) + 1.0)
+
+
+class Twin(nn.Module):
+    """CleanRL's actor of TD3 and DDPG, which takes the bounds of actions from a vector environment."""
+
+    def __init__(self, envs: Any) -> None:
+        super().__init__()
+        self.fc1, self.fc_mu = nn.Linear(int(np.prod(envs.single_observation_space.shape)), 16), nn.Linear(16, 1)
+        bounds = envs.action_space
+        self.register_buffer("action_scale", torch.tensor((bounds.high - bounds.low) / 2.0, dtype=torch.float32))
+        self.register_buffer("action_bias", torch.tensor((bounds.high + bounds.low) / 2.0, dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.fc_mu(torch.relu(self.fc1(x))))
+        answer: torch.Tensor = x * self.action_scale + self.action_bias
+        return answer
+
+
 class Doubled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ import accel
 from accel.cli import main
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import GraphError, VerificationError
+from accel.compressors.kernels.library import kernels_here
 from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
 from accel.errors import AccelError, CheckpointError, ConfigError
@@ -385,6 +386,23 @@ def test_act_inference_and_compiled_modules_act() -> None:
 def test_rows_that_depend_on_others_are_refused() -> None:
     with pytest.raises(GraphError, match="each independent of the others"):
         import_policy(foreign_policies.BatchDependent(), CARTPOLE)
+
+
+@pytest.mark.parametrize("kind", ["Soft", "Twin"])
+@pytest.mark.skipif(not kernels_here(), reason="needs compiled kernels for this CPU")
+def test_cleanrls_actors_of_continuous_actions_run_in_the_kernels(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    policy = import_policy(None, PENDULUM, module=f"tests.accel.foreign_policies:{kind}")
+    rows = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    session = PolicySession(policy.compress("fp32"), batch=8)
+    session.inputs["observations"][...] = rows
+    session.run()
+    assert session.runtime == "native"
+    with torch.no_grad():
+        found = policy.policy.module(torch.from_numpy(rows))
+    outputs = found if isinstance(found, tuple) else (found,)
+    for place, wanted in enumerate(outputs):
+        np.testing.assert_allclose(session.outputs["params"][:, place], wanted[:, 0], atol=1e-5)
+    assert ("does not use action_scale" in caplog.text) == (kind == "Soft")
 
 
 def test_what_a_module_cannot_take_is_named() -> None:
