@@ -32,7 +32,7 @@ from accel.exporting.quality import (
     random_inputs,
     reference_outputs,
 )
-from accel.exporting.standard_operators import standard_artifact, standard_float
+from accel.exporting.standard_operators import standard_float
 from accel.json_object import Json
 from accel.runs.finishing import finish
 from accel.runs.loading import load_run
@@ -164,9 +164,8 @@ class _Builder:
         calibration = calibration_inputs(run, scheme, seed, progress=progress)
         progress.begin(f"compressing as {scheme}")
         runtime: Runtime = "onnxruntime" if target.runs_onnx else "native"
-        finished = finish(run, scheme, calibration, cpu=cpu, runtime=runtime, progress=progress)
-        artifact = finished.artifact
-        self._artifact = standard_artifact(artifact) if target.name == "onnx" else artifact
+        finished = finish(run, scheme, calibration, cpu=cpu, runtime=runtime, form=target.formed, progress=progress)
+        self._artifact = target.formed(finished.artifact)
         self._full, self._cost = finished.full, finished.cost
         self._random = random_inputs(self._artifact.inputs, self._real, np.random.default_rng(seed))
 

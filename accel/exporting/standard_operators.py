@@ -65,13 +65,14 @@ def standard_float(model: ModelProto) -> ModelProto:
 
 
 def standard_artifact(artifact: CompressedPolicy) -> CompressedPolicy:
-    """A policy of floats in standard operators, which onnxruntime fuses when it loads it; others as they are."""
+    """A policy in standard operators, which onnxruntime fuses when it loads it; as it is where one has no such form."""
+    rules: dict[str, Rule] = dict.fromkeys(_UNFUSED, _unfuse)
     model = onnx.load_from_string(artifact.model)
-    fused = {f"{MICROSOFT}.{name}" for name in _UNFUSED}
-    found = {name for name in operators(model) if name.startswith(MICROSOFT)}
-    if not found or not found <= fused:
+    made = _rewrite(model, {**rules, "QGemm": _standard_gemm, "QLinearAdd": _dequantised_add})
+    own = [sum(name.startswith(MICROSOFT) for name in operators(found)) for found in (model, made)]
+    if own[1] or not own[0]:
         return artifact
-    return replace(artifact, model=standard_float(model).SerializeToString(), optimisation="all")
+    return replace(artifact, model=made.SerializeToString(), optimisation="all")
 
 
 def integer_products(model: ModelProto) -> ModelProto:
@@ -186,11 +187,24 @@ def _integer_product(node: NodeProto, draft: FloatDraft) -> None:
     if len(node.input) > 8 and node.input[8]:
         draft.nodes.append(node)
         return
-    result = node.output[0]
+    _multiply(node, node.output[0], f"{node.output[0]}:matrix", draft)
+
+
+def _standard_gemm(node: NodeProto, draft: FloatDraft) -> None:
+    """QGemm; the two products of a layer of two bytes share their weights."""
+    (result,), transposed = node.output, attributes(node).get("transB", 0)
+    if len(node.input) > 8 and node.input[8]:
+        _multiply(node, f"{result}:unrounded", f"{node.input[3]}:{transposed}", draft)
+        draft.add("QuantizeLinear", [f"{result}:unrounded", *node.input[7:9]], result)
+    else:
+        _multiply(node, result, f"{node.input[3]}:{transposed}", draft)
+
+
+def _multiply(node: NodeProto, result: str, matrix_name: str, draft: FloatDraft) -> None:
     codes, x_scale, x_zero, weight, w_scale, w_zero, *rest = node.input
     matrix = draft.arrays[weight]
     matrix = matrix.T if attributes(node).get("transB", 0) else matrix
-    right = draft.constant(f"{result}:matrix", np.ascontiguousarray(matrix))
+    right = draft.constant(matrix_name, np.ascontiguousarray(matrix))
     if np.asarray(draft.arrays[w_zero]).any():
         raise ExportError(
             f"operator QGemm of layer {node.name!r} has weights with a zero point: use a symmetric scheme"

@@ -13,7 +13,7 @@ called int8: its scheme is ``mixed``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,6 +56,9 @@ class Finished:
     share_inside: float | None = None
 
 
+Form = Callable[[CompressedPolicy], CompressedPolicy]
+
+
 def finish(
     run: TrainedPolicy,
     scheme: str,
@@ -63,13 +66,14 @@ def finish(
     *,
     cpu: Iterable[str] | None = None,
     runtime: Runtime = "native",
+    form: Form | None = None,
     progress: Progress | None = None,
 ) -> Finished:
     """A finished policy under a scheme; ``int8`` alone is chosen layer by layer.
 
     Args:
         run: the policy. scheme: how to compress it. cpu: features of the CPU that will act.
-        runtime: of the comparison with full precision's time.
+        runtime: of the comparison with full precision's time. form: what a format makes of an artifact before it runs.
         inputs: as ``calibration_inputs`` gives them: the first half calibrates ``int8``, and the other one, of other
             episodes, chooses its encoding, by the worse of its own halves.
     Raises:
@@ -80,8 +84,8 @@ def finish(
         return Finished(full, scheme, full, f"{len(full.to_bytes()):,} bytes")
     if scheme != INT8:
         artifact = run.compress(scheme, inputs, cpu=cpu)
-        return Finished(artifact, scheme, full, _Cost(artifact, full, inputs, runtime).text)
-    return _Choice(run, inputs, cpu, runtime, Progress() if progress is None else progress, full).finished()
+        return Finished(artifact, scheme, full, _Cost(form(artifact) if form else artifact, full, inputs, runtime).text)
+    return _Choice(run, inputs, cpu, runtime, form, Progress() if progress is None else progress, full).finished()
 
 
 class _Cost:
@@ -116,10 +120,11 @@ class _Choice:
         inputs: Inputs,
         cpu: Iterable[str] | None,
         runtime: Runtime,
+        form: Form | None,
         progress: Progress,
         full: CompressedPolicy,
     ) -> None:
-        self._run, self._runtime, self._progress = run, runtime, progress
+        self._run, self._runtime, self._form, self._progress = run, runtime, form, progress
         self._cpu = None if cpu is None else tuple(cpu)
         count = len(next(iter(inputs.values())))
         quarter = 0 if count < _FEWEST else count // 4
@@ -171,6 +176,9 @@ class _Choice:
             artifact, self._full, self._calibration, self._runtime
         ).share
 
+    def _cost(self, artifact: CompressedPolicy) -> _Cost:
+        return _Cost(self._form(artifact) if self._form else artifact, self._full, self._calibration, self._runtime)
+
     def _shares(self, choice: Mapping[str, str]) -> tuple[float, float]:
         floats = {*self._in_floats, *(layer for layer, form in choice.items() if form == "float")}
         inside = {name: count for name, count in self._macs.items() if name not in self._inputs}
@@ -188,7 +196,7 @@ class _Choice:
             "integer_share": share,
             "integer_share_after_observations": inside,
         }
-        cost = _Cost(artifact, self._full, self._calibration, self._runtime)
+        cost = self._cost(artifact)
         text = (
             f"{cost.text}\nin integers: {inside:.0%} of the multiply-adds after the observations, {share:.0%} of all, "
             f"as {encoding}"

@@ -63,6 +63,10 @@ class ExportFormat(ABC):
     def require(self, *, writing: bool) -> None:  # noqa: B027 - most formats need nothing
         """Raise MissingExtraError if a package is missing that writing, or else running, the format needs."""
 
+    def formed(self, artifact: CompressedPolicy) -> CompressedPolicy:
+        """The artifact in the operators of the format."""
+        return artifact
+
     @abstractmethod
     def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
         """Write the format's own files for a policy.

@@ -1,4 +1,4 @@
-"""``onnx``: the model that actors run."""
+"""``onnx``: the model that actors run, in standard operators."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ class OnnxFormat(ExportFormat):
 
     name = "onnx"
     runs_onnx = True
+
+    def formed(self, artifact: CompressedPolicy) -> CompressedPolicy:
+        """See ``ExportFormat.formed``."""
+        from accel.exporting.standard_operators import standard_artifact  # needs onnx, which a device's runtime has not
+
+        return standard_artifact(artifact)
 
     def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
         """See ``ExportFormat.write``."""
