@@ -68,7 +68,9 @@ class Session(Callback):
         self._before_s, self._made_s = max(time.time() - job.started_at, 0.0), time.monotonic()
         self._evaluation = LiveEvaluation()
         actors = Actors(place.transport, group.processes)
-        here = 0 if actor is not None else group.hosts.count(os.uname().nodename)
+        own = os.uname().nodename
+        here = 0 if actor is not None else group.hosts.count(own)
+        self._hosts = len({own, *group.hosts})
         self.learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect, here)
         self.learner.lend_network(actor)
         self._compression = Compression(self.learner, group.cpu_features, place, run.path)
@@ -176,6 +178,12 @@ class Session(Callback):
             logger.info(
                 "this MPI ends the job when a rank or node is lost; a checkpoint every %g s",
                 config.run.checkpoint_interval_s,
+            )
+        if self._hosts > 1:
+            logger.info(
+                "ranks of %d hosts listen for each other on all network addresses: whoever reaches these ports can end "
+                "the run (docs/clusters.md, Ports)",
+                self._hosts,
             )
         if resumed_at is not None:
             self._compression.resume_log(self.loop.steering, resumed_at)

@@ -112,9 +112,10 @@ def test_int8_of_q_values_far_above_their_differences_is_chosen_to_hold_or_says_
     path = write_onnx(tmp_path / "p.onnx", net, [torch.zeros(1, 6)], ["obs"], ["q"])
     source = ["--policy", path, "--observations", recorded(tmp_path / "rows.npz", (6000, 6)), "--discrete"]
     text = said(["compress", *source, "--out", tmp_path / "a.accel"], capsys)
-    assert "int8 keeps the policy" in text and "in integers: " in text and "KL" not in text
     artifact = CompressedPolicy.read(tmp_path / "a.accel")
-    assert artifact.scheme == "int8" and str(artifact.metadata["encoding"]).startswith("int8(module.2=")
+    assert artifact.scheme in ("int8", "mixed"), "by what it gains on this machine"
+    assert f"{artifact.scheme} keeps the policy" in text and "in integers: " in text and "KL" not in text
+    assert str(artifact.metadata["encoding"]).startswith("int8(module.2=")
     assert float(str(artifact.metadata["integer_share_after_observations"])) >= 0.75
     coarse = ["compress", *source, "--scheme", "int8(w3)", "--out", tmp_path / "b.accel"]
     assert "int8(w3) does not keep the policy" in said(coarse, capsys)
