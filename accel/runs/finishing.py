@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -84,17 +85,21 @@ def finish(
         return Finished(full, scheme, full, f"{len(full.to_bytes()):,} bytes")
     if scheme != INT8:
         artifact = run.compress(scheme, inputs, cpu=cpu)
-        return Finished(artifact, scheme, full, _Cost(form(artifact) if form else artifact, full, inputs, runtime).text)
-    return _Choice(run, inputs, cpu, runtime, form, Progress() if progress is None else progress, full).finished()
+        return Finished(artifact, scheme, full, _Cost(artifact, inputs, full, runtime, form).text)
+    cost = partial(_Cost, full=full, runtime=runtime, form=form)
+    return _Choice(run, inputs, cpu, cost, Progress() if progress is None else progress, full).finished()
 
 
 class _Cost:
     """Microseconds of a call and bytes of two policies; calls are timed in turns."""
 
-    def __init__(self, artifact: CompressedPolicy, full: CompressedPolicy, inputs: Inputs, runtime: Runtime) -> None:
-        samples = time_in_turns((artifact, full), inputs, 1, rounds=_ROUNDS, round_s=_ROUND_S, runtime=runtime)
+    def __init__(
+        self, artifact: CompressedPolicy, inputs: Inputs, full: CompressedPolicy, runtime: Runtime, form: Form | None
+    ) -> None:
+        own = artifact if form is None else form(artifact)
+        samples = time_in_turns((own, full), inputs, 1, rounds=_ROUNDS, round_s=_ROUND_S, runtime=runtime)
         self._own_us, self._full_us = (float(np.median(times)) for times in samples)
-        self._bytes, self._full_bytes = len(artifact.to_bytes()), len(full.to_bytes())
+        self._bytes, self._full_bytes = len(own.to_bytes()), len(full.to_bytes())
 
     @property
     def share(self) -> float:
@@ -119,12 +124,11 @@ class _Choice:
         run: TrainedPolicy,
         inputs: Inputs,
         cpu: Iterable[str] | None,
-        runtime: Runtime,
-        form: Form | None,
+        cost: Callable[[CompressedPolicy, Inputs], _Cost],
         progress: Progress,
         full: CompressedPolicy,
     ) -> None:
-        self._run, self._runtime, self._form, self._progress = run, runtime, form, progress
+        self._run, self._cost, self._progress = run, cost, progress
         self._cpu = None if cpu is None else tuple(cpu)
         count = len(next(iter(inputs.values())))
         quarter = 0 if count < _FEWEST else count // 4
@@ -172,12 +176,7 @@ class _Choice:
         artifact = self._run.compress(encoding, self._calibration)
         rows = measure_rows(self._run, artifact, self._halves, self._full)
         lost = sorted((row.excess for row in rows), reverse=True)
-        return () if lost[0] <= _MOST_EXCESS else (*lost,), _Cost(
-            artifact, self._full, self._calibration, self._runtime
-        ).share
-
-    def _cost(self, artifact: CompressedPolicy) -> _Cost:
-        return _Cost(self._form(artifact) if self._form else artifact, self._full, self._calibration, self._runtime)
+        return () if lost[0] <= _MOST_EXCESS else (*lost,), self._cost(artifact, self._calibration).share
 
     def _shares(self, choice: Mapping[str, str]) -> tuple[float, float]:
         floats = {*self._in_floats, *(layer for layer, form in choice.items() if form == "float")}
@@ -196,7 +195,7 @@ class _Choice:
             "integer_share": share,
             "integer_share_after_observations": inside,
         }
-        cost = self._cost(artifact)
+        cost = self._cost(artifact, self._calibration)
         text = (
             f"{cost.text}\nin integers: {inside:.0%} of the multiply-adds after the observations, {share:.0%} of all, "
             f"as {encoding}"
