@@ -4,6 +4,7 @@ Artifacts hold fused operators of onnxruntime's. ``standard_float`` replaces tho
 products have two equivalent standard forms:
 
     ``integer_products``      MatMulInteger and a scale, y = s_x s_w (Σ (q_x − z_x) q_w + b), for code in integers
+                              and for format ``onnx``, where codes are rounded from the results
     ``dequantised_products``  y = Σ (s_x (q_x − z_x)) (s_w q_w) + s_x s_w b, for compilers that recognise the pattern
 """
 
@@ -187,17 +188,20 @@ def _integer_product(node: NodeProto, draft: FloatDraft) -> None:
     if len(node.input) > 8 and node.input[8]:
         draft.nodes.append(node)
         return
+    if np.asarray(draft.arrays[node.input[5]]).any():
+        raise ExportError(
+            f"operator QGemm of layer {node.name!r} has weights with a zero point: use a symmetric scheme"
+        )
     _multiply(node, node.output[0], f"{node.output[0]}:matrix", draft)
 
 
 def _standard_gemm(node: NodeProto, draft: FloatDraft) -> None:
     """QGemm; the two products of a layer of two bytes share their weights."""
-    (result,), transposed = node.output, attributes(node).get("transB", 0)
-    if len(node.input) > 8 and node.input[8]:
-        _multiply(node, f"{result}:unrounded", f"{node.input[3]}:{transposed}", draft)
-        draft.add("QuantizeLinear", [f"{result}:unrounded", *node.input[7:9]], result)
-    else:
-        _multiply(node, result, f"{node.input[3]}:{transposed}", draft)
+    (result,), rounding = node.output, [name for name in node.input[7:9] if name]
+    real = f"{result}:unrounded" if rounding else result
+    _multiply(node, real, f"{node.input[3]}:{attributes(node).get('transB', 0)}", draft)
+    if real != result:
+        draft.add("QuantizeLinear", [real, *rounding], result)
 
 
 def _multiply(node: NodeProto, result: str, matrix_name: str, draft: FloatDraft) -> None:
@@ -205,11 +209,8 @@ def _multiply(node: NodeProto, result: str, matrix_name: str, draft: FloatDraft)
     matrix = draft.arrays[weight]
     matrix = matrix.T if attributes(node).get("transB", 0) else matrix
     right = draft.constant(matrix_name, np.ascontiguousarray(matrix))
-    if np.asarray(draft.arrays[w_zero]).any():
-        raise ExportError(
-            f"operator QGemm of layer {node.name!r} has weights with a zero point: use a symmetric scheme"
-        )
-    total = draft.add("MatMulInteger", [codes, right, x_zero], f"{result}:products")
+    zero = [w_zero] if np.asarray(draft.arrays[w_zero]).any() else []
+    total = draft.add("MatMulInteger", [codes, right, x_zero, *zero], f"{result}:products")
     if rest and rest[0]:
         total = draft.add("Add", [total, rest[0]], f"{result}:sums")
     real = draft.add("Cast", [total], f"{result}:real", to=TensorProto.FLOAT)

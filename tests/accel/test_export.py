@@ -36,6 +36,7 @@ from accel.exporting.standard_operators import (
     fixed_batch,
     integer_products,
     operators,
+    standard_artifact,
     standard_float,
 )
 from accel.exporting.verify import verify
@@ -381,11 +382,13 @@ def test_rewritten_graphs_compute_the_same(scheme: str, recurrent: bool, cartpol
     artifact = run.compress(scheme, inputs)
     model = onnx.load_from_string(artifact.model)
     wanted = run_policy.run_rows(PolicySession(artifact, batch=1), inputs)
-    for rewrite in (standard_float, integer_products, dequantised_products):
-        rewritten = fixed_batch(rewrite(model), 1)
+    standard = onnx.load_from_string(standard_artifact(artifact).model)
+    graphs = {rewrite: rewrite(model) for rewrite in (standard_float, integer_products, dequantised_products)}
+    for rewrite, graph in {**graphs, standard_artifact: standard}.items():
+        rewritten = fixed_batch(graph, 1)
         onnx.checker.check_model(rewritten)
         assert not {"com.microsoft.FusedGemm"} & operators(rewritten).keys()
-        if rewrite is dequantised_products:
+        if rewrite in (dequantised_products, standard_artifact):
             assert not any("." in name for name in operators(rewritten))
         session = PolicySession(dataclasses.replace(artifact, model=rewritten.SerializeToString()), batch=1)
         found = run_policy.run_rows(session, inputs)
