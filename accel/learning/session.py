@@ -181,8 +181,8 @@ class Session(Callback):
             )
         if self._hosts > 1:
             logger.info(
-                "ranks of %d hosts listen for each other on all network addresses: whoever reaches these ports can end "
-                "the run (docs/clusters.md, Ports)",
+                "ranks of %d hosts listen for each other on the network: whoever reaches these ports can end the run "
+                "(docs/clusters.md, Ports)",
                 self._hosts,
             )
         if resumed_at is not None:

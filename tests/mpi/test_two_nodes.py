@@ -65,7 +65,7 @@ def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: No
         job.stop()
         assert job.summary().dead_actors == 1 and job.summary().reason == "stopped on request"
         assert "did not stop" not in job.output
-        assert "ranks of 2 hosts listen for each other on all network addresses" in job.output
+        assert "ranks of 2 hosts listen for each other on the network" in job.output
         assert nodes.is_quiet("a") and nodes.is_quiet("b")
 
 
