@@ -74,9 +74,9 @@ class RslRl(PolicyReader):
             )
         if not any(name.startswith(_DEVIATIONS) for name in weights):
             raise ConfigError(
-                f"{path}: no deviations beside the layers: their outputs may be means, means and deviations or parameters "
-                "of a Beta distribution, and the file does not tell which: export it with the library's exporter, and "
-                "give its policy.pt or policy.onnx"
+                f"{path}: no deviations beside the layers: their outputs may be means, means and deviations or "
+                "parameters of a Beta distribution, and the file does not tell which: export it with the library's "
+                "exporter, and give its policy.pt or policy.onnx"
             )
         activation = ACTIVATIONS[file.activation or "elu"]
         layers, sizes = dense_layers(weights, head, activation, path, ends_linear=True)
