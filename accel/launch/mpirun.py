@@ -36,6 +36,7 @@ SAVE_S = 30.0
 _LEAVE_S = 10.0
 _KILL_S = 5.0
 _POLL_S = 0.5
+_ANSWER = ("sleep", "1")  # At times Open MPI 5 never hears that a remote process ended which ended at once.
 _SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
 
 
@@ -122,7 +123,7 @@ def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:
     until_s, quiet = time.monotonic() + timeout_s, subprocess.DEVNULL
     with session_directory() as environment:
         tries = [
-            ProcessTree([*mpirun_command(1, hosts=(host,)), "true"], environment, stdout=quiet, stderr=quiet)
+            ProcessTree([*mpirun_command(1, hosts=(host,)), *_ANSWER], environment, stdout=quiet, stderr=quiet)
             for host in hosts
         ]
         for tree in tries:

@@ -152,8 +152,9 @@ def test_a_node_is_killed(nodes: Nodes, tmp_path: Path) -> None:
     nodes.do("boot", "b")
     with nodes.train(tmp_path, "--resume", str(job.path)) as job:
         job.wait_for_records(2)
+        assert "does not answer" not in job.output, job.output
         assert f"going on at {kept} environment steps" in job.output and alive(job) == 3
-        assert len(nodes.processes("b", "accel.launch.actor")) == 2
+        assert len(nodes.processes("b", "accel.launch.actor")) == 2, job.output
         job.stop()
 
 
