@@ -82,14 +82,14 @@ class DecisionLog:
         after: str,
         reason: str,
         figures: Mapping[str, Figure] | None = None,
-    ) -> Decision:
+    ) -> None:
         """Append one decision, stamped now. Where it cannot be written, a warning says so once."""
         decision = Decision(self._clock(), env_steps, kind, before, after, reason, figures or {})
         self._file.append((json.dumps(decision.to_json(), allow_nan=False, separators=(",", ":")) + "\n").encode())
-        return decision
 
-    def forget_after(self, env_steps: int) -> None:
-        """Remove the decisions after ``env_steps``, whose steps will be repeated.
+    def go_on(self, env_steps: int, level: str) -> None:
+        """Remove the decisions after ``env_steps``, whose steps will be repeated; ``resume`` says that actors had
+        another level than ``level``, with which they begin.
 
         Earlier damaged lines stay, for the reader to count, except an incomplete last one; without a log nothing
         happens. The file is truncated once, so a kill leaves it either as it was or truncated.
@@ -111,13 +111,6 @@ class DecisionLog:
             raise RecorderError(
                 f"cannot truncate {self._path}: {error.strerror}; make it writable, or move it away to continue"
             ) from error
-
-    def go_on(self, env_steps: int, level: str) -> None:
-        """``forget_after``, and a line of kind ``resume`` where actors had another level than they begin with.
-
-        Raises: RecorderError: the log exists and cannot be read or truncated.
-        """
-        self.forget_after(env_steps)
         made, _ = read_decisions(self._path.parent)
         if made and made[-1].after != level:
             self.write(env_steps, "resume", made[-1].after, level, f"the run is resumed with {level}")

@@ -220,23 +220,20 @@ class Comparison:
             mine, theirs = self.returns.medians()
             return f"returns of {mine:.3g} with it and of {theirs:.3g} with {self.full}"
         worth = "" if abs(self.share - 1.0) < 0.02 else f", each worth {self.share:.2f} of one"
-        return f"{self.speed:.2f} times as many steps a second as {self.full}{worth}{_policy_clause(self.kl)}"
+        if math.isfinite(self.kl):
+            worth += f", same policy (KL {self.kl:.2g})" if self.kl < SAME_KL else f", policy at KL {self.kl:.2g}"
+        return f"{self.speed:.2f} times as many steps a second as {self.full}{worth}"
 
     def figures(self) -> dict[str, Figure]:
-        """Every factor by name, of the last pair where it is of one."""
+        """Every factor by name, of the last pair where it is of one; none before the first."""
+        if self._last is None:
+            return {}
         found: dict[str, Figure] = {"pairs": self.pairs, "speed": self.speed, "share": self.share, "kl": self.kl}
         for name, test in (("return", self.returns), ("gain", self.gain)):
             found[f"{name}_pairs"] = test.pairs
             found[f"{name}_evidence_worse"], found[f"{name}_evidence_better"] = test.evidence
-        for level, block in zip((self.level, self.full), self._last or (), strict=False):
+        for level, block in zip((self.level, self.full), self._last, strict=True):
             found[f"steps_per_s/{level}"], found[f"effective_share/{level}"] = block.steps_per_s, block.share
             found[f"return/{level}"] = block.mean_return(len(block.returns)).mean
             found[f"gain_per_s/{level}"] = block.gain().mean
         return found
-
-
-def _policy_clause(kl: float) -> str:
-    """How far a policy is from full precision's, as a clause after a comma; empty while unknown."""
-    if not math.isfinite(kl):
-        return ""
-    return f", same policy (KL {kl:.2g})" if kl < SAME_KL else f", policy at KL {kl:.2g}"

@@ -33,7 +33,7 @@ import numpy as np
 
 from accel.config import TrainConfig
 from accel.experience.unroll import ACTOR_PHASES, Unroll
-from accel.monitor.decisions import DecisionLog, Figure
+from accel.monitor.decisions import DecisionLog
 from accel.monitor.objective import Block, BlockRecorder, Comparison, Environment
 from accel.monitor.timers import PhaseTimes
 from accel.publishing.publisher import Publisher
@@ -97,7 +97,7 @@ class TunedSteering(Steering):
         self._next_look_s = clock()
         self._env_steps, self._trained_s = 0, 0.0
         self._prepared = 1
-        self._comparisons = {level: Comparison(level, self._full) for level in self.levels[1:]}
+        self._comparisons = {level: Comparison(level, self._full) for level in self.levels}
         self._again_s = dict.fromkeys(self.levels, -math.inf)
         self._rejections = dict.fromkeys(self.levels, 0)
         self._taken_s, self._taken_steps, self._control_s, self._kept_pairs = 0.0, 0, 0.0, 0
@@ -152,7 +152,8 @@ class TunedSteering(Steering):
 
     def metrics(self) -> Metrics:
         """See the module's docstring."""
-        return {"level": self.level} | {f"tuning/{name}": figure for name, figure in self._figures(self.level).items()}
+        figures = self._comparisons[self.level].figures()
+        return {"level": self.level} | {f"tuning/{name}": figure for name, figure in figures.items()}
 
     def _candidate(self, now: float) -> str | None:
         """The finest level that is to be tried."""
@@ -162,7 +163,7 @@ class TunedSteering(Steering):
             (
                 level
                 for level, comparison in self._comparisons.items()
-                if level != self.level and not comparison.is_final
+                if level not in (self._full, self.level) and not comparison.is_final
                 if self._publisher.offers(level) and now >= self._again_s[level]
             ),
             None,
@@ -170,8 +171,8 @@ class TunedSteering(Steering):
 
     def _end_trial(self, now: float, level: str) -> None:
         """Take a level that is worth more than the one in use, compare it once more, or say why not."""
-        comparison = self._comparisons[level]
-        gain = comparison.worth / (1.0 if self.level == self._full else self._comparisons[self.level].worth)
+        comparison, used = self._comparisons[level], self._comparisons[self.level]
+        gain = comparison.worth / used.worth
         if comparison.is_final:
             self._reject(now, level, str(comparison))
         elif len(comparison.recent) < TRIAL_PAIRS and CLOSE[0] < gain < CLOSE[1]:
@@ -179,9 +180,7 @@ class TunedSteering(Steering):
         elif gain >= LEAST_GAIN:
             self._change(now, "take", level, level, f"{level}: {comparison}: taken")
         else:
-            beside = (
-                "" if self.level == self._full else f", {self.level} {self._comparisons[self.level].speed:.2f} times"
-            )
+            beside = "" if self.level == self._full else f", {self.level} {used.speed:.2f} times"
             self._reject(now, level, f"{comparison}{beside}")
 
     def _reject(self, now: float, level: str, clause: str) -> None:
@@ -292,15 +291,11 @@ class TunedSteering(Steering):
         self._sampler.forget()
         self._act(after)
 
-    def _figures(self, level: str) -> dict[str, Figure]:
-        comparison = self._comparisons.get(level)
-        return comparison.figures() if comparison is not None and comparison.pairs else {}
-
     def _write(self, kind: str, of: str, after: str, reason: str) -> None:
         """Log a decision with the figures of the level that it is about."""
         logger.log(logging.DEBUG if kind == self._last_kind == "hold" else logging.INFO, "compression: %s", reason)
         self._last_kind = kind
-        self._log.write(self._env_steps, kind, self.level, after, reason, self._figures(of))
+        self._log.write(self._env_steps, kind, self.level, after, reason, self._comparisons[of].figures())
 
 
 def make_steering(

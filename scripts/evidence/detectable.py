@@ -58,14 +58,21 @@ GAINS = ((1.0, 0.5), (0.75, 0.5), (0.75, 1.0), (0.75, 2.0), (0.5, 0.5), (0.5, 0.
 GAIN_EPISODES = 20
 
 
-def compare_returns(draws: tuple[Draw, Draw], episodes: int, random: np.random.Generator) -> tuple[str, int]:
-    """One run: the verdict on returns and after how many pairs; all of them where it stays open."""
+def compare_returns(
+    draws: tuple[Draw, Draw],
+    episodes: tuple[int, int],
+    random: np.random.Generator,
+    most_pairs: int = PAIRS,
+    trend: float = 0.0,
+) -> tuple[str, int]:
+    """One run, whose blocks have so many episodes of an environment, while returns rise by ``trend`` a block: the
+    verdict on returns and after how many pairs; all of them where it stays open."""
     comparison = Comparison("level", "full")
-    while comparison.returns.verdict == "open" and comparison.pairs < PAIRS:
+    while comparison.returns.verdict == "open" and comparison.pairs < most_pairs:
         places = random.permutation(2) + 2.0 * comparison.pairs
         blocks = [
-            Block(20.0, 1, 1.0, draw(random, (episodes, ENVS)), np.full((episodes, ENVS), 20.0 * place))
-            for draw, place in zip(draws, places, strict=True)
+            Block(20.0, 1, 1.0, draw(random, (count, ENVS)) + trend * place, np.full((count, ENVS), 20.0 * place))
+            for draw, count, place in zip(draws, episodes, places, strict=True)
         ]
         comparison.add(*blocks)
     return comparison.returns.verdict, comparison.pairs
@@ -98,7 +105,7 @@ def main() -> None:
     random = np.random.default_rng(0)
     print("| returns at the level | worse, better, median: 2 episodes a block | 10 episodes a block |\n|---|---|---|")
     for name, draws in RETURNS.items():
-        cells = [cell([compare_returns(draws, count, random) for _ in range(RUNS)]) for count in EPISODES]
+        cells = [cell([compare_returns(draws, (count, count), random) for _ in range(RUNS)]) for count in EPISODES]
         print(f"| {name} | {' | '.join(cells)} |")
     print("\n| gain of the level over full precision's | SNR | worse, better, median |\n|---|---|---|")
     for factor, snr in GAINS:

@@ -262,7 +262,7 @@ def test_decisions_after_the_last_checkpoint_are_cut_off(tmp_path: Path) -> None
     run, options = tmp_path / "run", {"compressor": "auto(fp32;int8)"}
     accel.train(configure(tmp_path, checkpoint_interval_s=1e-6, keep_checkpoints=50, **options))
     log = DecisionLog(run)
-    log.forget_after(0)
+    log.go_on(0, "fp32")
     for env_steps, kind, before, after in ((500, "take", "fp32", "int8"), (2500, "leave", "int8", "fp32")):
         log.write(env_steps, kind, before, after, "")
     for path in (run / "checkpoints").iterdir():
