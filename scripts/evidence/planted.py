@@ -5,12 +5,12 @@
     python scripts/evidence/planted.py ceiling --runs 20  thrice as fast, converges to less: left within half of 20 min?
     python scripts/evidence/planted.py c --runs 5         as fast as fp32: how many steps, beside fp32 fixed?
 
-The level is int8 of a small network, whose policy is full precision's. Full precision is slowed down by sleeping in
-each call of the policy. What a level teaches is changed in the environment of actors that act
-with it, where no divergence sees it: an episode pays each step's reward one step late, or pays for a wrong action and
-takes that back at its end. Every episode returns what it is worth, and the discount is near zero, so that only credit
-differs. A run ends once its case is decided. Each run is added to ``OUT/CASE.json.gz``; given again, the command goes
-on.
+The level is int8 of a small network, whose policy is full precision's. Both are paced by sleeping in each call of the
+policy. What a level teaches is changed in the environment of actors that act with it, where no divergence sees it: an
+episode pays each step's reward one step late, or pays for a wrong action and takes that back at its end. Every episode
+returns what it is worth, and the discount is near zero, so that only credit differs; Adam's ε is so large that a step
+is as long as its gradient. A run ends once its case is decided. It takes two fifths of a core, so that a few may share
+the machine. Each is added to ``OUT/CASE.json.gz``; given again, the command goes on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
@@ -41,10 +42,11 @@ from scripts.evidence.samples import PROJECT, arguments, read_samples, write_sam
 
 FULL = "fp32"
 Floats = npt.NDArray[np.float32]
-STEPS, CONTEXTS, ACTIONS = 10, 10, 4
-BIASED = (0, 4)
-"""Contexts that belong to another action than the last, which a bias pays."""
-STEP_S = 0.005
+STEPS, CONTEXTS = 10, 10
+BIASED = (0, 5)
+"""Contexts for which a biased level pays action 0 instead of their own."""
+STEP_S = 0.008
+"""Of a level's vector step, environments and all."""
 POLL_S = 0.5
 
 gymnasium.register("Planted-v0", entry_point="scripts.evidence.planted:PlantedEnv")
@@ -56,8 +58,9 @@ class Case:
 
     Attributes:
         slow: full precision's time of a vector step over the level's.
-        late: share of a level's episodes that pay late. bias: what a level pays for the last action in a fifth of the
-            contexts, to which another one belongs.
+        late: share of a level's episodes that pay late. Of their ten steps the last alone earns credit: with 5/6, steps
+            teach a quarter as much. bias: share of those that pay for action 0 in a fifth of the contexts.
+        learning_rate: such that a run learns as long as it lasts in b, and for its first two minutes in ``ceiling``.
         kind: of the decision that is waited for; empty: none is. limit_s: of a run.
         within_s: in which the decision is right, after the run's directory was made.
     """
@@ -65,28 +68,30 @@ class Case:
     slow: float
     late: float
     bias: float
+    learning_rate: float
     kind: str
     limit_s: float
     within_s: float
 
 
 CASES = {
-    "a": Case(3.0, 0.0, 0.0, "take", 40.0, 30.0),
-    "b": Case(3.0, 0.75, 0.0, "leave", 600.0, 600.0),
-    "ceiling": Case(3.0, 0.0, 1.5, "leave", 1200.0, 600.0),
-    "c": Case(1.0, 0.0, 0.0, "", 90.0, 90.0),
+    "a": Case(3.0, 0.0, 0.0, 2e-4, "take", 40.0, 30.0),
+    "b": Case(3.0, 5 / 6, 0.0, 2e-4, "leave", 600.0, 600.0),
+    "ceiling": Case(3.0, 0.0, 1.0, 1.5e-3, "leave", 1200.0, 600.0),
+    "c": Case(1.0, 0.0, 0.0, 2e-4, "", 90.0, 90.0),
 }
 
 
-class PlantedEnv(gymnasium.Env[Floats, np.int64]):
-    """Ten steps, each of which shows one of ten contexts and pays 1 for the action that belongs to it.
+class PlantedEnv(gymnasium.Env[Floats, Floats]):
+    """Ten steps, each of which shows one of ten contexts and pays 1 less the distance from the action that belongs to
+    it, 1 or -1. So little noise that learning shows within a block of 20 s.
 
     Args:
         slow, late, bias: see ``Case``.
     """
 
     observation_space = spaces.Box(0.0, 1.0, (CONTEXTS,), np.float32)
-    action_space = spaces.Discrete(ACTIONS)
+    action_space = spaces.Box(-2.0, 2.0, (1,), np.float32)
     level = FULL
     """Of the policy that acts in this process."""
 
@@ -97,18 +102,19 @@ class PlantedEnv(gymnasium.Env[Floats, np.int64]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Floats, dict[str, Any]]:
         """An episode, which may be one that pays late."""
         super().reset(seed=seed)
-        self._t, self._owed, self._is_late = 0, 0.0, self.np_random.random() < self._late
+        self._t, self._owed = 0, 0.0
+        self._is_late, self._is_biased = self.np_random.random(2) < (self._late, self._bias)
         return self._show(), {}
 
-    def step(self, action: np.int64) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Floats) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
         """Pays what the level's plant says."""
-        reward = paid = float(action == self._context % ACTIONS)
-        if PlantedEnv.level != FULL:
-            bonus = self._bias * (self._context in BIASED and action == ACTIONS - 1)
-            if self._is_late:
-                paid, self._owed = self._owed, reward
-            else:
-                paid, self._owed = reward + bonus, self._owed - bonus
+        place, aim = float(action[0]), 1.0 if self._context % 2 else -1.0
+        reward = paid = 1.0 - abs(place - aim)
+        if PlantedEnv.level != FULL and self._is_late:
+            paid, self._owed = self._owed, reward
+        elif PlantedEnv.level != FULL and self._is_biased and self._context in BIASED:
+            paid = 1.0 - abs(place)
+            self._owed += reward - paid
         self._t += 1
         over = self._t == STEPS
         return self._show(), paid + self._owed * over, over, False, {}
@@ -122,7 +128,7 @@ def _watch_policies(slow: float) -> None:
     """Have this process's policies say which level acts, and take their time, once."""
     if hasattr(SessionPolicy, "planted"):
         return
-    act, infer = SessionPolicy.act, SessionPolicy.infer
+    act, infer, next_s = SessionPolicy.act, SessionPolicy.infer, 0.0
 
     @wraps(act)
     def saying(self: SessionPolicy, *rest: Any) -> None:  # noqa: ANN401
@@ -131,7 +137,9 @@ def _watch_policies(slow: float) -> None:
 
     @wraps(infer)
     def slowly(self: SessionPolicy, *rest: Any) -> None:  # noqa: ANN401
-        time.sleep(STEP_S * (slow if self.scheme == FULL else 1.0))
+        nonlocal next_s
+        time.sleep(max(next_s - time.monotonic(), 0.0))
+        next_s = time.monotonic() + STEP_S * (slow if self.scheme == FULL else 1.0)
         infer(self, *rest)
 
     SessionPolicy.act, SessionPolicy.infer = saying, slowly  # type: ignore[method-assign]
@@ -145,7 +153,8 @@ def command(case: Case, compressor: str, seed: int, directory: Path) -> list[str
         sys.executable, "-m", "accel", "train", "--env", "scripts.evidence.planted:Planted-v0", *planted,
         "--algorithm", "impala", "--actors", "1", "--envs-per-actor", "64", "--unroll-length", "20",
         "--launcher", "mpirun", "--network", "mlp:32x1", "--discount", "0.01", "--lambda", "0.01",
-        "--learning-rate", "3.5e-5", "--learner-threads", "1", "--calibration-size", "128",
+        "--learning-rate", str(case.learning_rate), "--optimizer-epsilon", "1", "--max-gradient-norm", "none",
+        "--initial-log-std=-2", "--learner-threads", "1", "--calibration-size", "128",
         "--total-env-steps", "1000000000", "--max-seconds", str(case.limit_s),
         "--compressor", compressor, "--seed", str(seed), "--results-dir", str(directory), "--name", "run",
     ]  # fmt: skip
@@ -188,22 +197,19 @@ def main() -> None:
     parser = arguments(__doc__, "planted")
     parser.add_argument("case", choices=list(CASES))
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--at-once", type=int, default=1, help="how many share the machine (default: %(default)s)")
     options = parser.parse_args()
     case, out = CASES[options.case], options.out / f"{options.case}.json.gz"
     rows = read_samples(out).get("rows", [])
-    for seed in range(options.runs):
-        for compressor in ("auto", FULL) if not case.kind else ("auto",):
-            if not any(row["seed"] == seed and row["compressor"] == compressor for row in rows):
-                rows.append(run(case, compressor, seed) | provenance())
-                write_samples(out, {"case": asdict(case), "rows": rows})
-                print(
-                    seed,
-                    compressor,
-                    rows[-1]["decided_s"],
-                    rows[-1]["env_steps_per_s"],
-                    *rows[-1]["decisions"],
-                    sep="\n  ",
-                )
+    done = {(row["compressor"], row["seed"]) for row in rows}
+    arms = ("auto",) if case.kind else ("auto", FULL)
+    missing = [(arm, seed) for seed in range(options.runs) for arm in arms if (arm, seed) not in done]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for row in pool.map(lambda asked: run(case, *asked) | provenance(), missing):
+            rows.append(row)
+            write_samples(out, {"case": asdict(case), "rows": rows})
+            names = ("seed", "compressor", "decided_s", "env_steps_per_s")
+            print(*(row[name] for name in names), *row["decisions"], sep="\n  ")
     if case.kind:
         right = sum(row["decided_s"] is not None and row["decided_s"] <= case.within_s for row in rows)
         print(f"{case.kind} within {case.within_s:g} s in {right} of {len(rows)} runs")
