@@ -432,6 +432,7 @@ def test_int8_is_taken_and_kept_where_actors_are_the_bottleneck(tmp_path: Path) 
         (taken, *_) = _decided(run.path, "take")
 
         def learned() -> bool:
+            time.sleep(0.5)  # the ranks need the cores
             record = run.records()[-1]
             settled = record["level"] == "int8" and record["env_steps"] > taken.env_steps
             return settled and (record["return_mean"] or 0.0) > LEARNED
