@@ -88,8 +88,8 @@ class DecisionLog:
         self._file.append((json.dumps(decision.to_json(), allow_nan=False, separators=(",", ":")) + "\n").encode())
 
     def go_on(self, env_steps: int, level: str) -> None:
-        """Remove the decisions after ``env_steps``, whose steps will be repeated; ``resume`` says that actors had
-        another level than ``level``, with which they begin.
+        """Remove the decisions after ``env_steps``, whose steps will be repeated. Where actors had another level than
+        ``level``, with which they begin now, a line of kind ``resume`` says so.
 
         Earlier damaged lines stay, for the reader to count, except an incomplete last one; without a log nothing
         happens. The file is truncated once, so a kill leaves it either as it was or truncated.

@@ -219,10 +219,10 @@ class Comparison:
         if self.returns.verdict == "worse":
             mine, theirs = self.returns.medians()
             return f"returns of {mine:.3g} with it and of {theirs:.3g} with {self.full}"
-        worth = "" if abs(self.share - 1.0) < 0.02 else f", each worth {self.share:.2f} of one"
+        clauses = "" if abs(self.share - 1.0) < 0.02 else f", each worth {self.share:.2f} of one"
         if math.isfinite(self.kl):
-            worth += f", same policy (KL {self.kl:.2g})" if self.kl < SAME_KL else f", policy at KL {self.kl:.2g}"
-        return f"{self.speed:.2f} times as many steps a second as {self.full}{worth}"
+            clauses += f", same policy (KL {self.kl:.2g})" if self.kl < SAME_KL else f", policy at KL {self.kl:.2g}"
+        return f"{self.speed:.2f} times as many steps a second as {self.full}{clauses}"
 
     def figures(self) -> dict[str, Figure]:
         """Every factor by name, of the last pair where it is of one; none before the first."""

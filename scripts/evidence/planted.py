@@ -9,8 +9,9 @@ The level is int8 of a small network, whose policy is full precision's. Both are
 policy. What a level teaches is changed in the environment of actors that act with it, where no divergence sees it: an
 episode pays each step's reward one step late, or pays for a wrong action and takes that back at its end. Every episode
 returns what it is worth, and the discount is near zero, so that only credit differs; Adam's ε is so large that a step
-is as long as its gradient. A run ends once its case is decided. It takes two fifths of a core, so that a few may share
-the machine. Each is added to ``OUT/CASE.json.gz``; given again, the command goes on.
+of the optimiser is as long as its gradient. Advantages are normalised as always, so that what a level teaches is about
+what is planted; decisions say what was measured. A run ends once its case is decided. It takes two fifths of a core, so
+that a few may share the machine. Each run is added to ``OUT/CASE.json.gz``; given again, the command goes on.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Case:
     Attributes:
         slow: full precision's time of a vector step over the level's.
         late: share of a level's episodes that pay late. Of their ten steps the last alone earns credit: with 5/6, steps
-            teach a quarter as much. bias: share of those that pay for action 0 in a fifth of the contexts.
-        learning_rate: such that a run learns as long as it lasts in b, and for its first two minutes in ``ceiling``.
+            teach about a quarter as much. bias: share of those that pay for action 0 in a fifth of the contexts.
+        learning_rate: such that a run learns as long as it lasts in b, and for its first 90 s in ``ceiling``.
         kind: of the decision that is waited for; empty: none is. limit_s: of a run.
         within_s: in which the decision is right, after the run's directory was made.
     """

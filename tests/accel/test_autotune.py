@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +43,6 @@ from tests.mpi.training_runs import TrainingRun
 
 TURN_S = 0.05
 WORK_S = 0.001
-T = TypeVar("T")
 
 
 class Rig:
