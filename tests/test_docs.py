@@ -135,7 +135,7 @@ def test_a_wrong_command_is_noticed(directory: Path, monkeypatch: pytest.MonkeyP
         "accel fly",
         "accel export results/NAME --out b --colour red",
         "python scripts/evidence/no_such.py",
-        "python scripts/evidence/population.py --colour red",
+        "python scripts/evidence/training_runs.py --colour red",
     ):
         with monkeypatch.context() as patch, pytest.raises((Exception, SystemExit)):
             if "train" not in line:
