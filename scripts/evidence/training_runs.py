@@ -34,7 +34,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -46,7 +46,6 @@ from accel.reports.document import write_report
 from accel.reports.reporting import load_run_record
 from accel.reports.samples import run_from_json, run_to_json
 from accel.reports.wording import headline, verdict
-from accel.runs.evaluation import evaluate
 from accel.system.atomic import write_atomically
 from scripts.evidence.samples import PROJECT, RUNS, read_samples, write_samples
 
@@ -55,7 +54,6 @@ NOT_RUN, NOT_FINISHED, FAILED = "not run yet", "not finished yet", "failed with 
 STOP_TIMEOUT_S = 90.0
 SAMPLES = "runs.json.gz"
 MAX_POINTS = 200
-FIRST_SEED = 10_000  # of the episodes that count
 COLUMNS = 118
 POLL_S = 0.2
 COMPLETE = ("total_env_steps", "mean return", "max_seconds")
@@ -73,16 +71,12 @@ class Variant:
     Attributes:
         name: a plain directory name.
         arguments: of ``accel train``, after the case's own.
-        seeds: of its runs.
-        needs: what a machine must have, such as ``cuda`` or ``module:mujoco``.
-        program: runs instead of ``accel``, a script and its own arguments.
+        seeds: how many runs, from seed 0.
     """
 
     name: str
     arguments: tuple[str, ...]
-    seeds: range
-    needs: tuple[str, ...] = ()
-    program: tuple[str, ...] = ()
+    seeds: int
 
 
 @dataclass(frozen=True)
@@ -90,11 +84,11 @@ class Case:
     """One comparison: the same task under several variants, compared with the one named ``baseline``.
 
     Attributes:
+        needs: what a machine must have, such as ``cuda`` or ``module:mujoco``.
         also_against: another variant that the speedups are given against.
         lanes: variants that take turns, one list for each run that is under way at once; empty: one lane of them all.
         figure: of the report, kept beside the page.
         note: what a reader of the page has to know, in Markdown.
-        episodes: greedy ones that each run's last artifact plays, on seeds that no run has.
     """
 
     name: str
@@ -102,12 +96,11 @@ class Case:
     arguments: tuple[str, ...]
     variants: tuple[Variant, ...]
     baseline: str
-    threshold: float | None = None
+    needs: tuple[str, ...] = ()
     also_against: str | None = None
     lanes: tuple[tuple[str, ...], ...] = ()
     figure: str | None = None
     note: str = ""
-    episodes: int = 0
 
     def lane(self, variant: Variant) -> int:
         """The number of a variant's lane."""
@@ -115,8 +108,8 @@ class Case:
 
     def order(self) -> list[tuple[Variant, int]]:
         """Every run, variants interleaved, so that a machine that gets slower slows all of them."""
-        seeds = sorted({seed for variant in self.variants for seed in variant.seeds})
-        return [(variant, seed) for seed in seeds for variant in self.variants if seed in variant.seeds]
+        seeds = range(max(variant.seeds for variant in self.variants))
+        return [(variant, seed) for seed in seeds for variant in self.variants if seed < variant.seeds]
 
 
 def main() -> int:
@@ -153,7 +146,7 @@ def work(cases: Sequence[Case], runs: Path, out: Path, deadline: float, *, rewri
         if not gaps[case.name]:
             print(f"{case.name}: all {len(case.order())} runs are in {out / case.name / SAMPLES}: nothing to run")
     lanes: dict[int, list[tuple[Case, Variant, int]]] = {}
-    for seed, case, variant in sorted(order, key=lambda run: run[0] - run[2].seeds.start):
+    for seed, case, variant in sorted(order, key=lambda run: run[0]):
         if run_name(variant, seed) in gaps[case.name]:
             lanes.setdefault(case.lane(variant), []).append((case, variant, seed))
     keeping, stopped = threading.Lock(), threading.Event()
@@ -200,7 +193,7 @@ def _missing(case: Case, out: Path) -> dict[str, str]:
 def _make(
     case: Case, variant: Variant, seed: int, runs: Path, remaining_s: float, stopped: threading.Event
 ) -> str | None:
-    if missing := [need for need in variant.needs if not has(need)]:
+    if missing := [need for need in case.needs if not has(need)]:
         return f"this machine lacks {', '.join(missing)}"
     if remaining_s < LEAST_BUDGET_S or stopped.is_set():
         return NOT_RUN
@@ -212,12 +205,12 @@ def run(case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float, s
     name = run_name(variant, seed)
     path = runs / name
     runs.mkdir(parents=True, exist_ok=True)
-    command = list(variant.program and (sys.executable, *variant.program)) or [sys.executable, "-m", "accel"]
+    command = [sys.executable, "-m", "accel", "train"]
     if (path / "checkpoints").is_dir() and any((path / "checkpoints").iterdir()):
-        command += ["train", "--resume", str(path)]
+        command += ["--resume", str(path)]
     else:
         shutil.rmtree(path, ignore_errors=True)
-        command += ["train", *case.arguments, *variant.arguments, "--seed", str(seed)]
+        command += [*case.arguments, *variant.arguments, "--seed", str(seed)]
         shown = runs.relative_to(PROJECT) if runs.is_relative_to(PROJECT) else runs
         command += ["--results-dir", str(shown), "--name", name]
     load = os.getloadavg()[0]
@@ -266,10 +259,10 @@ def print_state(case: Case, runs: Path, out: Path) -> None:
     kept = kept_runs(out / case.name)
     print(f"{case.name}: {case.title}")
     for variant in case.variants:
-        names = [run_name(variant, seed) for seed in variant.seeds]
+        names = [run_name(variant, seed) for seed in range(variant.seeds)]
         done = sum(name in kept or is_complete(runs / case.name / name) for name in names)
         words = shlex.join(["accel", "train", *case.arguments, *variant.arguments])
-        print(f"  {done}/{len(variant.seeds)} {variant.name}: {words}")
+        print(f"  {done}/{variant.seeds} {variant.name}: {words}")
 
 
 def parse() -> argparse.Namespace:
@@ -292,15 +285,18 @@ def read_cases(path: Path) -> dict[str, Case]:
     """The cases of a table by name. Exits where it is damaged."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return {name: _case(name, values) for name, values in table["case"].items()}
+        shared = table.get("variants", {})
+        return {name: _case(name, values, shared) for name, values in table["case"].items()}
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise SystemExit(f"{path} is no table of cases: {error!r}") from None
 
 
-def _case(name: str, values: dict[str, Any]) -> Case:
-    first, seeds = values.pop("first_seed", 0), values.pop("seeds", 5)
-    variants = tuple(_variant(key, value, first, seeds) for key, value in values.pop("variants").items())
-    values = {"title": name, "baseline": variants[0].name, **values, "arguments": _words(values.get("arguments", []))}
+def _case(name: str, values: dict[str, Any], shared: Mapping[str, object]) -> Case:
+    seeds, given = values.pop("seeds", 5), values.pop("variants")
+    given = given if isinstance(given, dict) else {key: shared[key] for key in given}
+    variants = tuple(_variant(key, value, seeds, shared) for key, value in given.items())
+    words = {key: _words(values.get(key, [])) for key in ("arguments", "needs")}
+    values = {"title": name, "baseline": variants[0].name, **values, **words}
     lanes = tuple(map(_words, values.pop("lanes", [])))
     case = Case(name=_plain(name), variants=variants, lanes=lanes, **values)
     if lanes and (loose := [v.name for v in variants if sum(v.name in lane for lane in lanes) != 1]):
@@ -310,10 +306,10 @@ def _case(name: str, values: dict[str, Any]) -> Case:
     return case
 
 
-def _variant(name: str, value: object, first: int, seeds: int) -> Variant:
+def _variant(name: str, value: object, seeds: int, shared: Mapping[str, object]) -> Variant:
     fields = dict(value) if isinstance(value, dict) else {"arguments": value}
-    runs = range(first, first + int(fields.pop("seeds", seeds)))
-    return Variant(name=_plain(name), seeds=runs, **{"arguments": (), **{k: _words(v) for k, v in fields.items()}})
+    words = _words(fields.pop("arguments") if "arguments" in fields else shared[name])
+    return Variant(_plain(name), words, **{"seeds": seeds, **fields})
 
 
 def _words(value: object) -> tuple[str, ...]:
@@ -351,10 +347,6 @@ def keep_samples(case: Case, runs: Path, out: Path) -> bool:
                 print(f"  {name} cannot be read: {error}", flush=True)
                 continue
             samples[name] = {**sample, "variant": variant.name, "load": _lines(runs / f"{name}.load.jsonl")}
-            if case.episodes:
-                artifact = runs / name / "policy" / "final.accel"
-                played = evaluate(runs / name, artifact=artifact, episodes=case.episodes, seed=FIRST_SEED)
-                samples[name]["played"] = {"scheme": played.scheme, "returns": played.episodes.returns.tolist()}
     if len(samples) > before:
         write_samples(out / SAMPLES, {"case": case.name, "title": case.title, "runs": samples})
     return len(samples) > before
@@ -388,7 +380,7 @@ def _measured(case: Case, samples: Mapping[str, Sample], report: Path, out: Path
         run_from_json({**s, "config": {**s["config"], "variant": s["variant"]}}, name) for name, s in samples.items()
     ]
     first = {str(run.config["variant"]): run for run in reversed(found)}
-    choices = Choices(threshold=case.threshold, group_by=("variant",), force=True)
+    choices = Choices(group_by=("variant",), force=True)
     analysis = analyse(found, choices, first.get(case.baseline) if len(first) > 1 else None)
     write_report(analysis, report, written=f"Made from {SAMPLES}.", overwrite=True)
     parts = [_wrap(_plain_text(headline(analysis)))]
@@ -409,8 +401,8 @@ def _table(case: Case, samples: Mapping[str, Sample]) -> str:
     """One row a variant: medians over its runs, with the least and the greatest."""
     lines = [
         "| variant | runs | reached the return | training, s | environment steps | steps/s | last mean return "
-        "| learner waits, % | lag, updates |" + " greedy return, by run |" * bool(case.episodes),
-        "|---|---|---|---|---|---|---|---|---|" + "---|" * bool(case.episodes),
+        "| learner waits, % | lag, updates |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for variant in case.variants:
         own = [s for s in samples.values() if s["variant"] == variant.name]
@@ -424,8 +416,6 @@ def _table(case: Case, samples: Mapping[str, Sample]) -> str:
         ]
         cells.append(_spread([100 * s["learner_s"].get("wait", 0.0) / sum(s["learner_s"].values()) for s in summaries]))
         cells.append(_spread([s["lag"]["lag_mean"] for s in summaries]))
-        if case.episodes:
-            cells.append(", ".join(f"{mean(s['played']['returns']):.4g} ({s['played']['scheme']})" for s in own))
         lines.append(f"| {variant.name} | {len(summaries)} | {reached} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
