@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -34,7 +34,7 @@ from accel.config.train import DEFAULT_ALGORITHM  # noqa: E402
 from accel.reports.aggregates import interquartile_mean, stratified_bootstrap  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine, read_source  # noqa: E402
-from scripts.evidence.samples import arguments, read_samples, train, write_samples  # noqa: E402
+from scripts.evidence.samples import arguments, read_samples, write_samples  # noqa: E402
 
 EPISODES = 30
 SEEDS = 10
@@ -159,16 +159,30 @@ def _read(samples: Path) -> dict[str, Run]:
     return dict(read_samples(samples).get("runs", {}))
 
 
+def play(env: str, first_seed: int, act: Callable[[Any, Any], Any]) -> list[float]:
+    """Returns of an environment's episodes, each from a seed of its own; ``act`` gets world and observation."""
+    import gymnasium
+
+    world = gymnasium.make(env, **ALL[env].arguments())
+    world.action_space.seed(0)
+    returns = []
+    for episode in range(ALL[env].episodes):
+        observation, _ = world.reset(seed=first_seed + episode)
+        total, over = 0.0, False
+        while not over:
+            observation, reward, terminated, truncated, _ = world.step(act(world, observation))
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return returns
+
+
 def random_run(env: str, seed: int) -> Run:
     """Uniform actions."""
-    from scripts.evidence.worlds import play_at_random
-
-    return {"returns": play_at_random(env, ALL[env].episodes, FIRST_SEED + seed, **ALL[env].arguments())}
+    return {"returns": play(env, FIRST_SEED + seed, lambda world, _: world.action_space.sample())}
 
 
 def train_sb3(env: str, seed: int) -> Run:
     """Stable-Baselines3's PPO as its users run it: observations and rewards normalised, eight environments."""
-    import gymnasium
     import stable_baselines3
     import torch
     from stable_baselines3.common.env_util import make_vec_env
@@ -179,18 +193,12 @@ def train_sb3(env: str, seed: int) -> Run:
     worlds = VecNormalize(make_vec_env(env, SB3_ENVS, seed=seed))
     model = stable_baselines3.PPO("MlpPolicy", worlds, seed=seed, device="cpu", **SB3).learn(CASES[env].steps)
     seconds = time.perf_counter() - start
-    world = gymnasium.make(env)
-    returns = []
-    for episode in range(EPISODES):
-        observation, _ = world.reset(seed=FIRST_SEED + episode)
-        total, over = 0.0, False
-        while not over:
-            action, _ = model.predict(worlds.normalize_obs(observation), deterministic=True)
-            observation, reward, terminated, truncated, _ = world.step(action)
-            total, over = total + float(reward), terminated or truncated
-        returns.append(total)
+
+    def act(_: object, observation: Any) -> Any:  # noqa: ANN401
+        return model.predict(worlds.normalize_obs(observation), deterministic=True)[0]
+
     return {
-        "returns": returns,
+        "returns": play(env, FIRST_SEED, act),
         "training_return": mean(float(episode["r"]) for episode in model.ep_info_buffer or ()),
         "seconds": seconds,
         "env_steps": model.num_timesteps,
@@ -212,7 +220,17 @@ def train_accel(env: str, seed: int) -> Run:
 
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch, "run")
-        train(accel_arguments(env, seed)[1:], run)
+        command = [
+            sys.executable,
+            "-m",
+            "accel",
+            *accel_arguments(env, seed),
+            "--results-dir",
+            scratch,
+            "--name",
+            "run",
+        ]
+        subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
         summary = json.loads((run / "summary.json").read_text())
         greedy, sampled = (
             evaluate(run, episodes=ALL[env].episodes, seed=FIRST_SEED, greedy=greedy) for greedy in (True, False)

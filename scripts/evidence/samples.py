@@ -8,11 +8,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
-import shlex
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +27,6 @@ def arguments(description: str | None, name: str) -> argparse.ArgumentParser:
     text = f"where samples and the page go; results/evidence/{name} is published (default: results/runs/{name})"
     parser.add_argument("--out", type=Path, default=RUNS / name, help=text)
     return parser
-
-
-def train(words: Sequence[str], run: Path) -> str:
-    """Train with ``accel train`` into a run's directory, unless it has ended there; the command."""
-    if not (run / "summary.json").exists():
-        command = [sys.executable, "-m", "accel", "train", *words, "--results-dir", str(run.parent), "--name", run.name]
-        path = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"PYTHONPATH": path}
-        subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL, env=environment)
-    return shlex.join(["accel", "train", *words])
 
 
 def read_samples(path: Path) -> dict[str, Any]:
