@@ -9,6 +9,7 @@ precision gains in a block over the standard deviation of an episode's return. E
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,7 @@ def cell(found: list[tuple[str, int]]) -> str:
 
 def main() -> None:
     """Print the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     random = np.random.default_rng(0)
     print("| returns at the level | worse, better, median: 2 episodes a block | 10 episodes a block |\n|---|---|---|")
     for name, draws in RETURNS.items():
