@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 from accel.version import __version__
 
 if TYPE_CHECKING:
-    from accel.bench import Policies, bench_actor, bench_policy, bench_refresh
+    from accel.bench.actor import bench_actor
+    from accel.bench.policies import Policies
+    from accel.bench.policy import bench_policy
+    from accel.bench.refresh import bench_refresh
     from accel.cli.doctor import MachineReport, doctor
     from accel.config import TrainConfig
     from accel.errors import AccelError
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
     from accel.runs.evaluation import Evaluation, evaluate
     from accel.runs.loading import TrainedRun, load_run
     from accel.runs.summary import Summary
-    from accel.sweep import sweep_population, sweep_run, sweep_training
+    from accel.sweep.driver import sweep_run, sweep_training
+    from accel.sweep.population import sweep_population
 
 _HOMES = {
     "AccelError": "errors",
@@ -40,10 +44,10 @@ _HOMES = {
     "TrainConfig": "config",
     "TrainedRun": "runs.loading",
     "Verification": "exporting.verify",
-    "Policies": "bench",
-    "bench_actor": "bench",
-    "bench_policy": "bench",
-    "bench_refresh": "bench",
+    "Policies": "bench.policies",
+    "bench_actor": "bench.actor",
+    "bench_policy": "bench.policy",
+    "bench_refresh": "bench.refresh",
     "compare": "reports.reporting",
     "compress": "imports.policy",
     "doctor": "cli.doctor",
@@ -51,9 +55,9 @@ _HOMES = {
     "export": "exporting.build",
     "load_run": "runs.loading",
     "report": "reports.reporting",
-    "sweep_population": "sweep",
-    "sweep_run": "sweep",
-    "sweep_training": "sweep",
+    "sweep_population": "sweep.population",
+    "sweep_run": "sweep.driver",
+    "sweep_training": "sweep.driver",
     "train": "launch.train",
     "verify": "exporting.verify",
     "watch": "reports.watch",
@@ -105,6 +109,10 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if _IS_RUNTIME:
             raise ImportError(f"accel.{name} is not in accel-rl-runtime: install accel-rl instead") from error
+        from accel.system.extras import missing_extra
+
+        if missing := missing_extra(error, f"accel.{name}"):
+            raise missing from error
         raise
     value: object = getattr(module, name)
     globals()[name] = value

@@ -15,7 +15,7 @@ from accel.imports.policy_source import CLI, PolicySource
 from accel.monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
-    from accel.sweep import SweepResult
+    from accel.sweep.driver import SweepResult
     from accel.sweep.pareto import Candidate
 
 _SEARCH = ("trials", "objectives", "sampler", "seed", "storage", "study", "out", "max_seconds")
@@ -118,7 +118,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _sweep(options: SweepOptions, command: tuple[str, ...]) -> str:
     """Sweep as the options say; returns the result in a few lines."""
-    from accel.sweep import CandidateOptions, SearchOptions, sweep_population, sweep_run, sweep_training
+    from accel.sweep.driver import sweep_run, sweep_training
+    from accel.sweep.population import sweep_population
+    from accel.sweep.search import CandidateOptions, SearchOptions
 
     constraints = {"constraints": options.constraint} if options.constraint else {}
     search = SearchOptions.create({**_given(options, _SEARCH), **constraints}, "--")

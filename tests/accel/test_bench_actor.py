@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.bench import Policies, bench_actor
-from accel.bench.actor import RandomStepper, Split, median_parts
+from accel.bench.actor import RandomStepper, Split, bench_actor, median_parts
+from accel.bench.policies import Policies
 from accel.bench.rows import number
 from accel.compressors.kernels.library import kernels_here
 from accel.config import TrainConfig

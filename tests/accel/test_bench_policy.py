@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import accel
-from accel.bench import Policies, bench_policy
-from accel.bench.policies import MeasuredPolicy, placed
-from accel.bench.policy import CHANNELS_LAST, CONTIGUOUS, eager_modules, session_call, torch_call
+from accel.bench.policies import MeasuredPolicy, Policies, placed
+from accel.bench.policy import CHANNELS_LAST, CONTIGUOUS, bench_policy, eager_modules, session_call, torch_call
 from accel.bench.rows import number
 from accel.compressors.kernels.library import kernels_here
 from accel.config import TrainConfig

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from accel.bench import Policies, bench_refresh
-from accel.bench.refresh import break_even, changing_weights, measure_upkeep
+from accel.bench.policies import Policies
+from accel.bench.refresh import bench_refresh, break_even, changing_weights, measure_upkeep
 from accel.bench.rows import Row, number
 from accel.publishing.level import INTERVALS, REFIT_STEPS
 from tests.accel.bench_rows import check_rows

@@ -21,9 +21,9 @@ from accel.cli.sweep import main
 from accel.config import TrainConfig
 from accel.config.files import load_toml
 from accel.errors import ConfigError, SweepError
-from accel.sweep import SearchOptions, sweep_population
 from accel.sweep.evolution import draw, evolve, perturb
-from accel.sweep.population import JOURNAL, Member, Outcome, Population, lineage
+from accel.sweep.population import JOURNAL, Member, Outcome, Population, lineage, sweep_population
+from accel.sweep.search import SearchOptions
 from accel.sweep.sweep_file import load_sweep_file
 from accel.sweep.training_run import TrainingRun
 from tests.accel.sweeping import worker

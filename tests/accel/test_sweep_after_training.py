@@ -20,8 +20,9 @@ from accel.cli import main
 from accel.cli.sweep import result_text
 from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError, SweepError
-from accel.sweep import CandidateOptions, SearchOptions, SweepResult, sweep_run
+from accel.sweep.driver import SweepResult, sweep_run
 from accel.sweep.recovery import WORKER
+from accel.sweep.search import CandidateOptions, SearchOptions
 from accel.sweep.storage import default_url
 from accel.sweep.study import SAME_AS, is_done
 from tests.accel.sweeping import make_run, trials_of, worker

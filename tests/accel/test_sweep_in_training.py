@@ -15,7 +15,8 @@ import pytest
 from accel.config import TrainConfig
 from accel.errors import ConfigError, SweepError
 from accel.supervision.processes import is_running
-from accel.sweep import SearchOptions, sweep_training
+from accel.sweep.driver import sweep_training
+from accel.sweep.search import SearchOptions
 from accel.sweep.storage import default_url
 from accel.sweep.sweep_file import load_sweep_file
 from accel.sweep.training_run import TrainingRun, measured_values
