@@ -33,11 +33,14 @@ def make_module(options: Mapping[str, object], spec: EnvSpec) -> PolicyModule:
     return network.acting_module()
 
 
-class TorchPolicy:
-    """Acts with torch eager on one thread; loads full-precision weights at each publication.
+def memory_format(module: torch.nn.Module, spec: EnvSpec) -> torch.memory_format:
+    """Channels last for convolutions of images: up to twice as fast, and never slower, on a CPU."""
+    convolves = spec.is_image and any(isinstance(part, torch.nn.Conv2d) for part in module.modules())
+    return torch.channels_last if convolves else torch.contiguous_format
 
-    Convolutions run on images with their channels last: up to twice as fast, and never slower, on a CPU.
-    """
+
+class TorchPolicy:
+    """Acts with torch eager on one thread; loads full-precision weights at each publication."""
 
     def __init__(self, module: PolicyModule, layout: UnrollLayout, sampler: Sampler) -> None:
         """Args: module: takes the weights, and is changed; layout: of the unrolls; sampler: chooses actions."""
@@ -47,11 +50,8 @@ class TorchPolicy:
         self.runtime = "torch"
         self._sampler = sampler
         self._spec = layout.spec
-        self._module = module.eval()
-        self._memory_format = torch.contiguous_format
-        if layout.spec.is_image and any(isinstance(part, torch.nn.Conv2d) for part in self._module.modules()):
-            self._memory_format = torch.channels_last
-            self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._memory_format = memory_format(module, layout.spec)
+        self._module = module.eval().to(memory_format=self._memory_format)  # type: ignore[call-overload]
         self._states = tuple(torch.zeros(layout.envs, *shape) for shape in module.state_shapes)
 
     def load(self, update: PolicyUpdate) -> float:

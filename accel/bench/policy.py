@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
-from accel.acting.torch_policy import serialise_module
+from accel.acting.torch_policy import memory_format, serialise_module
 from accel.bench.checks import RUNTIMES, SCHEMES, check_budget, check_counts, check_runtimes, check_schemes
 from accel.bench.policies import NO_MISMATCH, Inputs, MeasuredPolicy, Policies, placed
 from accel.bench.rows import FULL_PRECISION, Notify, Row, provenance, speedups, spread
@@ -21,8 +20,6 @@ from accel.runs.trained_policy import TrainedPolicy
 from accel.system.timing import interleave, timed_calls, torch_threads
 
 Call = Callable[[], npt.NDArray[np.generic]]
-
-CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"
 
 logger = logging.getLogger("accel")
 
@@ -45,8 +42,8 @@ def bench_policy(
         policies: what is measured.
         batches: rows per call: environments that one actor steps together.
         schemes: compression schemes. Full precision is always measured too.
-        runtimes: any of ``torch`` (eager, in the memory format that is faster here), ``onnxruntime`` and ``native``
-            (compiled kernels, for the policies that these run here).
+        runtimes: any of ``torch`` (eager, as torch actors run it), ``onnxruntime`` and ``native`` (compiled kernels,
+            for the policies that these run here).
         seconds: total measuring time, without exporting and compressing.
         repeats: samples of each cell at most, each 2 ms or one call.
         notify: called with a message about each scheme or runtime that does not work here.
@@ -55,8 +52,7 @@ def bench_policy(
         90th percentile of a call, µs); ``bytes`` of the serialised policy; ``speedup_torch``, ``speedup_fp32``
         (against torch eager, and against onnxruntime's fp32; None where that was not measured); ``kl``, ``ess``,
         ``greedy_agreement`` against torch on held-out inputs (KL(fp32‖scheme) in nats; None on torch); ``weights``
-        (``random`` ones say little about mismatch) and ``inputs``; ``memory_format``; threads, machine
-        and versions.
+        (``random`` ones say little about mismatch) and ``inputs``; threads, machine and versions.
     Raises:
         ConfigError: an empty list, an unknown runtime, a batch that is not positive.
         SchemeError: an unknown scheme. What ``Policies`` raises.
@@ -90,50 +86,24 @@ def _measure(
     rows: list[Row] = []
     for batch in batches:
         inputs = {name: np.resize(a, (batch, *a.shape[1:])) for name, a in policy.held_out.items()}
-        calls = _calls(policy, inputs, runtimes, sessions)
+        calls: dict[tuple[str, str], Call] = {}
+        if "torch" in runtimes:
+            calls["torch", FULL_PRECISION] = torch_call(policy.run, inputs)
+        calls |= {(runtime, scheme): session_call(artifact, inputs, runtime) for runtime, scheme, artifact in sessions}
         logger.info("measuring %s, batch %d", policy.network, batch)
         with torch.inference_mode():
             takers = {key: timed_calls(call) for key, call in calls.items()}
             samples, cpu_share = interleave(takers, budget_s, repeats)
         cells: list[Row] = []
-        for (runtime, scheme), (detail, times_us) in _faster_formats(samples).items():
+        for (runtime, scheme), times_us in samples.items():
             is_compressed = runtime != "torch"
             size = len(artifacts[scheme].to_bytes()) if is_compressed else torch_bytes
             cell: Row = {"network": policy.network, "batch": batch, "runtime": runtime, "scheme": scheme}
             cell |= spread("us", times_us) | {"bytes": size, "samples": len(times_us), "cpu_share": cpu_share}
-            cell |= mismatches.get(scheme, NO_MISMATCH) if is_compressed else NO_MISMATCH
-            cell |= {"memory_format": detail}
-            cells.append(cell)
+            cells.append(cell | (mismatches[scheme] if is_compressed else NO_MISMATCH))
         rows += [row | speedups(row, cells, "us") for row in cells]
     shared: Row = {"weights": policy.weights, "inputs": policy.source, "torch_threads": 1, "onnxruntime_threads": 1}
     return [row | shared for row in rows]
-
-
-def _calls(
-    policy: MeasuredPolicy,
-    inputs: Inputs,
-    runtimes: Sequence[str],
-    sessions: Sequence[tuple[Runtime, str, CompressedPolicy]],
-) -> dict[tuple[str, str, str | None], Call]:
-    """Calls by runtime, scheme and memory format for one batch."""
-    calls: dict[tuple[str, str, str | None], Call] = {}
-    if "torch" in runtimes:
-        with torch.inference_mode():
-            for layout, module in eager_modules(policy.run).items():
-                calls["torch", FULL_PRECISION, layout] = torch_call(module, inputs, layout)
-    for runtime, scheme, artifact in sessions:
-        calls[runtime, scheme, None] = session_call(artifact, inputs, runtime)
-    return calls
-
-
-def _faster_formats(
-    samples: dict[tuple[str, str, str | None], list[float]],
-) -> dict[tuple[str, str], tuple[str | None, list[float]]]:
-    """For each runtime and scheme, the memory format with the lower median, and its samples."""
-    chosen: dict[tuple[str, str], tuple[str | None, list[float]]] = {}
-    for (runtime, scheme, layout), times_us in sorted(samples.items(), key=lambda item: float(np.median(item[1]))):
-        chosen.setdefault((runtime, scheme), (layout, times_us))
-    return {(runtime, scheme): chosen[runtime, scheme] for runtime, scheme, _ in samples}
 
 
 def session_call(artifact: CompressedPolicy, inputs: Inputs, runtime: Runtime = "native") -> Call:
@@ -160,28 +130,19 @@ def session_call(artifact: CompressedPolicy, inputs: Inputs, runtime: Runtime = 
     return call
 
 
-def torch_call(module: Callable[..., tuple[torch.Tensor, ...]], inputs: Inputs, memory_format: str) -> Call:
-    """An eager module; call it within ``torch.inference_mode``."""
+def torch_call(run: TrainedPolicy, inputs: Inputs) -> Call:
+    """Torch eager, as a torch actor runs the policy; call it within ``torch.inference_mode``."""
+    layout = memory_format(run.policy, run.spec)
+    module = copy.deepcopy(run.policy).to(memory_format=layout)  # type: ignore[call-overload]
     arrays = [np.ascontiguousarray(array) for array in inputs.values()]
     states = [array for name, array in zip(inputs, arrays, strict=True) if name.startswith("state_")]
     observed = arrays[: len(arrays) - len(states)]
     carried = [torch.from_numpy(state) for state in states]
-    channels_last = memory_format == CHANNELS_LAST
 
     def call() -> npt.NDArray[np.generic]:
-        tensors = [torch.from_numpy(part) for part in observed]
-        if channels_last:
-            tensors = [tensor.contiguous(memory_format=torch.channels_last) for tensor in tensors]
+        tensors = [torch.from_numpy(part).contiguous(memory_format=layout) for part in observed]
         params, *carried[:] = module(*tensors, *carried)
         array: npt.NDArray[np.generic] = params.numpy()
         return array
 
     return call
-
-
-def eager_modules(run: TrainedPolicy) -> dict[str, nn.Module]:
-    """The policy by memory format: convolutions may be faster with channels last."""
-    modules: dict[str, nn.Module] = {CONTIGUOUS: run.policy}
-    if run.spec.is_image and any(isinstance(part, nn.Conv2d) for part in run.policy.modules()):
-        modules[CHANNELS_LAST] = copy.deepcopy(run.policy).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return modules

@@ -11,7 +11,7 @@ import torch
 
 import accel
 from accel.bench.policies import MeasuredPolicy, Policies, placed
-from accel.bench.policy import CHANNELS_LAST, CONTIGUOUS, bench_policy, eager_modules, session_call, torch_call
+from accel.bench.policy import bench_policy, session_call, torch_call
 from accel.bench.rows import number
 from accel.compressors.kernels.library import kernels_here
 from accel.config import TrainConfig
@@ -103,17 +103,12 @@ def test_a_scheme_that_the_network_cannot_take_is_told_and_the_others_are_measur
     assert told[0].startswith("refused: prune(nowhere=0.5) for nature-cnn:0.25: ") and "nowhere" in told[0]
 
 
-def test_images_on_torch_take_the_faster_memory_format() -> None:
+def test_images_on_torch_are_answered_as_by_the_policy_itself() -> None:
     policy = measured("nature-cnn:0.25", spec=IMAGES)
-    modules = eager_modules(policy.run)
-    assert set(modules) == {CONTIGUOUS, CHANNELS_LAST}
     inputs = {name: array[:3] for name, array in policy.held_out.items()}
     with torch.inference_mode():
-        answers = [torch_call(module, inputs, layout)() for layout, module in modules.items()]
-    np.testing.assert_allclose(answers[0], answers[1], atol=1e-5)
-    (row,) = bench_policy(Policies(["nature-cnn:0.25"], spec=IMAGES), batches=[1], runtimes=["torch"], **QUICK)
-    assert row["memory_format"] in modules
-    assert set(eager_modules(measured("mlp:16x1").run)) == {CONTIGUOUS}
+        answers = torch_call(policy.run, inputs)()
+    np.testing.assert_allclose(answers, policy.outputs(policy.run.policy)[:3], atol=1e-5)
 
 
 @pytest.mark.parametrize("network", ["mlp:16x1", "mlp:16x1+lstm:8"])
@@ -121,7 +116,7 @@ def test_both_calls_carry_recurrent_state_alike(network: str) -> None:
     policy = measured(network)
     inputs = {name: array[:2] for name, array in policy.held_out.items()}
     artifact = policy.bind("fp32").refresh(policy.run.policy, 1)
-    in_torch, in_session = torch_call(policy.run.policy, inputs, CONTIGUOUS), session_call(artifact, inputs)
+    in_torch, in_session = torch_call(policy.run, inputs), session_call(artifact, inputs)
     with torch.inference_mode():
         first, second = in_torch(), in_torch()
     np.testing.assert_allclose(in_session(), first, atol=1e-5)
