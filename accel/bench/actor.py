@@ -24,11 +24,10 @@ from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, sp
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.envs.base import Actions
-from accel.envs.factory import make_vector_env
 from accel.errors import contained
 from accel.networks.policy import PolicyModule
 from accel.runs.finishing import MIXED
-from accel.runs.trained_policy import TrainedPolicy
+from accel.runs.trained_policy import TrainedPolicy, make_env
 from accel.system.timing import interleave, torch_threads
 from accel.transport.local import LocalTransport
 
@@ -231,15 +230,7 @@ class RandomStepper:
     """The environment alone, stepped by uniform (Box: clipped standard normal) actions drawn in advance."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self._environment = make_vector_env(
-            config.environment.env,
-            config.acting.envs_per_actor,
-            backend=config.environment.backend,
-            env_args=config.environment.kwargs,
-            wrappers=config.environment.wrapper,
-            seed=config.run.seed,
-            squash_actions=config.environment.squash_actions,
-        )
+        self._environment = make_env(config, config.acting.envs_per_actor, config.run.seed)
         self._length = config.acting.unroll_length
         action, envs = self._environment.spec.action, self._environment.num_envs
         self._sampler = make_sampler(action, envs, self._length, np.random.default_rng(config.run.seed))

@@ -29,15 +29,8 @@ _SCHEMES, _RUNTIMES = ",".join(SCHEMES), ",".join(RUNTIMES)
 _NETWORKS = "mlp:64x2"
 _COMMA = re.compile(r",(?![^()]*\))")
 
-Networks = Annotated[
-    str | None,
-    argument(
-        "network texts, separated by commas; default: mlp:64x2, of refresh three sizes, of learner the training's"
-    ),
-]
 Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is measured as int8")]
 Runtimes = Annotated[str, tyro.conf.arg(help="any of torch (eager), onnxruntime and native (compiled kernels)")]
-Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; cells are measured in turns")]
 
 _ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions", "normalise_observations", "activation")
 
@@ -59,32 +52,11 @@ class BenchResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(ABC):
-    """What every benchmark has."""
+    """What every benchmark has: where rows go, measuring time, a trained run, or networks in an environment."""
 
     json: Annotated[Path | None, tyro.conf.arg(help="write the rows to this file, a JSON list of flat objects")] = None
-
-    @abstractmethod
-    def measure(self, refuse: Notify) -> BenchResult:
-        """Measure what the options say; ``refuse`` gets a message about each scheme that does not work here."""
-
-    def _given(self, *names: str) -> str:
-        """Those options that are given, as flags."""
-        given = [name for name in names if getattr(self, name, None) != getattr(type(self), name, None)]
-        return ", ".join(f"--{name.replace('_', '-')}" for name in given)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BudgetOptions(BenchOptions):
-    """Limits of measuring time."""
-
     seconds: Annotated[float, tyro.conf.arg(help="total measuring time, without set-up")] = 20.0
-    repeats: Repeats = 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentOptions(BenchOptions):
-    """A trained run, or networks in an environment with its options."""
-
+    repeats: Annotated[int, tyro.conf.arg(help="samples of each cell at most; cells are measured in turns")] = 50
     run: Annotated[Path | None, tyro.conf.arg(help="run directory: its network and trained weights")] = None
     env: Annotated[str | None, tyro.conf.arg(help="gymnasium id, or module:id to import the module first")] = None
     env_arg: Annotated[
@@ -99,8 +71,22 @@ class EnvironmentOptions(BenchOptions):
     ] = "gymnasium"
     squash_actions: Annotated[bool, tyro.conf.arg(help="tanh-squash Box actions into their bounds")] = False
     normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise observations in the exported graph")] = False
-    network: Networks = None
+    network: Annotated[
+        str | None,
+        argument(
+            "network texts, separated by commas; default: mlp:64x2, of refresh three sizes, of learner the training's"
+        ),
+    ] = None
     activation: Annotated[Activation, tyro.conf.arg(help="activation of mlp torsos")] = "tanh"
+
+    @abstractmethod
+    def measure(self, refuse: Notify) -> BenchResult:
+        """Measure what the options say; ``refuse`` gets a message about each scheme that does not work here."""
+
+    def _given(self, *names: str) -> str:
+        """Those options that are given, as flags."""
+        given = [name for name in names if getattr(self, name, None) != getattr(type(self), name, None)]
+        return ", ".join(f"--{name.replace('_', '-')}" for name in given)
 
     def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
         """The configuration of ``env`` and its options; None without an environment.
@@ -130,7 +116,7 @@ class EnvironmentOptions(BenchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutOptions(EnvironmentOptions):
+class LayoutOptions(BenchOptions):
     """A policy's observations and actions."""
 
     observation_shape: Annotated[str | None, tyro.conf.arg(help="such as 17, or 4,84,84 for uint8 images")] = None
@@ -151,7 +137,7 @@ class LayoutOptions(EnvironmentOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoliciesOptions(EnvironmentOptions, PolicySource):
+class PoliciesOptions(BenchOptions, PolicySource):
     """A trained run, networks with random weights, or a policy that others trained."""
 
     policy_activation: PolicyActivation = None
@@ -188,7 +174,7 @@ class PoliciesOptions(EnvironmentOptions, PolicySource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
+class PolicyOptions(PoliciesOptions, LayoutOptions):
     """Microseconds, bytes and mismatch of a policy call: torch, each scheme on onnxruntime and native.
 
     Observations and actions come from --run, --env, or --observation-shape and --actions. Default: 4x84x84 frames and 6
@@ -218,7 +204,7 @@ class PolicyOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorOptions(PoliciesOptions, BudgetOptions):
+class ActorOptions(PoliciesOptions):
     """Microseconds per environment step of the actor loop: environment, policy and overhead, for each scheme.
 
     The environment alone, stepped by random actions, is measured as the lower limit. Without --run and --env:
@@ -255,7 +241,7 @@ class ActorOptions(PoliciesOptions, BudgetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefreshOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
+class RefreshOptions(PoliciesOptions, LayoutOptions):
     """Milliseconds from new weights to a loaded policy: bind, requantise, serialise, load; and the break-even.
 
     Break-even: the environment steps per refresh from which on an actor is faster than with fp32. Your
@@ -289,7 +275,7 @@ class RefreshOptions(PoliciesOptions, LayoutOptions, BudgetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerOptions(LayoutOptions, BudgetOptions):
+class LearnerOptions(LayoutOptions):
     """Microseconds of the learner's update per environment step, by phase, in single precision and in bf16; on CUDA
     with and without CUDA graphs.
 

@@ -10,7 +10,7 @@ import torch
 
 from accel.acting.device import DeviceActor
 from accel.bench.checks import check_budget
-from accel.bench.learner import learner_threads
+from accel.bench.learner import learner_threads, training_row
 from accel.bench.rows import Row, number, provenance, spread
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
@@ -40,12 +40,8 @@ def bench_device(config: TrainConfig, *, seconds: float = 20.0, repeats: int = 5
         run = _Run(config.replace(learner_threads=threads))
         takes = {"environment alone": run.step, "collected": run.collect, "trained": run.train}
         samples, cpu_share = interleave({n: partial(run.timed, take) for n, take in takes.items()}, seconds, repeats)
-    acting, options = config.acting, config.options()
-    shared: Row = {"network": config.policy.network, "precision": config.learner.mixed_precision}
-    shared |= {"mode": config.learner.mixed_precision, "graphs": run.graphs, "device": str(run.device)}
-    shared |= {"T": acting.unroll_length, "B": acting.envs_per_actor, "algorithm": config.algorithm.algorithm}
-    shared |= {name: int(str(options.get(name, 1))) for name in ("passes", "minibatches")}
-    shared |= {"cpu_share": cpu_share, "torch_threads": threads} | provenance()
+    shared = training_row(config, run.device, graphs=run.graphs) | {"cpu_share": cpu_share, "torch_threads": threads}
+    shared |= provenance()
     rows: list[Row] = []
     for name, times in samples.items():
         row = {"learner": name} | spread("us_per_env_step", times) | {"samples": len(times)} | shared
@@ -62,7 +58,7 @@ class _Run:
         self._learner = Learner(config, self._actor.spec, (), lambda: 1)
         self._learner.lend_network(self._actor)
         self._actor.start()
-        self._config, self.graphs = config, "on" if self._learner.runner.outcome == "on" else "off"
+        self._config, self.graphs = config, self._learner.runner.outcome == "on"
         generator = torch.Generator(self.device).manual_seed(_SEED)
         params = torch.zeros(config.acting.envs_per_actor, self._learner.algorithm.output_size, device=self.device)
         self._actions = self._learner.algorithm.distribution(params, None).sample(generator)

@@ -186,17 +186,9 @@ class LearnerCell:
 
     def row(self, samples: Sequence[Times]) -> Row:
         """Microseconds per environment step."""
-        scale = 1e6 / self.valid_steps
-        learner = self._config.learner
-        precision, graphs = learner.mixed_precision, learner.learner_graphs
-        row: Row = {"learner": EAGER if self._eager else "accel", "network": self._config.policy.network}
-        row |= {"precision": precision, "graphs": "on" if graphs == "on" else "off"}
-        row |= {"mode": f"{precision}, graphs" if graphs == "on" else precision, "device": str(self._device)}
-        row |= {"T": self._config.acting.unroll_length}
-        row |= {"B": self._config.acting.envs_per_actor * self._config.store.held_unrolls}
-        row |= {"algorithm": self._config.algorithm.algorithm}
-        row |= {"passes": _number_option(self._config, "passes")}
-        row |= {"minibatches": _number_option(self._config, "minibatches")}
+        scale, graphs = 1e6 / self.valid_steps, self._config.learner.learner_graphs == "on"
+        row: Row = {"learner": EAGER if self._eager else "accel"}
+        row |= training_row(self._config, self._device, graphs=graphs)
         row |= spread("us_per_env_step", [scale * sum(times) for times in samples])
         row |= {f"{phase}_us": scale * float(np.median([getattr(t, phase) for t in samples])) for phase in PHASES}
         return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
@@ -228,10 +220,14 @@ def random_experience(layout: UnrollLayout, seed: int) -> Unroll:
     return unroll
 
 
-def _number_option(config: TrainConfig, name: str) -> int:
-    """An option that not every algorithm has; 1 without it."""
-    value = config.options().get(name, 1)
-    return value if isinstance(value, int) else 1
+def training_row(config: TrainConfig, device: torch.device, *, graphs: bool) -> Row:
+    """What is trained, where and how; passes and minibatches are 1 where the algorithm has none."""
+    precision, acting, options = config.learner.mixed_precision, config.acting, config.options()
+    row: Row = {"network": config.policy.network, "precision": precision, "graphs": "on" if graphs else "off"}
+    row |= {"mode": f"{precision}, graphs" if graphs else precision, "device": str(device)}
+    row |= {"T": acting.unroll_length, "B": acting.envs_per_actor * config.store.held_unrolls}
+    row |= {name: int(str(options.get(name, 1))) for name in ("passes", "minibatches")}
+    return row | {"algorithm": config.algorithm.algorithm}
 
 
 def learner_threads(config: TrainConfig) -> int:
