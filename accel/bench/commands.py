@@ -160,8 +160,8 @@ class PoliciesOptions(BenchOptions, PolicySource):
             if given := self._given(*imported):
                 raise ConfigError(f"{given}: these are for --policy and --module, give one of them too")
             config, chosen = self.environment(default, **options), self.networks(networks)
-            if self.run is None or self.which == "newest":
-                return Policies(chosen, config, spec, self.activation, self.run)
+            if self.run is None:
+                return Policies(chosen, config, spec, self.activation)
             from accel.runs.loading import load_run
 
             return Policies(run=load_run(self.run, which=self.which))

@@ -132,21 +132,19 @@ class MeasuredPolicy:
             plan.calibrate(self.calibration)  # nobody teaches its student
         return plan
 
-    def outputs(self, policy: torch.nn.Module) -> npt.NDArray[np.float32]:
-        """[N, P] distribution parameters of a torch policy on the held-out inputs."""
-        with torch.inference_mode():
-            params: torch.Tensor = policy(*(torch.from_numpy(array) for array in self.held_out.values()))[0]
-        return params.numpy()
+    def mismatch_of(self, artifact: CompressedPolicy) -> Row:
+        """The policy as actors have it beside the torch policy, on the held-out inputs.
 
-    def mismatch(self, behaviour: npt.NDArray[np.float32]) -> Row:
-        """``kl`` (fp32‖behaviour, nats), ``ess`` and ``greedy_agreement``, means over the held-out inputs; the mean
-        ``action_error`` and whether the actions are within the bar (``accel.runs.quality``). A policy that acts
-        greedily has no ``kl`` and ``ess``.
-
-        Args:
-            behaviour: [N, P] distribution parameters of another policy on them.
+        ``kl`` (fp32‖artifact, nats), ``ess`` and ``greedy_agreement``, means; the mean ``action_error`` and whether the
+        actions are within the bar (``accel.runs.quality``). A policy that acts greedily has no ``kl`` and ``ess``.
         """
-        full = self.outputs(self.run.policy)
+        with torch.inference_mode():
+            full = self.run.policy(*map(torch.from_numpy, self.held_out.values()))[0].numpy()
+        session = PolicySession(artifact, batch=len(full))
+        for name, array in session.inputs.items():
+            array[...] = self.held_out[name]
+        session.run()
+        behaviour = session.outputs["params"].astype(np.float32)
         found = divergences(
             self.run.spec.action, *(self.run.rule.action_params(out, None) for out in (full, behaviour))
         )
@@ -159,14 +157,6 @@ class MeasuredPolicy:
             "action_error": acted.mean_error,
             "holds": acted.holds,
         }
-
-    def mismatch_of(self, artifact: CompressedPolicy) -> Row:
-        """``mismatch`` of the policy as actors have it."""
-        session = PolicySession(artifact, batch=len(next(iter(self.held_out.values()))))
-        for name, array in session.inputs.items():
-            array[...] = self.held_out[name]
-        session.run()
-        return self.mismatch(session.outputs["params"].astype(np.float32))
 
     def teach(self, plan: Plan) -> None:
         """Distil into the plan's student, if it has one and the policy is trained."""
