@@ -6,19 +6,15 @@ by its process; one on another host is dead when its heartbeat has not changed f
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import socket
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -29,8 +25,9 @@ from accel.transport.node_memory import node_name
 HEARTBEAT_S = 10
 GRACE_S = 60
 MAXIMAL_RETRIES = 3
-# Attributes of a trial: its worker, that worker's latest heartbeat, and the error that it failed with.
-WORKER, HEARTBEAT, ERROR = "worker", "heartbeat", "error"
+# Attributes of a trial: its worker, that worker's latest heartbeat, how many workers died of it, and the error that it
+# failed with.
+WORKER, HEARTBEAT, KILLS, ERROR = "worker", "heartbeat", "kills", "error"
 
 logger = logging.getLogger("accel")
 
@@ -111,17 +108,13 @@ def queue_again(study: Study, trial: FrozenTrial, *, interrupted: bool = False) 
         interrupted: whether its worker was asked to stop, as often as it likes.
     """
     attributes = {name: value for name, value in trial.user_attrs.items() if name not in (WORKER, HEARTBEAT)}
+    if not interrupted:
+        attributes[KILLS] = attributes.get(KILLS, 0) + 1
+        if attributes[KILLS] > MAXIMAL_RETRIES:
+            logger.warning("trial %d is given up: it was killed %d times", trial.number, attributes[KILLS])
+            return
     logger.info("trial %d is queued again, because its worker ended", trial.number)
-    if interrupted:
-        study.enqueue_trial(trial.params, user_attrs=attributes)
-        return
-    anonymous = copy.deepcopy(trial)
-    anonymous.user_attrs = attributes
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if len(RetryHeartbeatStaleTrialCallback.retry_history(trial)) >= MAXIMAL_RETRIES:
-            logger.warning("trial %d is given up: it was killed %d times", trial.number, MAXIMAL_RETRIES + 1)
-        RetryHeartbeatStaleTrialCallback(MAXIMAL_RETRIES)(study, anonymous)
+    study.enqueue_trial(trial.params, user_attrs=attributes)
 
 
 def this_worker() -> dict[str, object]:

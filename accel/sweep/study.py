@@ -88,6 +88,7 @@ class _TrialAttributes(BaseModel):
     same_as: int = 0
     worker: _Worker | None = None
     heartbeat: float = 0.0
+    kills: int = 0
     scheme: str = ""
     run: str = ""
     skipped: str = ""

@@ -21,7 +21,7 @@ from accel.cli.sweep import result_text
 from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError, SweepError
 from accel.sweep.driver import SweepResult, sweep_run
-from accel.sweep.recovery import WORKER
+from accel.sweep.recovery import KILLS, WORKER
 from accel.sweep.search import CandidateOptions, SearchOptions
 from accel.sweep.storage import default_url
 from accel.sweep.study import SAME_AS, is_done
@@ -181,7 +181,7 @@ def test_a_killed_worker_s_trial_is_done_by_the_next(run: Path, tmp_path: Path) 
     assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED", "FAIL"}
     lost = [trial for trial in trials if trial.state.name == "FAIL"]
     assert len(lost) == sum(trial.state.name == "RUNNING" for trial in left) == 1
-    assert any(trial.system_attrs.get("failed_trial") == lost[0].number for trial in trials)
+    assert any(KILLS in trial.user_attrs and trial.params == lost[0].params for trial in trials)
     assert finished and all(trials[number].values == left[number].values for number in finished), "nothing lost"
 
 

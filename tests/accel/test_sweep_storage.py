@@ -124,8 +124,8 @@ def test_trials_of_dead_workers_are_queued_again_and_those_of_living_ones_are_le
         assert not stale.all_alive(study), "nobody knows yet about the worker elsewhere"
         states = [trial.state.name for trial in study.trials]
         assert states == ["RUNNING", "FAIL", "FAIL", "RUNNING", "WAITING", "WAITING"]
-        assert study.trials[4].params == study.trials[1].params
-        assert study.trials[4].user_attrs == {"run": "trial-1"}
+        assert study.trials[4].system_attrs["fixed_params"] == study.trials[1].params
+        assert study.trials[4].user_attrs == {"run": "trial-1", "kills": 1}
 
 
 @pytest.fixture(params=["sqlite", "journal"])
