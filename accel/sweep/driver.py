@@ -27,7 +27,6 @@ from accel.sweep.search import CandidateOptions, SearchOptions, StudyPlan
 from accel.sweep.storage import connected, storage_file
 from accel.sweep.study import (
     MEASURED,
-    OWN_BOUNDS,
     SAME_AS,
     SKIPPED,
     counts,
@@ -148,13 +147,13 @@ def sweep_training(file: Path, search: SearchOptions | None = None, *, command: 
 def candidates_of(experiment: Experiment, plan: StudyPlan, study: Study) -> list[Candidate]:
     """The candidates of all complete trials, without repeated ones."""
     wanted = {objective.name for objective in plan.objectives}
+    given = {constraint.text for constraint in plan.constraints}
     rows: list[Candidate] = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         measured: Values = trial.user_attrs.get(MEASURED, {})
         if SAME_AS in trial.user_attrs or not wanted <= measured.keys():
             continue
-        own = trial.user_attrs.get(OWN_BOUNDS, [])
-        unmet = {name: violation for name, violation in trial.constraints.items() if name in own and violation > 0}
+        unmet = {name: by for name, by in trial.constraints.items() if name not in given and by > 0}
         rows.append(
             Candidate(trial.number, experiment.label(trial), measured, trial.params, experiment.references, unmet)
         )

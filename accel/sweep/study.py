@@ -34,7 +34,7 @@ TOO_FAR, DOMINATED, UNBUILT = SKIPS = ("too far from fp32", "dominated", "could 
 SAME_AS, DRAWN_AT_RANDOM = "same_as", "drawn_at_random"
 _RETURNS = "returns"
 _ORDER = ("played", "measured", *SKIPS[:2], "failed", UNBUILT)
-MEASURED, SKIPPED, SUBJECT, OWN_BOUNDS = "measured", "skipped", "sweep", "own_bounds"
+MEASURED, SKIPPED, SUBJECT = "measured", "skipped", "sweep"
 CAVEAT = "caveat"
 _WORKERS = "worker:"
 _MAXIMAL_FAILURES = 3
@@ -83,7 +83,6 @@ class _TrialAttributes(BaseModel):
     """What a trial's user attributes may hold."""
 
     measured: dict[str, float] = {}
-    own_bounds: list[str] = []
     returns: list[float] = []
     same_as: int = 0
     worker: _Worker | None = None
@@ -241,7 +240,6 @@ def _measure(trial: Trial, plan: StudyPlan, evaluate: Callable[[Trial], Measurem
         if constraint.metric in measured:
             violation = constraint.violation(measured[constraint.metric], outcome.references)
             trial.set_constraint(constraint.text, violation)
-    trial.set_user_attr(OWN_BOUNDS, list(outcome.violations))
     for name, violation in outcome.violations.items():
         trial.set_constraint(name, violation)
     if outcome.skipped is not None:
