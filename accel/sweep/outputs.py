@@ -18,7 +18,7 @@ from accel.json_object import Json
 from accel.monitor.statistics import Interval, mean_interval
 from accel.reports.plotting import save_all
 from accel.sweep.experiment import Experiment
-from accel.sweep.pareto import Candidate, balanced
+from accel.sweep.pareto import Candidate
 from accel.sweep.plots import pareto_figure
 from accel.sweep.recovery import ERROR
 from accel.sweep.search import StudyPlan
@@ -57,11 +57,6 @@ class Findings:
     def trials(self) -> Sequence[FrozenTrial]:
         """All trials of the study."""
         return self.study.get_trials(deepcopy=False)
-
-    @cached_property
-    def balanced(self) -> Candidate | None:
-        """The most balanced candidate of the front."""
-        return balanced(self.front, self.plan.objectives)
 
     @cached_property
     def returns(self) -> Mapping[int, Interval]:
@@ -139,8 +134,7 @@ def _document(findings: Findings, places: Mapping[int, str]) -> Json:
         "constraints": [constraint.text for constraint in plan.constraints],
         "fp32": dict(experiment.references),
         "front": [
-            _candidate_json(row, findings.differences.get(row.number))
-            | {"configuration": places.get(row.number), "balanced": row is findings.balanced}
+            _candidate_json(row, findings.differences.get(row.number)) | {"configuration": places.get(row.number)}
             for row in findings.front
         ],
         "subject": findings.study.user_attrs.get("sweep"),
@@ -213,9 +207,8 @@ def _front_table(findings: Findings, places: Mapping[int, str]) -> list[str]:
     for row in findings.front:
         found = differences.get(row.number)
         difference = "" if found is None else f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}]"
-        number = f"{row.number} **balanced**" if row is findings.balanced else str(row.number)
         values = [_value_text(row.values.get(metric.name)) for metric in metrics]
-        rows.append([number, *values, difference, f"`{row.label}`", places.get(row.number, "")])
+        rows.append([str(row.number), *values, difference, f"`{row.label}`", places.get(row.number, "")])
     last = ["return − fp32, same seeds [95 %]", "candidate", "train with"]
     columns = ["trial", *(metric.title for metric in metrics), *last]
     empty = ([] if differences else [last[0]]) + ([] if places else [last[2]])

@@ -64,18 +64,5 @@ def dominates(one: Candidate, other: Candidate, objectives: Sequence[Metric], sl
     return all(x <= y for x, y in zip(a, b, strict=True)) and clear
 
 
-def balanced(rows: Sequence[Candidate], objectives: Sequence[Metric]) -> Candidate | None:
-    """The candidate of a front nearest to the best of each objective, scaled to its range on the front."""
-    if not rows:
-        return None
-    points = [_signed(row, objectives) for row in rows]
-    lows = [min(column) for column in zip(*points, strict=True)]
-    spans = [max(column) - low or 1.0 for column, low in zip(zip(*points, strict=True), lows, strict=True)]
-    distances = [
-        sum(((x - low) / span) ** 2 for x, low, span in zip(point, lows, spans, strict=True)) for point in points
-    ]
-    return rows[distances.index(min(distances))]
-
-
 def _signed(row: Candidate, objectives: Sequence[Metric]) -> tuple[float, ...]:
     return tuple(objective.sign * row.values[objective.name] for objective in objectives)

@@ -14,7 +14,7 @@ from accel.compressors.pipeline import make_compressor
 from accel.compressors.scheme import parse_scheme
 from accel.errors import ConfigError
 from accel.sweep.objectives import AFTER_TRAINING, choose_metrics, parse_constraint
-from accel.sweep.pareto import Candidate, balanced, front
+from accel.sweep.pareto import Candidate, front
 from accel.sweep.scheme_space import LayerChoice, SchemeSpace
 from accel.sweep.search import BITS, CandidateOptions
 from accel.sweep.sweep_file import load_sweep_file
@@ -78,7 +78,6 @@ def test_a_front_is_what_nobody_beats(points: list[tuple[int, int]]) -> None:
     assert found == expected
     best = front(rows, RETURN_AND_BYTES, ())
     assert len({row.label for row in best}) == len(best)
-    assert (balanced(best, RETURN_AND_BYTES) in best) == bool(points)
 
 
 def test_infeasible_rows_are_no_trade_off() -> None:
