@@ -19,7 +19,7 @@ from accel.acting.rules import Sampler, make_sampler
 from accel.acting.torch_policy import TorchPolicy, serialise_module
 from accel.algorithms.catalogue import agreement_for
 from accel.bench.checks import RUNTIMES, SCHEMES, check_budget, check_counts, check_runtimes, check_schemes
-from accel.bench.policies import NO_MISMATCH, MeasuredPolicy, Policies, of_free_actors, placed
+from accel.bench.policies import NO_MISMATCH, MeasuredPolicy, Policies, placed
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
@@ -192,7 +192,9 @@ class ActorLoop:
     """A real actor on a local transport, whose learner's end receives its unrolls."""
 
     def __init__(self, run: TrainedPolicy, runtime: str, scheme: str, payload: bytes) -> None:
-        config = of_free_actors(run.config.replace(actors=1, actor_runtime="native" if runtime == "torch" else runtime))
+        config = run.config.replace(actors=1, actor_runtime="native" if runtime == "torch" else runtime)
+        if config.schedule.waits_for_policy:
+            config = config.replace(schedule="asynchronous")  # there is no learner to wait for
         transport = LocalTransport(1)
         self._learner = transport.learner
         told = ActorConfig.of(config, schemes=(scheme, MIXED))  # what a finished scheme may be called

@@ -209,11 +209,6 @@ def environment_spec(config: TrainConfig) -> EnvSpec:
     return environment.spec
 
 
-def of_free_actors(config: TrainConfig) -> TrainConfig:
-    """The configuration whose actors do not wait for a learner: there is none where they are measured alone."""
-    return config.replace(schedule="asynchronous") if config.schedule.waits_for_policy else config
-
-
 def _untrained(config: TrainConfig, spec: EnvSpec) -> TrainedRun:
     algorithm = make_algorithm(config.replace(seed=_SEED), spec, torch.device("cpu"))
     return TrainedRun(Path(), config, spec, 0, 0, algorithm)
