@@ -210,11 +210,14 @@ def _judged(rows: Sequence[RowQuality], games: _Games | None, policy: Policy) ->
     return row if returns is None else row | {"returns": returns.episodes.returns.tolist(), "verdict": returns.verdict}
 
 
-class _Reader(CalibrationDataReader):  # type: ignore[misc]
+class Once(CalibrationDataReader):  # type: ignore[misc]
+    """One batch, then nothing."""
+
     def __init__(self, inputs: Mapping[str, Any]) -> None:
         self._left = [dict(inputs)]
 
     def get_next(self) -> Mapping[str, Any] | None:
+        """See onnxruntime."""
         return self._left.pop() if self._left else None
 
 
@@ -302,7 +305,7 @@ def _quantised(model: bytes, inputs: Inputs, method: CalibrationMethod) -> bytes
         source, target = Path(place) / "fp32.onnx", Path(place) / "int8.onnx"
         source.write_bytes(model)
         quantize_static(
-            source, target, _Reader({name: a[: len(a) // 2] for name, a in inputs.items()}), calibrate_method=method,
+            source, target, Once({name: a[: len(a) // 2] for name, a in inputs.items()}), calibrate_method=method,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, per_channel=True,
             reduce_range=VNNI not in cpu_features(),
         )  # fmt: skip

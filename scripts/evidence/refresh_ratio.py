@@ -26,7 +26,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 import torch
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+from onnxruntime.quantization import QuantType, quantize_static
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -34,22 +34,12 @@ from accel.bench.policies import Policies
 from accel.bench.rows import provenance
 from accel.compressors.kernels.library import why_none
 from accel.compressors.runtime import PolicySession, Runtime
+from scripts.evidence.foreign_policies import Once
 from scripts.evidence.samples import arguments, write_samples
 from tests.compressors.oracle import float_model
 
 NETWORKS = ("mlp:256x2", "mlp:512x3", "mlp:2048x3")
 ROUNDS, ROWS, ENVS = 15, 64, 8
-
-
-class Once(CalibrationDataReader):
-    """One batch."""
-
-    def __init__(self, inputs: dict[str, object]) -> None:
-        self._left = iter([inputs])
-
-    def get_next(self) -> dict[str, object] | None:
-        """The batch, then nothing."""
-        return next(self._left, None)
 
 
 def main() -> None:
