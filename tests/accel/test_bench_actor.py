@@ -12,7 +12,6 @@ from accel.bench.policies import Policies
 from accel.bench.rows import number
 from accel.compressors.kernels.library import kernels_here
 from accel.config import TrainConfig
-from accel.errors import ConfigError
 from tests.accel.bench_rows import check_rows
 from tests.accel.trained_runs import make_run
 
@@ -85,12 +84,3 @@ def test_a_trained_run_brings_environment_network_and_mismatch(tmp_path: Path) -
     assert in_torch["kl"] is None and len(others) == 2 * len(SESSIONS)
     for fp32, int8 in zip(others[::2], others[1::2], strict=True):
         assert number(fp32, "kl") < 1e-7 < number(int8, "kl")
-    with pytest.raises(ConfigError, match="own environment"):
-        Policies(config=TrainConfig.create(), run=run)
-
-
-def test_a_scheme_that_the_network_cannot_take_is_told() -> None:
-    told: list[str] = []
-    rows = bench_actor(Policies(["mlp:8x1"]), envs_per_actor=[1], schemes=["prune(0.5)"], notify=told.append, **QUICK)
-    assert {row["scheme"] for row in rows} == {"fp32"}
-    assert len(told) == 1 and told[0].startswith("refused: prune(0.5) for mlp:8x1: ")

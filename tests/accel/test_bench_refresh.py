@@ -36,11 +36,6 @@ def test_every_network_and_scheme_has_a_row() -> None:
     assert number(rows[2], "bytes") < number(rows[0], "bytes")
 
 
-def test_full_precision_alone_saves_nothing() -> None:
-    rows = bench_refresh(Policies(["mlp:16x1"]), schemes=["fp32"], **QUICK)
-    assert rows[0]["break_even_env_steps"] is None and rows[0]["saving_us_per_env_step"] == 0.0
-
-
 def test_break_even_is_where_the_saving_makes_up_for_the_refresh() -> None:
     fp32 = row("fp32", us=40.0, load_ms=1.0)
     fast = row("int8", us=20.0, load_ms=1.5, requantise_ms=3.0)
@@ -56,6 +51,8 @@ def test_break_even_is_where_the_saving_makes_up_for_the_refresh() -> None:
     assert found["break_even_shared_env_steps"] == pytest.approx(900.0)
     light = row("prune(0.5)", us=20.0, load_ms=0.5, requantise_ms=0.5)
     assert break_even(light, [fp32, light])["break_even_env_steps"] == 0.0
+    alone = break_even(fp32, [fp32])
+    assert alone["break_even_env_steps"] is None and alone["saving_us_per_env_step"] == 0.0
     slow = row("fp16", us=39.9, load_ms=0.5)
     assert break_even(slow, [fp32, slow])["break_even_env_steps"] is None, "0.25 % is no gain"
 

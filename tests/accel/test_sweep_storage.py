@@ -349,29 +349,3 @@ def test_an_incomplete_last_record_of_a_journal_is_removed(
     assert [trial.values for trial in trials[:2]] == [trial.values for trial in before]
     assert f"{journal}: removed an incomplete last record of {len(torn)} bytes" in caplog.text
     assert torn not in journal.read_bytes().splitlines()
-
-
-_TWO_TRIALS = """
-import sys
-from pathlib import Path
-from tests.accel.sweeping import opened, plan_for, work_on
-
-plan = plan_for(Path(), url=sys.argv[1], trials=2)
-with opened(plan) as study:
-    work_on(study, plan)
-"""
-
-
-@pytest.mark.long
-def test_a_journal_whose_last_line_is_cut_off_loses_that_line_only(tmp_path: Path) -> None:
-    journal = tmp_path / "study.log"
-    url = f"journal:{journal}"
-    command = [sys.executable, "-c", _TWO_TRIALS, url]
-    subprocess.run(command, check=True)
-    content = journal.read_bytes()
-    journal.write_bytes(content[: content.rindex(b"\n", 0, -1) + 20])  # the end of the second trial
-    assert [trial.state.name for trial in trials_of(url, "s")] == ["COMPLETE", "RUNNING"]
-    subprocess.run(command, check=True)
-    trials = trials_of(url, "s")
-    assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "COMPLETE"]
-    assert trials[2].params == trials[1].params
