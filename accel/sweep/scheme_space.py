@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
@@ -14,21 +14,6 @@ from accel.sweep.search import Bits, CandidateOptions
 ORDERS = ("prune+lowrank", "lowrank+prune")
 _LAYER_FORMATS: Mapping[Bits, str] = {"fp32": "float", "int8": "int8", "int4": "int4"}
 _WHOLE_RANK = 1.0
-
-
-@dataclass(frozen=True)
-class LayerChoice:
-    """The compression of one layer.
-
-    Attributes:
-        bits: number format of its weights.
-        pruned: share of its units to remove, 0 for none.
-        rank: rank of its factorisation as a share of the full rank, 1 for none.
-    """
-
-    bits: Bits = "fp32"
-    pruned: float = 0.0
-    rank: float = _WHOLE_RANK
 
 
 class SchemeSpace:
@@ -63,32 +48,19 @@ class SchemeSpace:
             )
 
     def scheme_of(self, parameters: Mapping[str, object]) -> str:
-        """The scheme of a trial's parameters."""
-        chosen = {**self._first, **parameters}
-        choices = {
-            name: LayerChoice(chosen[f"bits/{name}"], chosen[f"prune/{name}"], chosen[f"rank/{name}"])  # type: ignore[arg-type]
-            for name in self._pruned
-        }
-        return self.scheme(choices, str(chosen["order"]))
-
-    def scheme(self, choices: Mapping[str, LayerChoice], order: str = ORDERS[0]) -> str:
-        """The shortest text for the choices; other layers are not compressed.
-
-        Args:
-            choices: by layer.
-            order: of ``ORDERS``; matters only where layers are both pruned and factorised.
-        """
-        whole = {layer.name: choices.get(layer.name, LayerChoice()) for layer in self.layers}
-        pruned = {n: c.pruned for n, c in whole.items() if c.pruned}
-        ranks = {n: c.rank for n, c in whole.items() if c.rank < _WHOLE_RANK}
+        """The shortest text for a trial's parameters; those that are left out have the first of their choices."""
+        chosen: dict[str, Any] = {**self._first, **parameters}
+        names = [layer.name for layer in self.layers]
+        pruned = {name: share for name in names if (share := chosen[f"prune/{name}"])}
+        ranks = {name: rank for name in names if (rank := chosen[f"rank/{name}"]) < _WHOLE_RANK}
         parts: list[str] = []
-        if pruned and ranks and order == ORDERS[1]:
+        if pruned and ranks and chosen["order"] == ORDERS[1]:
             # a factorised layer's units are those of its second factor
             parts = [self._lowrank(ranks), self._prune({f"{n}.1" if n in ranks else n: s for n, s in pruned.items()})]
         else:
             parts = [self._prune(pruned)] if pruned else []
             parts += [self._lowrank(ranks)] if ranks else []
-        number_format = _format({name: choice.bits for name, choice in whole.items()})
+        number_format = _format({name: chosen[f"bits/{name}"] for name in names})
         if number_format or not parts:
             parts.append(number_format or "fp32")
         return "+".join(parts)

@@ -15,7 +15,7 @@ from accel.compressors.scheme import parse_scheme
 from accel.errors import ConfigError
 from accel.sweep.objectives import AFTER_TRAINING, choose_metrics, parse_constraint
 from accel.sweep.pareto import Candidate, front
-from accel.sweep.scheme_space import LayerChoice, SchemeSpace
+from accel.sweep.scheme_space import SchemeSpace
 from accel.sweep.search import BITS, CandidateOptions
 from accel.sweep.sweep_file import load_sweep_file
 from tests.accel.sweeping import RETURN_AND_BYTES
@@ -108,11 +108,8 @@ def test_every_choice_of_a_single_layer_makes_a_scheme_that_binds(case: str) -> 
     module, space = randomise(CASES[case].make(), 1), space_of(case)
     schemes = set()
     for name, distribution in space.parameters.items():
-        if name != "order":
-            kind, _, layer = name.partition("/")
-            kind = {"bits": "bits", "prune": "pruned", "rank": "rank"}[kind]
-            values = distribution.choices  # type: ignore[attr-defined]
-            schemes |= {space.scheme({layer: LayerChoice(**{kind: value})}) for value in values}
+        values = distribution.choices  # type: ignore[attr-defined]
+        schemes |= {space.scheme_of({name: value}) for value in values}
     bound = {CASES[case].bind(scheme, module, rows=16).refresh(module, 1).scheme for scheme in schemes}
     assert len(bound) == len(schemes) > 8
 
@@ -131,12 +128,12 @@ def test_suggested_schemes_are_read_back_and_cover_the_space() -> None:
 def test_uniform_schemes_come_in_their_short_form() -> None:
     space = space_of("deep-relu-mlp")
     names = [layer.name for layer in space.layers]
-    every = {name: LayerChoice(bits="int8") for name in names}
-    assert space.scheme({}) == "fp32"
-    assert space.scheme(every) == "int8(x8)"
-    assert space.scheme({name: LayerChoice(bits="int4") for name in names}) == "int4"
-    assert space.scheme({**every, names[0]: LayerChoice()}) == f"int8(x8,{names[0]}=float)"
-    assert space.scheme({name: LayerChoice(pruned=0.5) for name in names[:-1]}) == "prune(0.5)"
+    every = {f"bits/{name}": "int8" for name in names}
+    assert space.scheme_of({}) == "fp32"
+    assert space.scheme_of(every) == "int8(x8)"
+    assert space.scheme_of(dict.fromkeys(every, "int4")) == "int4"
+    assert space.scheme_of({**every, f"bits/{names[0]}": "fp32"}) == f"int8(x8,{names[0]}=float)"
+    assert space.scheme_of({f"prune/{name}": 0.5 for name in names[:-1]}) == "prune(0.5)"
     queued = list(space.uniform())
     study = optuna.create_study()
     for parameters in queued:
@@ -149,12 +146,12 @@ def test_uniform_schemes_come_in_their_short_form() -> None:
 def test_the_order_of_pruning_and_factoring_is_a_choice() -> None:
     space = space_of("deep-relu-mlp")
     name = space.layers[1].name
-    both = {name: LayerChoice(pruned=0.5, rank=0.25)}
-    assert space.scheme(both) == f"prune({name}=0.5)+lowrank({name}=0.25)"
-    assert space.scheme(both, "lowrank+prune") == f"lowrank({name}=0.25)+prune({name}.1=0.5)"
+    both = {f"prune/{name}": 0.5, f"rank/{name}": 0.25}
+    assert space.scheme_of(both) == f"prune({name}=0.5)+lowrank({name}=0.25)"
+    assert space.scheme_of({**both, "order": "lowrank+prune"}) == f"lowrank({name}=0.25)+prune({name}.1=0.5)"
     module = randomise(CASES["deep-relu-mlp"].make(), 1)
     for order in ("prune+lowrank", "lowrank+prune"):
-        CASES["deep-relu-mlp"].bind(space.scheme(both, order), module).refresh(module, 1)
+        CASES["deep-relu-mlp"].bind(space.scheme_of({**both, "order": order}), module).refresh(module, 1)
 
 
 @pytest.mark.parametrize(
