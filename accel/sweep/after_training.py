@@ -62,17 +62,9 @@ class AfterTraining(Experiment):
         self._plan = plan
         layers = policy_layers(run.graph, run.policy, prunable_units(run.policy, run.example_inputs))
         self._schemes = SchemeSpace(layers, options)
-        self._bench: CandidateMeasurements | None = None
         self.title = f"{run.config.environment.env}, {run.architecture}, {run.path.name}"
         self.space = self._schemes.parameters
         self.references: Values = {}
-
-    @property
-    def bench(self) -> CandidateMeasurements:
-        """Created on first use, as that plays episodes."""
-        if self._bench is None:
-            self._bench = CandidateMeasurements(self._run, self._options, self._plan.search.seed)
-        return self._bench
 
     def subject(self) -> Json:
         """See ``Experiment.subject``."""
@@ -88,7 +80,7 @@ class AfterTraining(Experiment):
 
     def prepare(self, study: Study, directory: Path) -> None:
         """See ``Experiment.prepare``: fp32's metrics, uniform schemes as first trials."""
-        bench = self.bench
+        self._bench = bench = CandidateMeasurements(self._run, self._options, self._plan.search.seed)
         known = study.user_attrs.get(_REFERENCES)
         if known is None:
             screened = bench.screen(bench.fp32)
@@ -122,10 +114,10 @@ class AfterTraining(Experiment):
                     skipped = f"failed as trial {other.number}"
                 return Measurement(other.user_attrs.get(MEASURED, {}), self.references, violations, skipped)
         try:
-            artifact = self.bench.compress(scheme)
+            artifact = self._bench.compress(scheme)
         except (SchemeError, UnsupportedLayerError) as error:
             return Measurement({}, self.references, {_BUILT: 1.0}, f"{UNBUILT}: {error}")
-        measured = self.bench.screen(artifact)
+        measured = self._bench.screen(artifact)
         measured["latency"] = self._latency(measured["policy_us"], measured["fp32_us"])
         trial.set_user_attr(MEASURED, measured)
         if "return" not in self._wanted:
@@ -138,7 +130,7 @@ class AfterTraining(Experiment):
         if better is not None:
             reason = f"{DOMINATED}: trial {better.number} is closer to fp32, faster and smaller"
             return Measurement(measured, self.references, {_NEAR: -1.0}, reason)
-        returns = self.bench.play(artifact)
+        returns = self._bench.play(artifact)
         trial.set_user_attr(_RETURNS, returns)
         return Measurement({**measured, "return": sum(returns) / len(returns)}, self.references, {_NEAR: -1.0})
 
@@ -175,8 +167,8 @@ class AfterTraining(Experiment):
         if "latency" not in self._wanted or not rows:
             return list(rows)
         logger.info("measuring the latency of %d candidates again, in turns", len(rows))
-        artifacts = [self.bench.fp32, *(self.bench.compress(row.label) for row in rows)]
-        (_, fp32_us, _), *quartiles = self.bench.latencies(artifacts)
+        artifacts = [self._bench.fp32, *(self._bench.compress(row.label) for row in rows)]
+        (_, fp32_us, _), *quartiles = self._bench.latencies(artifacts)
         found = []
         for row, (q1, median, q3) in zip(rows, quartiles, strict=True):
             scaled = (self._latency(us, fp32_us) for us in (median, q1, q3))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -31,19 +30,6 @@ Parameters = Mapping[str, Value]
 Space = Mapping[str, BaseDistribution]
 
 
-@dataclass(frozen=True)
-class Descent:
-    """Where a member of the next generation comes from.
-
-    Attributes:
-        parent: number of the member whose weights it goes on with; its own number where it keeps them.
-        parameters: those it trains with.
-    """
-
-    parent: int
-    parameters: Parameters
-
-
 def draw(space: Space, members: int, seed: int) -> list[dict[str, Value]]:
     """Parameters for each member, independent and uniform; log-uniform where the distribution says so."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -53,7 +39,7 @@ def draw(space: Space, members: int, seed: int) -> list[dict[str, Value]]:
 
 def evolve(
     returns: Sequence[float | None], parameters: Sequence[Parameters], space: Space, generator: np.random.Generator
-) -> list[Descent]:
+) -> list[tuple[int, Parameters]]:
     """Select and perturb.
 
     Args:
@@ -62,7 +48,8 @@ def evolve(
         space: that parameters stay in.
         generator: consumed alike for equal arguments.
     Returns:
-        The next generation, by member.
+        By member of the next generation, the one whose weights it goes on with, itself where it keeps them, and the
+        parameters it trains with.
     Raises:
         SweepError: every member failed.
     """
@@ -72,14 +59,14 @@ def evolve(
     selected = max(int(SELECTED * len(returns)), 1)
     ranked = sorted(sound, key=lambda member: (-sound[member], member))
     best, last = ranked[:selected], set(ranked[max(len(returns) - selected, 1) :])
-    found = []
+    found: list[tuple[int, Parameters]] = []
     for member, own in enumerate(parameters):
         parent = member
         if member in last or member not in sound:
             chosen = best[int(generator.integers(len(best)))]
             if member not in sound or sound[chosen] > sound[member]:
                 parent = chosen
-        found.append(Descent(parent, own if parent == member else perturb(parameters[parent], space, generator)))
+        found.append((parent, own if parent == member else perturb(parameters[parent], space, generator)))
     return found
 
 

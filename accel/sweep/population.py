@@ -205,7 +205,7 @@ class Population:
         generator = np.random.default_rng([self._search.seed, number])
         members, outcomes = zip(*generations[-1], strict=True)
         descents = evolve([o.rank for o in outcomes], [m.parameters for m in members], self._file.space, generator)
-        return [Member(number, i, descent.parent, descent.parameters) for i, descent in enumerate(descents)]
+        return [Member(number, i, parent, parameters) for i, (parent, parameters) in enumerate(descents)]
 
     def _claim(self, member: Member) -> bool:
         """Train a member unless it is trained, or another command is at it; whether this was done."""

@@ -93,15 +93,15 @@ def test_the_last_quarter_takes_over_from_the_first(returns: list[float | None],
     found = evolve(returns, parameters, SPACE, np.random.default_rng(seed))
     selected = max(len(returns) // 4, 1)
     sound = sorted((value for value in returns if value is not None), reverse=True)
-    for member, (value, descent) in enumerate(zip(returns, found, strict=True)):
-        if descent.parent == member:
-            assert value is not None and descent.parameters == parameters[member]
+    for member, (value, (parent, changed)) in enumerate(zip(returns, found, strict=True)):
+        if parent == member:
+            assert value is not None and changed == parameters[member]
             continue
-        theirs = returns[descent.parent]
+        theirs = returns[parent]
         assert theirs is not None and theirs >= sound[min(selected, len(sound)) - 1]
         assert value is None or (theirs > value and sum(v is not None and v < value for v in returns) < selected)
-        assert_near(descent.parameters, parameters[descent.parent])
-    replaced = sum(descent.parent != member for member, descent in enumerate(found))
+        assert_near(changed, parameters[parent])
+    replaced = sum(parent != member for member, (parent, _) in enumerate(found))
     assert replaced <= max(selected, returns.count(None))
     if len(set(sound)) == len(returns):
         assert replaced == selected
