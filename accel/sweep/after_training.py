@@ -25,13 +25,13 @@ from accel.runs.fp32_comparison import compare_with_fp32, time_in_turns
 from accel.runs.loading import TrainedRun
 from accel.runs.playing import collect_inputs, held_out, play
 from accel.runs.trained_policy import TrainedPolicy
-from accel.sweep.experiment import Experiment
+from accel.sweep.experiment import Experiment, Measurement
 from accel.sweep.objectives import AFTER_TRAINING, Values
 from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import ERROR
 from accel.sweep.scheme_space import SchemeSpace
 from accel.sweep.search import CandidateOptions, StudyPlan
-from accel.sweep.study import CAVEAT, DOMINATED, MEASURED, SAME_AS, SKIPPED, TOO_FAR, UNBUILT, Measurement, has_ended
+from accel.sweep.study import CAVEAT, DOMINATED, MEASURED, SAME_AS, SKIPPED, TOO_FAR, UNBUILT, has_ended
 
 _SCHEME, _RETURNS, _REFERENCES = "scheme", "returns", "references"
 # A candidate counts as dominated only if it is slower than another by more than measurements vary.
@@ -112,27 +112,27 @@ class AfterTraining(Experiment):
                 skipped = other.user_attrs.get(SKIPPED)
                 if ERROR in other.user_attrs:
                     skipped = f"failed as trial {other.number}"
-                return Measurement(other.user_attrs.get(MEASURED, {}), self.references, violations, skipped)
+                return Measurement(other.user_attrs.get(MEASURED, {}), violations, skipped)
         try:
             artifact = self._bench.compress(scheme)
         except (SchemeError, UnsupportedLayerError) as error:
-            return Measurement({}, self.references, {_BUILT: 1.0}, f"{UNBUILT}: {error}")
+            return Measurement({}, {_BUILT: 1.0}, f"{UNBUILT}: {error}")
         measured = self._bench.screen(artifact)
         measured["latency"] = self._latency(measured["policy_us"], measured["fp32_us"])
         trial.set_user_attr(MEASURED, measured)
         if "return" not in self._wanted:
-            return Measurement(measured, self.references)
+            return Measurement(measured)
         if measured["kl"] > self._options.max_kl:
             excess = measured["kl"] / self._options.max_kl - 1.0
             reason = f"{TOO_FAR}: KL {measured['kl']:.3g} nats, over {self._options.max_kl:g}"
-            return Measurement(measured, self.references, {_NEAR: excess}, reason)
+            return Measurement(measured, {_NEAR: excess}, reason)
         better = next((other for other in trials if _dominates(other, measured)), None)
         if better is not None:
             reason = f"{DOMINATED}: trial {better.number} is closer to fp32, faster and smaller"
-            return Measurement(measured, self.references, {_NEAR: -1.0}, reason)
+            return Measurement(measured, {_NEAR: -1.0}, reason)
         returns = self._bench.play(artifact)
         trial.set_user_attr(_RETURNS, returns)
-        return Measurement({**measured, "return": sum(returns) / len(returns)}, self.references, {_NEAR: -1.0})
+        return Measurement({**measured, "return": sum(returns) / len(returns)}, {_NEAR: -1.0})
 
     def label(self, trial: FrozenTrial) -> str:
         """See ``Experiment.label``."""

@@ -6,11 +6,10 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from accel.errors import SweepError
 from accel.runs.loading import load_run
@@ -22,18 +21,9 @@ from accel.sweep.in_training import InTraining
 from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING, Values
 from accel.sweep.outputs import Findings, write_outputs
 from accel.sweep.pareto import Candidate, front
-from accel.sweep.recovery import ERROR
 from accel.sweep.search import CandidateOptions, SearchOptions, StudyPlan
 from accel.sweep.storage import connected, storage_file
-from accel.sweep.study import (
-    MEASURED,
-    SAME_AS,
-    SKIPPED,
-    counts,
-    open_study,
-    tally,
-    work,
-)
+from accel.sweep.study import MEASURED, SAME_AS, counts, open_study, tally, work
 from accel.sweep.sweep_file import load_sweep_file
 from accel.system.signals import terminations_interrupt
 
@@ -88,13 +78,7 @@ def run_sweep(experiment: Experiment, plan: StudyPlan, directory: Path, command:
         done, _ = counts(study)
         if done:
             logger.info("study %r has %d of %d trials; continuing", plan.name, done, plan.trials)
-        work(
-            study,
-            plan,
-            experiment.space,
-            experiment.evaluate,
-            partial(_report, experiment, plan),
-        )
+        work(study, plan, experiment)
         with one_at_a_time(directory):
             return _conclude(experiment, plan, study, directory, command)
 
@@ -190,19 +174,3 @@ def _nothing_feasible(plan: StudyPlan, rows: Sequence[Candidate], done: int, dir
         f"{nearest.violation(plan.constraints):.1%}. Relax the constraint, widen the space or give more --trials; all "
         f"results are in {directory}"
     )
-
-
-def _report(experiment: Experiment, plan: StudyPlan, study: Study, trial: FrozenTrial) -> None:
-    done, _ = counts(study)
-    parts = [f"trial {trial.number} ({min(done, plan.trials)}/{plan.trials})", experiment.label(trial)]
-    measured: Values = trial.user_attrs.get(MEASURED, {})
-    parts += [
-        f"{name} {measured[name]:.4g} {metric.unit}".rstrip()
-        for name, metric in experiment.metrics.items()
-        if name in measured
-    ]
-    if ERROR in trial.user_attrs:
-        parts.append(f"failed: {trial.user_attrs[ERROR]}")
-    elif SKIPPED in trial.user_attrs:
-        parts.append(str(trial.user_attrs[SKIPPED]))
-    logger.info(" | ".join(parts))

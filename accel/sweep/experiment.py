@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from optuna.distributions import BaseDistribution
@@ -13,7 +14,22 @@ from optuna.trial import FrozenTrial, Trial
 from accel.json_object import Json
 from accel.sweep.objectives import Metric, Values
 from accel.sweep.pareto import Candidate
-from accel.sweep.study import Measurement
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The measurements of one trial.
+
+    Attributes:
+        measured: by metric; further values may be among them.
+        violations: of the sweep's own bounds, above 0 where they are not met.
+        skipped: why the trial ended before all objectives were measured, one of ``study.SKIPS`` and the figures behind
+            it; None for a complete one.
+    """
+
+    measured: Values
+    violations: Values = field(default_factory=dict)
+    skipped: str | None = None
 
 
 class Experiment(ABC):

@@ -12,10 +12,9 @@ from optuna.trial import FrozenTrial, Trial
 from accel.display.text import count, format_return
 from accel.errors import AccelError, ConfigError, SweepError
 from accel.json_object import Json
-from accel.sweep.experiment import Experiment
+from accel.sweep.experiment import Experiment, Measurement
 from accel.sweep.objectives import IN_TRAINING, Values
 from accel.sweep.search import StudyPlan
-from accel.sweep.study import Measurement
 from accel.sweep.sweep_file import SweepFile, parameters_text
 from accel.sweep.training_run import Record, TrainingRun, measured_values
 
@@ -85,7 +84,7 @@ class InTraining(Experiment):
                 f"run {run.path.name} has no {', '.join(sorted(missing))}, as its actors ran torch: leave torch out of "
                 "the space, or bytes out of objectives and constraints"
             )
-        return Measurement(measured, self.references, self._unreached(config.run.stop_at_return, measured))
+        return Measurement(measured, self._unreached(config.run.stop_at_return, measured))
 
     def label(self, trial: FrozenTrial) -> str:
         """See ``Experiment.label``."""

@@ -8,13 +8,11 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
@@ -23,6 +21,7 @@ from pydantic import BaseModel
 
 from accel.compressors.errors import CompressorError
 from accel.errors import AccelError, SweepError
+from accel.sweep.experiment import Experiment
 from accel.sweep.objectives import Values
 from accel.sweep.recovery import ERROR, StaleTrials, heartbeats, queue_again
 from accel.sweep.search import StudyPlan
@@ -44,24 +43,6 @@ _WAIT_S = 0.5
 
 
 logger = logging.getLogger("accel")
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The measurements of one trial.
-
-    Attributes:
-        measured: by metric; further values may be among them.
-        references: fp32's, for relative constraints.
-        violations: of the sweep's own bounds, above 0 where they are not met.
-        skipped: why the trial ended before all objectives were measured, one of ``SKIPS`` and the figures behind it;
-            None for a complete one.
-    """
-
-    measured: Values
-    references: Values
-    violations: Values = field(default_factory=dict)
-    skipped: str | None = None
 
 
 class _StudyAttributes(BaseModel):
@@ -144,21 +125,9 @@ def open_study(plan: StudyPlan, storage: BaseStorage, subject: Mapping[str, obje
     return study
 
 
-def work(
-    study: Study,
-    plan: StudyPlan,
-    space: Mapping[str, BaseDistribution],
-    evaluate: Callable[[Trial], Measurement],
-    report: Callable[[Study, FrozenTrial], None],
-) -> None:
-    """Run trials until the study has all of them, from all workers together.
+def work(study: Study, plan: StudyPlan, experiment: Experiment) -> None:
+    """Run an experiment's trials until the study has all of them, from all workers together.
 
-    Args:
-        study: joined.
-        plan: how it searches.
-        space: the parameters of a trial.
-        evaluate: measures one trial; may raise ``optuna.TrialPruned``, or AccelError for a failed trial.
-        report: called after each trial of this worker.
     Raises:
         SweepError: the first trials all failed; the message has the reason of the last one.
         KeyboardInterrupt: the current trial was queued again.
@@ -180,13 +149,13 @@ def work(
             continue
         # a sampler that has converged to a few candidates proposes no new ones
         study.sampler = random if repeated >= _REPETITIONS_TO_DIVERSIFY and plan.search.sampler != "random" else chosen
-        trial = _run_one(study, plan, space, evaluate, drawn_at_random=study.sampler is random)
+        trial = _run_one(study, plan, experiment, drawn_at_random=study.sampler is random)
         if trial is None:
             continue
         repeated = repeated + 1 if SAME_AS in trial.user_attrs else 0
         fruitless = fruitless + 1 if repeated or _skip(trial) == UNBUILT else 0
         if not repeated:
-            report(study, trial)
+            _report(study, plan, experiment, trial)
         if repeated == _REPETITIONS_TO_DIVERSIFY and plan.search.sampler != "random":
             logger.info("the last %d proposals repeated others: sampling at random until there is a new one", repeated)
         if fruitless >= _MAXIMAL_FRUITLESS:
@@ -199,21 +168,14 @@ def work(
         stale.recover(study)
 
 
-def _run_one(
-    study: Study,
-    plan: StudyPlan,
-    space: Mapping[str, BaseDistribution],
-    evaluate: Callable[[Trial], Measurement],
-    *,
-    drawn_at_random: bool,
-) -> FrozenTrial | None:
+def _run_one(study: Study, plan: StudyPlan, experiment: Experiment, *, drawn_at_random: bool) -> FrozenTrial | None:
     """Run one trial; None if other workers took it over, as this one wrote no heartbeats."""
-    trial = study.ask(dict(space))
+    trial = study.ask(dict(experiment.space))
     try:
         if drawn_at_random:
             trial.set_user_attr(DRAWN_AT_RANDOM, True)
         with heartbeats(trial, plan.grace_s):
-            values = _measure(trial, plan, evaluate)
+            values = _measure(trial, plan, experiment)
         return study.tell(trial, values)
     except optuna.TrialPruned:
         return study.tell(trial, state=TrialState.PRUNED)
@@ -231,14 +193,14 @@ def _run_one(
         raise
 
 
-def _measure(trial: Trial, plan: StudyPlan, evaluate: Callable[[Trial], Measurement]) -> tuple[float, ...]:
+def _measure(trial: Trial, plan: StudyPlan, experiment: Experiment) -> tuple[float, ...]:
     """Evaluate a trial, and store its measurements."""
-    outcome = evaluate(trial)
+    outcome = experiment.evaluate(trial)
     measured = dict(outcome.measured)
     trial.set_user_attr(MEASURED, measured)
     for constraint in plan.constraints:
         if constraint.metric in measured:
-            violation = constraint.violation(measured[constraint.metric], outcome.references)
+            violation = constraint.violation(measured[constraint.metric], experiment.references)
             trial.set_constraint(constraint.text, violation)
     for name, violation in outcome.violations.items():
         trial.set_constraint(name, violation)
@@ -246,6 +208,22 @@ def _measure(trial: Trial, plan: StudyPlan, evaluate: Callable[[Trial], Measurem
         trial.set_user_attr(SKIPPED, outcome.skipped)
         raise optuna.TrialPruned(outcome.skipped)
     return tuple(measured[objective.name] for objective in plan.objectives)
+
+
+def _report(study: Study, plan: StudyPlan, experiment: Experiment, trial: FrozenTrial) -> None:
+    done, _ = counts(study)
+    parts = [f"trial {trial.number} ({min(done, plan.trials)}/{plan.trials})", experiment.label(trial)]
+    measured: Values = trial.user_attrs.get(MEASURED, {})
+    parts += [
+        f"{name} {measured[name]:.4g} {metric.unit}".rstrip()
+        for name, metric in experiment.metrics.items()
+        if name in measured
+    ]
+    if ERROR in trial.user_attrs:
+        parts.append(f"failed: {trial.user_attrs[ERROR]}")
+    elif SKIPPED in trial.user_attrs:
+        parts.append(str(trial.user_attrs[SKIPPED]))
+    logger.info(" | ".join(parts))
 
 
 def counts(study: Study) -> tuple[int, int]:

@@ -16,9 +16,9 @@ from optuna.trial import Trial
 from accel.cli import main
 from accel.compressors.artifact import CompressedPolicy
 from accel.sweep.after_training import AfterTraining, CandidateMeasurements
+from accel.sweep.experiment import Measurement
 from accel.sweep.in_training import InTraining
 from accel.sweep.recovery import WORKER
-from accel.sweep.study import Measurement
 
 Experiment = type[AfterTraining] | type[InTraining]
 

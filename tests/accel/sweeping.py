@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import optuna
 import torch
+from optuna.distributions import BaseDistribution, FloatDistribution
 
 from accel.config import TrainConfig
 from accel.envs.factory import make_vector_env
 from accel.networks import build_from_config
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
+from accel.sweep.experiment import Experiment, Measurement
 from accel.sweep.objectives import AFTER_TRAINING, Metric
 from accel.sweep.recovery import GRACE_S
 from accel.sweep.search import SearchOptions, StudyPlan
 from accel.sweep.storage import connected, default_url
-from accel.sweep.study import Measurement, open_study, work
+from accel.sweep.study import open_study, work
 
 
 def make_run(root: Path, name: str = "run", checkpoint: bool = True) -> Path:
@@ -71,12 +74,36 @@ def opened(plan: StudyPlan) -> Iterator[optuna.Study]:
 
 def draw(trial: optuna.Trial) -> Measurement:
     """A trial that takes no time: what it draws is what it returns."""
-    return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
+    return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0})
+
+
+class Plain(Experiment):
+    """An experiment about nothing, whose trials take no time."""
+
+    metrics, kind, title, references = AFTER_TRAINING, "after training", "plain", {"return": 1.0, "bytes": 2.0}
+    space: ClassVar[Mapping[str, BaseDistribution]] = {"x": FloatDistribution(0, 1)}
+
+    def __init__(self, evaluate: Callable[[optuna.Trial], Measurement] = draw) -> None:
+        self._evaluate = evaluate
+
+    def subject(self) -> dict[str, object]:
+        return {"run": "a"}
+
+    def prepare(self, study: optuna.Study, directory: Path) -> None: ...
+
+    def evaluate(self, trial: optuna.Trial) -> Measurement:
+        return self._evaluate(trial)
+
+    def label(self, trial: optuna.trial.FrozenTrial) -> str:
+        return str(trial.params)
+
+    def how_measured(self) -> str:
+        return ""
 
 
 def work_on(study: optuna.Study, plan: StudyPlan, evaluate: Callable[[optuna.Trial], Measurement] = draw) -> None:
     """Run the trials that are missing."""
-    work(study, plan, {}, evaluate, lambda _study, _trial: None)
+    work(study, plan, Plain(evaluate))
 
 
 @contextmanager

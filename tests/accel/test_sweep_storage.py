@@ -11,25 +11,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import optuna
 import pytest
-from optuna.distributions import BaseDistribution, FloatDistribution
 
 from accel.errors import SweepError
 from accel.sweep.driver import run_sweep
-from accel.sweep.experiment import Experiment
-from accel.sweep.objectives import AFTER_TRAINING
+from accel.sweep.experiment import Measurement
 from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import HEARTBEAT, WORKER, StaleTrials, queue_again, this_worker
 from accel.sweep.storage import connected, default_url, storage_file, without_passwords
-from accel.sweep.study import Measurement, open_study
-from tests.accel.sweeping import draw, opened, plan_for, trials_of, work_on
+from accel.sweep.study import open_study
+from tests.accel.sweeping import Plain, draw, opened, plan_for, trials_of, work_on
 from tests.accel.test_full_disks import fill
 
 
@@ -234,7 +231,7 @@ def test_a_storage_lost_on_the_way_is_one_message(tmp_path: Path) -> None:
     def evaluate(trial: optuna.Trial) -> Measurement:
         with closing(sqlite3.connect(tmp_path / "study.db")) as database:
             database.execute("DROP TABLE trials")
-        return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
+        return draw(trial)
 
     with pytest.raises(SweepError, match=r"storage sqlite.*study.db was lost: .*run the same command again"):
         with opened(plan) as study:
@@ -256,36 +253,23 @@ def test_a_directory_that_is_lost_or_full_ends_with_one_message(
     plan = plan_for(out, **({"url": f"sqlite:///{out}/study.db"} if storage == "sqlite" else {}))
     lose = {"removed": lambda: shutil.rmtree(out), "full": lambda: fill(disk)}[loss]
     with pytest.raises(SweepError, match=r"was lost: .*the same command|any more: .*the same command"):
-        run_sweep(Plain(during, lose), plan, out, ())
+        run_sweep(Troubled(during, lose), plan, out, ())
     (disk / "filler").unlink(missing_ok=True)
     if during == "the end":
         assert run_sweep(Plain(), plan, out, ()).trials == 3 and (out / "pareto.json").stat().st_size
 
 
-class Plain(Experiment):
-    """An experiment whose trials take no time, and during which something happens."""
+class Troubled(Plain):
+    """An experiment during which something happens."""
 
-    metrics, kind, title, references = AFTER_TRAINING, "after training", "plain", {"return": 1.0, "bytes": 2.0}
-    space: ClassVar[Mapping[str, BaseDistribution]] = {"x": FloatDistribution(0, 1)}
-
-    def __init__(self, during: str = "", then: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, during: str, then: Callable[[], object]) -> None:
+        super().__init__()
         self._during, self._then = during, then
-
-    def subject(self) -> dict[str, object]:
-        return {"run": "a"}
-
-    def prepare(self, study: optuna.Study, directory: Path) -> None: ...
 
     def evaluate(self, trial: optuna.Trial) -> Measurement:
         if self._during == "a trial" and trial.number == 1:
             self._then()
-        return Measurement({"return": trial.params["x"], "bytes": 1.0}, self.references)
-
-    def label(self, trial: optuna.trial.FrozenTrial) -> str:
-        return str(trial.params)
-
-    def how_measured(self) -> str:
-        return ""
+        return super().evaluate(trial)
 
     def measure_again(self, rows: Sequence[Candidate]) -> list[Candidate]:
         if self._during == "the end":

@@ -9,7 +9,8 @@ import pytest
 
 from accel.errors import SweepError
 from accel.sweep.directory import check_directory, write_about
-from accel.sweep.study import UNBUILT, Measurement, counts, tally
+from accel.sweep.experiment import Measurement
+from accel.sweep.study import UNBUILT, counts, tally
 from tests.accel.sweeping import opened, plan_for, work_on
 
 
@@ -21,8 +22,8 @@ def test_candidates_that_cannot_be_built_do_not_count_and_do_not_go_on_for_ever(
     def evaluate(trial: optuna.Trial) -> Measurement:
         proposed.append(trial.suggest_float("x", 0, 1))
         if len(proposed) > 4:
-            return Measurement({}, {}, {"can be built": 1.0}, f"{UNBUILT}: no")
-        return Measurement({"return": proposed[-1], "bytes": 1.0}, {})
+            return Measurement({}, {"can be built": 1.0}, f"{UNBUILT}: no")
+        return Measurement({"return": proposed[-1], "bytes": 1.0})
 
     with opened(plan) as study:
         work_on(study, plan, evaluate)
@@ -37,7 +38,7 @@ def test_repeats_hand_over_to_a_random_sampler_which_is_said(tmp_path: Path, cap
         trial.suggest_float("x", 0, 1)
         if 0 < trial.number < 4:
             trial.set_user_attr("same_as", 0)
-        return Measurement({"return": 1.0, "bytes": 1.0}, {})
+        return Measurement({"return": 1.0, "bytes": 1.0})
 
     with opened(plan) as study, caplog.at_level("INFO", "accel"):
         work_on(study, plan, evaluate)
