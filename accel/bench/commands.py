@@ -25,11 +25,10 @@ from accel.imports.policy_source import PolicyActivation, PolicySource
 if TYPE_CHECKING:
     from accel.bench.policies import Policies
 
-_SCHEMES, _RUNTIMES = ",".join(SCHEMES), ",".join(RUNTIMES)
+_RUNTIMES = ",".join(RUNTIMES)
 _NETWORKS = "mlp:64x2"
 _COMMA = re.compile(r",(?![^()]*\))")
 
-Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is measured as int8")]
 Runtimes = Annotated[str, tyro.conf.arg(help="any of torch (eager), onnxruntime and native (compiled kernels)")]
 
 _ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions", "normalise_observations", "activation")
@@ -140,6 +139,9 @@ class LayoutOptions(BenchOptions):
 class PoliciesOptions(BenchOptions, PolicySource):
     """A trained run, networks with random weights, or a policy that others trained."""
 
+    schemes: Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is measured as int8")] = (
+        ",".join(SCHEMES)
+    )
     policy_activation: PolicyActivation = None
 
     def policies(
@@ -183,7 +185,6 @@ class PolicyOptions(PoliciesOptions, LayoutOptions):
     """
 
     batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,64"
-    schemes: Schemes = _SCHEMES
     runtimes: Runtimes = _RUNTIMES
 
     def measure(self, refuse: Notify) -> BenchResult:
@@ -212,7 +213,6 @@ class ActorOptions(PoliciesOptions):
     """
 
     envs_per_actor: Annotated[str, tyro.conf.arg(help="environments stepped together, separated by commas")] = "1,8,64"
-    schemes: Schemes = _SCHEMES
     runtimes: Runtimes = _RUNTIMES
     unroll_length: Annotated[int | None, argument("T, vector steps per unroll; default: 20, or the run's")] = None
 
@@ -248,7 +248,6 @@ class RefreshOptions(PoliciesOptions, LayoutOptions):
     own policy, whose weights change a little each time: --policy or --module, with --env.
     """
 
-    schemes: Schemes = _SCHEMES
     envs: Annotated[int, tyro.conf.arg(help="environments per actor")] = 8
 
     def measure(self, refuse: Notify) -> BenchResult:
