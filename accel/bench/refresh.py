@@ -43,7 +43,6 @@ from accel.system.timing import interleave, timed_calls, torch_threads
 _BINDS, _BINDING_S = 3, 1.0
 _UPKEEP_TIMES = 3
 _STEP = 1e-3
-_LEARNERS = ("requantise_ms", "serialise_ms", "schedule_ms", "upkeep_ms")
 
 logger = logging.getLogger("accel")
 
@@ -86,8 +85,7 @@ def bench_refresh(
         loaded policy;
         ``weights``, ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``saving_us_per_env_step`` against
         fp32; ``break_even_env_steps``, the fewest environment steps per refresh at which an actor is faster than with
-        fp32 (0: always, None: never, as the call is no faster); ``break_even_shared_env_steps``, the same
-        where the learner's part, upkeep and schedule share the actor's core; threads, machine and versions.
+        fp32 (0: always, None: never, as the call is no faster); threads, machine and versions.
     Raises:
         ConfigError: an empty list, a count that is not positive.
         SchemeError: an unknown scheme. What ``Policies`` raises.
@@ -202,12 +200,8 @@ def break_even(row: Row, rows: Sequence[Row]) -> Row:
     saving_us = (number(baseline, "us") - number(row, "us")) / number(row, "envs")
     pays = is_faster(row, baseline, "us")
     actor_ms = number(row, "load_ms") - number(baseline, "load_ms")
-    learner_ms = sum(number(row, name) - number(baseline, name) for name in _LEARNERS)
-    return {
-        "saving_us_per_env_step": saving_us,
-        "break_even_env_steps": max(0.0, actor_ms * 1e3 / saving_us) if pays else None,
-        "break_even_shared_env_steps": max(0.0, (actor_ms + learner_ms) * 1e3 / saving_us) if pays else None,
-    }
+    steps = max(0.0, actor_ms * 1e3 / saving_us) if pays else None
+    return {"saving_us_per_env_step": saving_us, "break_even_env_steps": steps}
 
 
 @dataclass(frozen=True)

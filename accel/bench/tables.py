@@ -78,7 +78,6 @@ TABLES: Mapping[str, Sequence[Column]] = MappingProxyType(
             Column("KL", "kl", "small", True),
             Column("call µs", "us", "number"),
             Column("break-even", "break_even_env_steps", "steps"),
-            Column("on one core", "break_even_shared_env_steps", "steps", True),
         ),
         "learner": (
             Column("learner", "learner"),
