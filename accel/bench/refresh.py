@@ -26,7 +26,6 @@ from accel.compressors.qat.fake_quantiser import is_quantisation_aware
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
 from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
-from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.level import (
     DISTILL_IMAGES,
     DISTILL_ROWS,
@@ -265,10 +264,9 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
         refit_s = _fastest(lambda: plan.refit(run.policy, every))
         costs["refit"] = UpkeepCost(interval_updates(config, REFIT_STEPS), 0.0, refit_s)
     checked = _first(every, FULL_IMAGES if run.spec.has_images else FULL_ROWS)
-    divergence = PolicyDivergence(run.spec.action)
 
     def measure(reference: npt.NDArray[np.generic], acting: npt.NDArray[np.generic]) -> float:
-        return float(divergence.of_rows(reference, acting).mean())
+        return float(run.divergence.of_rows(reference, acting).mean())
 
     artifact = plan.refresh(run.policy, 0)
     check_s = _fastest(lambda: verify_artifact(artifact, run.policy, checked, None, measure=measure))
