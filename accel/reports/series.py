@@ -22,8 +22,6 @@ MAX_POINTS = 4096
 MAX_COLUMNS = 512
 ELAPSED = "elapsed_s"
 _MONOTONE = frozenset({STEP_KEY, ELAPSED, TIME_KEY, "updates", "episodes", "dropped_unrolls"})
-_PEAKS = frozenset({"withheld", "publish_kl"})
-"""Of these, by scheme, a report gives the greatest."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -54,9 +52,8 @@ class Series:
 def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[float] = ()) -> Series:
     """Read a metrics file of any size.
 
-    Neighbouring records are averaged (counters: the last; ``*_min``, ``*_max`` and what checks before publication
-    found: the extreme) so that between ``max_points`` and twice as many remain of a long run. The last record stays as
-    it is.
+    Neighbouring records are averaged (counters: the last; ``*_min`` and ``*_max``: the extreme) so that between
+    ``max_points`` and twice as many remain of a long run. The last record stays as it is.
 
     Args:
         starts_s: see ``RunClock``.
@@ -119,7 +116,7 @@ def _reduced(name: str, values: Sequence[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return math.nan
-    if name in _MONOTONE or name.endswith("_max") or name.partition("/")[0] in _PEAKS:
+    if name in _MONOTONE or name.endswith("_max"):
         return max(known)
     return min(known) if name.endswith("_min") else sum(known) / len(known)
 

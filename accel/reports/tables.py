@@ -306,29 +306,3 @@ def _machine_row(run: Run) -> tuple[str, ...]:
         ", ".join(shown) or "–",
         commit,
     )
-
-
-def publications_table(analysis: Analysis) -> Table | None:
-    """One row for each configuration and scheme of which a check was recorded; None where there was none."""
-    rows = []
-    for group in analysis.groups:
-        found: dict[str, list[float]] = {}
-        withheld: dict[str, float] = {}
-        for run in group.runs:
-            for name, column in run.series.columns.items():
-                metric, _, scheme = name.partition("/")
-                known = column[~np.isnan(column)]
-                if metric == "publish_kl" and known.size:
-                    found.setdefault(scheme, []).append(float(known.max()))
-                elif metric == "withheld" and known.size:
-                    rises = np.diff(known, prepend=0.0)  # falls where a resumed run counts from zero again
-                    withheld[scheme] = withheld.get(scheme, 0.0) + float(np.where(rises < 0, known, rises).sum())
-        for scheme in sorted(found.keys() | withheld.keys()):
-            counted = number(withheld[scheme]) if scheme in withheld else "–"
-            rows.append((group.label, scheme, counted, number(max(found[scheme])) if scheme in found else "–"))
-    notes = (
-        ("withheld", "publications, over all seeds, at which a scheme was unfit and another policy acted"),
-        ("greatest KL", "KL(learner's policy ‖ artifact) of checks that passed"),
-    )
-    titles = ("configuration", "scheme", "withheld", "greatest KL, nats")
-    return Table("Checks before publication.", titles, tuple(rows), notes) if rows else None
