@@ -214,7 +214,7 @@ def _write(
                 for env, baseline in environments.items()
             }
         )
-        return write_across(compared, out, written=written, overwrite=overwrite)
+        return write_across(compared, out, written=written)
     if baselines is None:
         if not chosen.force:
             _check_one_environment(runs)
@@ -222,7 +222,7 @@ def _write(
     else:
         analysis = _compared(first, others, chosen)
     analysis = replace(analysis, caveats=(*left_out, *also_left_out, *analysis.caveats))
-    return write_report(analysis, out, written=written, overwrite=overwrite)
+    return write_report(analysis, out, written=written)
 
 
 def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:

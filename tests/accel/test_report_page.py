@@ -15,7 +15,7 @@ import pytest
 from accel.errors import ReportError
 from accel.monitor.decisions import Decision
 from accel.reports.analysis import Analysis, Choices, analyse
-from accel.reports.document import WrittenReport, to_json, write_report
+from accel.reports.document import WrittenReport, check_target, to_json, write_report
 from accel.reports.runs import Run
 from accel.reports.samples import run_from_json, run_to_json
 from accel.reports.series import Series
@@ -225,22 +225,23 @@ def test_nothing_is_left_when_writing_fails(bare: Analysis, tmp_path: Path) -> N
         write_report(bare, tmp_path / ("x" * 250), written="now")
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match="not a directory you may write to"):
-        write_report(bare, tmp_path / "file" / "r", written="now")
+        check_target(tmp_path / "file" / "r", overwrite=False)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_only_reports_are_replaced(bare: Analysis, tmp_path: Path) -> None:
     report = write_report(bare, tmp_path / "out" / "page", written="first").directory
     with pytest.raises(ReportError, match="--overwrite"):
-        write_report(bare, report, written="now")
+        check_target(report, overwrite=False)
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
     (mine / "report.json").write_text("of an exported bundle, say")
     with pytest.raises(ReportError, match="is not a report"):
-        write_report(bare, mine, written="now", overwrite=True)
+        check_target(mine, overwrite=True)
+    check_target(report, overwrite=True)
     before = (report / "index.html").read_text()
-    write_report(bare, report, written="later", overwrite=True)
+    write_report(bare, report, written="later")
     assert (report / "index.html").read_text() != before
     assert [path.name for path in report.parent.iterdir()] == [report.name]
 
