@@ -37,7 +37,7 @@ def outcome(load: Callable[[], object]) -> object:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = make_run(tmp_path_factory.mktemp("runs"), env="CartPole-v1", network="mlp:8x1+lstm:4", calibration_size=32)
     with RunDirectory.open(path) as directory:
-        directory.write_summary(SUMMARY.to_json())
+        directory.write(directory.summary, SUMMARY.to_json())
     return path
 
 
