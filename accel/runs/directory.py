@@ -238,8 +238,7 @@ class RunDirectory:
             return store.save(state)
         except OSError as error:
             self.check_exists()
-            newest = store.latest()
-            kept = "there is no earlier one" if newest is None else f"{newest.name} is kept"
+            kept = f"{store.paths()[-1].name} is kept" if store.paths() else "there is no earlier one"
             raise RunDirectoryError(
                 f"cannot write a checkpoint to {self.checkpoints}: {error.strerror}; {kept}"
             ) from error
@@ -251,10 +250,10 @@ class RunDirectory:
         """
         from accel.runs.checkpoint import CheckpointStore
 
-        store = CheckpointStore(self.best if which == "best" else self.checkpoints)
-        if store.latest() is None:
+        state = CheckpointStore(self.best if which == "best" else self.checkpoints).load_latest()
+        if state is None:
             raise CheckpointError(f"{self.path} {_NO_CHECKPOINT[which]}")
-        return store.load_latest()
+        return state
 
     def abandon(self) -> None:
         """Remove the directory again unless it holds results: a run that never started leaves its name free.

@@ -290,25 +290,20 @@ def test_a_checkpoint_needs_a_step_count(tmp_path: Path, counters: Any) -> None:
 
 def test_the_store_keeps_the_newest(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", keep=2)
-    assert store.latest() is None
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        store.load_latest()
+    assert store.load_latest() is None
     for steps in (5, 100, 10**13):
-        path = store.save(state(steps))
-        assert store.latest() == path
+        assert store.save(state(steps)) == store.paths()[-1]
     (tmp_path / "checkpoints" / "step-99999999999999.safetensors.bak").touch()
     (tmp_path / "checkpoints" / ".step-99999999999999.safetensors.1.partial").touch()
     assert [path.name for path in store.paths()] == ["step-000000000100.safetensors", "step-10000000000000.safetensors"]
-    assert store.load_latest().env_steps == 10**13
-    with pytest.raises(CheckpointError, match="at least one"):
-        CheckpointStore(tmp_path, keep=0)
+    assert (newest := store.load_latest()) is not None and newest.env_steps == 10**13
 
 
 def test_saving_again_at_the_same_step_replaces(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     store.save(state(5, restart=0))
     store.save(state(5, restart=1))
-    assert store.load_latest().counters["restart"] == 1
+    assert (newest := store.load_latest()) is not None and newest.counters["restart"] == 1
     assert len(store.paths()) == 1
 
 
@@ -358,7 +353,7 @@ def spawn(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 def assert_resumable(directory: Path, at_least: int) -> None:
     loaded = CheckpointStore(directory).load_latest()
-    assert loaded.env_steps >= at_least
+    assert loaded is not None and loaded.env_steps >= at_least
     assert torch.all(loaded.tensors["w"] == float(loaded.env_steps))
 
 
