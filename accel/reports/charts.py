@@ -19,6 +19,7 @@ from accel.reports.curves import Curve, aggregate
 from accel.reports.figure import Axis, Bars, Figure, Line, Mark, Panel, Points, Reference
 from accel.reports.runs import Run
 from accel.reports.series import Floats
+from accel.reports.tables import FACTORS
 
 STEPS = Axis("environment steps", "steps")
 RETURN = Axis("mean training return")
@@ -33,11 +34,6 @@ MAX_SINGLE = 12
 MAX_TIME_LINES = 4
 KL_FLOOR = 1e-6
 """Nats. Less than that is what rounding makes of equal policies."""
-_FACTORS = {
-    "staleness": "staleness π_θ/π_v",
-    "compression": "compression π_v/μ",
-    "total": "the total π_θ/μ",
-}
 
 
 @dataclass(frozen=True)
@@ -209,7 +205,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
     lines: dict[str, list[Line]] = {"ess": [], "kl": []}
     factors = list[str]()
     for group in analysis.groups:
-        for factor, quantity in product(_FACTORS, lines):
+        for factor, quantity in product(FACTORS, lines):
             curve = aggregate(group, "env_steps", f"{factor}_{quantity}")
             if curve is None or (several and factor == "staleness"):
                 continue
@@ -229,7 +225,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
     panels = [Panel([*lines[name], *alarms[name]], STEPS, axes[name]) for name in lines if lines[name]]
     caption = (
         "Distance between the policy that acted (μ) and the one that learns (π_θ), with π_v the acting version before "
-        f"compression: {', '.join(_FACTORS[factor] for factor in factors)}. In closed form from the recorded "
+        f"compression: {', '.join(FACTORS[factor] for factor in factors)}. In closed form from the recorded "
         "distributions, not from sampled weights. On-policy, the effective sample size (ESS) is 1 and KL 0; a KL below "
         f"{KL_FLOOR:g} is drawn there."
     )

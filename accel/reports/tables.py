@@ -21,7 +21,7 @@ from accel.reports.runs import NOT_CONFIGURATION, Group, Run
 from accel.reports.wording import number, plain
 
 MAX_DECISIONS = 200
-_FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
+FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
 _MISMATCH = {
     "ess": (
         "ESS",
@@ -79,7 +79,9 @@ def results_table(analysis: Analysis) -> Table:
             result.group.label,
             str(len(result.group.runs)),
             "–" if result.final_return is None else str(result.final_return),
-            _interquartile(result.group, analysis.choices.confidence),
+            str(stratified_bootstrap([finals], confidence=analysis.choices.confidence))
+            if len(finals := result.group.final_returns) >= MIN_SEEDS
+            else "–",
             f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
             "–" if (shares := result.group.time_shares) is None else _limit(shares),
             *(_spread(result.by_quantity[name]) for name in names),
@@ -108,12 +110,6 @@ def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, 
         ),
         *((QUANTITIES[name].title, QUANTITIES[name].meaning) for name in names),
     )
-
-
-def _interquartile(group: Group, confidence: float) -> str:
-    if len(finals := group.final_returns) < MIN_SEEDS:
-        return "–"
-    return str(stratified_bootstrap([finals], confidence=confidence))
 
 
 def _limit(shares: TimeShares) -> str:
@@ -205,12 +201,12 @@ def runs_table(analysis: Analysis) -> Table:
 def mismatch_table(analysis: Analysis) -> Table | None:
     """One row for each configuration, factor and scheme, medians over the records; None when nothing was measured."""
     recorded = {name for run in analysis.runs for name in run.series.columns}
-    measured = [quantity for quantity in _MISMATCH if any(f"{factor}_{quantity}" in recorded for factor in _FACTORS)]
+    measured = [quantity for quantity in _MISMATCH if any(f"{factor}_{quantity}" in recorded for factor in FACTORS)]
     rows = []
     for group in analysis.groups:
         columns = {name for run in group.runs for name in run.series.columns}
         schemes = sorted({name.partition("/")[2] for name in columns if name.startswith("compression_ess/")})
-        for factor, title in _FACTORS.items():
+        for factor, title in FACTORS.items():
             for scheme in ("", *(schemes if factor == "compression" and len(schemes) > 1 else ())):
                 names = [f"{factor}_{quantity}{'/' if scheme else ''}{scheme}" for quantity in measured]
                 if f"{factor}_ess" in columns:
