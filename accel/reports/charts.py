@@ -1,4 +1,4 @@
-"""The report's figures: learning curves, speedups, time by phase, policy lag, mismatch and decisions."""
+"""The report's figures: learning curves, speedups, time by phase, policy lag and mismatch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from accel.reports.analysis import Analysis
 from accel.reports.comparison import MIN_SEEDS, QUANTITIES
 from accel.reports.curves import Curve, aggregate
 from accel.reports.figure import Axis, Bars, Figure, Line, Mark, Panel, Points, Reference
-from accel.reports.runs import Run
 from accel.reports.series import Floats
 from accel.reports.tables import FACTORS
 
@@ -31,7 +30,6 @@ RATIOS = (0.1, 10.0)
 """Ends of the axis of speedups; what lies beyond is an arrow."""
 MAX_SINGLE = 12
 """Runs of which each has a line of its own; those of more would hide their means."""
-MAX_TIME_LINES = 4
 KL_FLOOR = 1e-6
 """Nats. Less than that is what rounding makes of equal policies."""
 
@@ -95,7 +93,6 @@ def figures(analysis: Analysis) -> tuple[Figure, ...]:
         mismatch(analysis),
         time_per_step(analysis, "actor"),
         time_per_step(analysis, "learner"),
-        decisions(analysis),
     )
     return tuple(figure for figure in found if figure is not None)
 
@@ -230,34 +227,6 @@ def mismatch(analysis: Analysis) -> Figure | None:
         f"{KL_FLOOR:g} is drawn there."
     )
     return Figure("mismatch", "Mismatch over time", panels, caption)
-
-
-def decisions(analysis: Analysis) -> Figure | None:
-    """Which scheme acted when, a panel for each run; None when nothing was decided."""
-    chosen = [run for run in analysis.runs if run.decisions][:MAX_TIME_LINES]
-    if not chosen:
-        return None
-    texts = (text for run in chosen for d in run.decisions for text in (d.before, d.after) if text)
-    levels = list(dict.fromkeys(texts))
-    y = Axis(limits=(-0.5, len(levels) - 0.3), ticks={float(i): level for i, level in enumerate(levels)})
-    panels = [
-        Panel([Line("", *time_line(run, levels), steps=True)], STEPS, y, run.name, inches=0.4 + 0.26 * len(levels))
-        for run in chosen
-    ]
-    caption = (
-        f"{sum(len(run.decisions) for run in chosen)} decisions; the line shows what acted, a dot a decision, with "
-        "those without a change. Reasons are in the table."
-    )
-    return Figure("decisions", "Compression levels over time", panels, caption)
-
-
-def time_line(run: Run, levels: Sequence[str]) -> tuple[Floats, Floats]:
-    """Environment steps, and indices of the levels that act from there on."""
-    first, last = run.decisions[0], run.decisions[-1]
-    end = run.steps if math.isfinite(run.steps) else 0.0
-    x = [0.0, *(float(d.env_steps) for d in run.decisions), max(end, float(last.env_steps))]
-    texts = [first.before or first.after, *(d.after for d in run.decisions), last.after]
-    return np.array(x), np.array([float(levels.index(text)) if text in levels else math.nan for text in texts])
 
 
 def _line(curve: Curve, colour: int, label: str, singly: bool = False, *, least: float = -math.inf) -> Line:

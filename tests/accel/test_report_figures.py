@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from accel.monitor.decisions import Decision
 from accel.monitor.statistics import Interval
 from accel.reports import charts
 from accel.reports.analysis import Analysis, Choices, analyse
@@ -143,17 +142,6 @@ def test_few_runs_have_lines_of_their_own() -> None:
         assert figure is not None
         (line, *_) = figure.panels[0].marks
         assert isinstance(line, Line) and (len(line.single) == count) == singly
-
-
-def test_a_line_shows_what_acted_between_decisions() -> None:
-    """Environment steps, and levels: fp32 is 0, int8 is 1."""
-    decisions = [
-        Decision(1.0, 10, "hold", "fp32", "fp32", "why"),
-        Decision(2.0, 20, "take", "fp32", "int8", "why"),
-        Decision(4.0, 50, "leave", "int8", "fp32", "why"),
-    ]
-    x, y = charts.time_line(run_record({"env_steps": [100.0]}, decisions=decisions), ["fp32", "int8"])
-    assert (x.tolist(), y.tolist()) == ([0, 10, 20, 50, 100], [0, 0, 1, 0, 0])
 
 
 def pareto(rows: Sequence[Candidate], references: dict[str, float], bounds: dict[str, float]) -> Panel:

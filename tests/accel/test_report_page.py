@@ -146,7 +146,7 @@ def test_no_control_character_is_left(report: Path, written: WrittenReport) -> N
 def test_the_page_needs_nothing_from_elsewhere(report: Path) -> None:
     page = (report / "index.html").read_text()
     elements = parsed(page)
-    assert sum(tag == "img" for tag, _ in elements.seen) == 11
+    assert sum(tag == "img" for tag, _ in elements.seen) == 10
     links = [
         value
         for _, attributes in elements.seen
@@ -164,7 +164,7 @@ def test_the_page_needs_nothing_from_elsewhere(report: Path) -> None:
 def test_every_figure_is_also_a_file(report: Path) -> None:
     names = {path.stem for path in (report / "figures").glob("*.svg")}
     assert names == {
-        *("return_seconds", "return_steps", "speedups", "actor_time", "learner_time", "lag", "mismatch", "decisions"),
+        *("return_seconds", "return_steps", "speedups", "actor_time", "learner_time", "lag", "mismatch"),
         *("episode_length", "losses", "entropy"),
     }
     for name in names:
