@@ -392,37 +392,3 @@ def test_a_kill_at_each_file_system_event_of_a_save_leaves_a_valid_checkpoint(tm
     assert killed[-1] == len(killed)
     assert_resumable(tmp_path, len(outcomes))
     assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.long
-def test_kills_at_random_moments_leave_a_valid_checkpoint(tmp_path: Path) -> None:
-    """A child saves without end and tells each finished save through a pipe, until it is killed."""
-    code = """
-        import random, time
-        save(1)
-        for kill in range(40):
-            reader, writer = os.pipe()
-            child = os.fork()
-            if not child:
-                steps = store.load_latest().env_steps
-                while True:
-                    steps += 1
-                    save(steps)
-                    os.write(writer, steps.to_bytes(8, "little"))
-            os.close(writer)
-            finished = int.from_bytes(os.read(reader, 8), "little")
-            time.sleep(random.Random(kill).uniform(0, 0.02))
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            while word := os.read(reader, 8):
-                finished = int.from_bytes(word, "little")
-            os.close(reader)
-            loaded = store.load_latest()
-            intact = bool(torch.all(loaded.tensors["w"] == float(loaded.env_steps)))
-            print(int(intact and loaded.env_steps - finished in (0, 1)), len(store.paths()), flush=True)
-    """
-    with spawn(code, tmp_path, 200_000) as process:
-        outcomes = [line.split() for line in process.communicate()[0].splitlines()]
-    assert process.returncode == 0
-    assert [intact for intact, _ in outcomes] == ["1"] * 40
-    assert max(int(count) for _, count in outcomes) <= 3
