@@ -236,7 +236,12 @@ class _Job:
         """Which ranks the others wait for."""
         never = [str(rank) for rank in range(self._ranks) if rank not in self._known]
         recent_s = self._clock.s - self._patience_s / 2.0
-        silent = [s.where for rank, s in self._known.items() if self._heard_s[rank] < recent_s or _is_gone(s)]
+        here = socket.gethostname()
+        silent = [
+            status.where
+            for rank, status in self._known.items()
+            if self._heard_s[rank] < recent_s or (status.host == here and not is_running(status.pid))
+        ]
         problems = [f"rank {', '.join(never)} never started"] if never else []
         problems += [f"{where} fell silent" for where in silent]
         what = "; ".join(problems) or "no rank is missing, but MPI does not start"
@@ -250,11 +255,6 @@ class _Job:
         if self._ending_since_s is None:
             self._ending_since_s = self._clock.s
         self._process.terminate()
-
-
-def _is_gone(status: RankStatus) -> bool:
-    """Whether a rank on this machine has ended, as far as the system tells."""
-    return status.host == socket.gethostname() and not is_running(status.pid)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

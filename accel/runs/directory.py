@@ -134,11 +134,6 @@ class RunDirectory:
         """Open files that hold the lock: a fork that keeps them holds it too."""
         return () if self._lock is None else (self._lock,)
 
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.path.name
-
     def write_config(self, values: Mapping[str, object], comments: Mapping[str, str] | None = None) -> None:
         """Write ``config.toml``; ``comments`` by key stand above the keys. Raises RunDirectoryError."""
         document = tomlkit.document()

@@ -273,7 +273,8 @@ class _ScriptedActor:
         """[B, *obs] to [B, *action]."""
         trained, batch = self._trained, len(observations)
         if self._player is None or batch != self._batch:
-            self._player, self._batch, first = self._make_player(batch), batch, True
+            session = TorchSession(trained.policy, trained.example_inputs, batch)
+            self._player, self._batch, first = Player(session, trained.spec), batch, True
         params = self._player.params(observations, np.ones(batch, np.bool_) if first else None)
         action = trained.spec.action
         chosen = np.zeros((batch, *action.shape), action.dtype)
@@ -284,9 +285,6 @@ class _ScriptedActor:
             sampler.begin(TRAINED)
             sampler.sample(params, 0, chosen)
         return self._to_env(cast(Actions, sampler.to_env(chosen)))
-
-    def _make_player(self, batch: int) -> Player:
-        return Player(TorchSession(self._trained.policy, self._trained.example_inputs, batch), self._trained.spec)
 
 
 def _plain_rows(spec: EnvSpec, observation: npt.ArrayLike) -> tuple[Array, bool]:

@@ -37,7 +37,6 @@ def test_a_new_run_can_be_opened_again(tmp_path: Path) -> None:
         assert run.write(path := run.policy / "policy-5.accel", b"bytes") == path
     with RunDirectory.open(tmp_path / "deep" / "results" / "run") as again:
         assert again.path == run.path
-        assert again.name == "run"
         assert again.read_config() == {"env": "CartPole-v1", "seed": 3}
         assert json.loads(again.machine.read_text()) == {"cpu": "x"}
         assert json.loads(again.summary.read_text()) == {"return_mean": "nan", "times": {"env": "inf"}, "path": "a"}
