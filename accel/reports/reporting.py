@@ -130,7 +130,7 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
 
     Args:
         path: the run directory, or a path of ``sampled_runs``.
-        max_points: of a longer run, neighbouring records are averaged until at most twice as many are left.
+        max_points: of a longer run, neighbouring records become one until at most twice as many are left.
     Raises: RunDirectoryError: not a run, or a damaged config. ReportError: no metrics, no record among them, or damaged
         samples.
     """
