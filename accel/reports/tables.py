@@ -53,7 +53,6 @@ _MISMATCH = {
     ),
 }
 """Title and meaning of each quantity."""
-_HUGE, _ABOVE = 1e6, ">1e6"
 
 
 @dataclass(frozen=True)
@@ -215,8 +214,7 @@ def mismatch_table(analysis: Analysis) -> Table | None:
         return None
     caption = (
         "Distance between the policy that acted and the one that learns: medians over the records of all seeds, "
-        f"including infinite ones, and the share of records above {_HUGE:g}. One state can dominate a mean "
-        "of KL, χ² or weights."
+        "infinite ones included, as one state can dominate a mean of KL, χ² or weights."
     )
     titles = ("configuration", "factor", "scheme", *(_MISMATCH[name][0] for name in measured))
     notes = (
@@ -227,19 +225,11 @@ def mismatch_table(analysis: Analysis) -> Table | None:
 
 
 def _typical(group: Group, name: str) -> str:
-    """``0.0123; >1e6 in 12%``: the median over a group's records, and how often they exceeded 10⁶."""
+    """The median over a group's records."""
     empty = np.array([])
     values = np.concatenate([run.series.columns.get(name, empty) for run in group.runs])
     known = values[~np.isnan(values)]
-    if not known.size:
-        return "–"
-    middle = float(np.median(known))
-    share = float(np.mean(known > _HUGE))
-    often = f"{_ABOVE} in {max(share, 0.01):.0%}" if share else ""
-    if middle > _HUGE:
-        return often
-    typical = f"{middle:.3g}" if middle >= 10_000 else number(middle)
-    return f"{typical}; {often}" if often else typical
+    return number(float(np.median(known))) if known.size else "–"
 
 
 def decisions_table(analysis: Analysis) -> Table | None:

@@ -202,12 +202,8 @@ def test_mismatch_out_of_all_bounds_is_neither_averaged_nor_dropped(analysis: An
     assert table is not None
     rows = {row[1]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     compression, total = rows["compression π_v/μ"], rows["total π_θ/μ"]
-    assert compression["χ²"] == "0.5; >1e6 in 14%"
-    assert compression["KL, nats"] == "0.25"
-    assert compression["mean weight"] == "1; >1e6 in 3%"
-    assert total["χ²"] == ">1e6 in 100%"
-    assert total["KL, nats"] == "1.71e+04"
-    assert total["mean weight"] == "–"
+    assert [compression[name] for name in ("χ²", "KL, nats", "mean weight")] == ["0.5", "0.25", "1"]
+    assert [total[name] for name in ("χ²", "KL, nats", "mean weight")] == ["∞", "17,149", "–"]
     assert "χ² of two Gaussians is infinite" in dict(table.notes)["χ²"]
 
 
