@@ -137,8 +137,6 @@ def _draw_panel(panel: Panel, axes: Axes, *, shown: bool) -> None:
     for mark in panel.marks:
         if isinstance(mark, Reference):
             _draw_reference(mark, axes)
-        elif isinstance(mark, Points):
-            _mark_cuts(mark, axes)
     axes.set_title(wrapped(panel.title, LINE_LETTERS), loc="left")
     axes.set_xlabel(wrapped(panel.x.title, LINE_LETTERS) if shown else "")
     axes.set_ylabel(panel.y.title)
@@ -187,16 +185,6 @@ def _draw_points(points: Points, axes: Axes, *, thick: bool) -> None:
             axes.annotate(name, (x, y), place, textcoords="offset points", ha=side, fontsize=7.5, color=TEXT)
 
 
-def _mark_cuts(points: Points, axes: Axes) -> None:
-    """An arrow at an end of the x axis for what lies beyond it."""
-    left, right = axes.get_xlim()
-    ends = points.x_ends or [(math.nan, math.nan)] * len(points.x)
-    for x, y, (low, high) in zip(points.x, points.y, ends, strict=True):
-        for beyond, edge, marker in ((np.fmin(x, low) < left, left, "<"), (np.fmax(x, high) > right, right, ">")):
-            if beyond:
-                axes.plot([edge], [y], marker, color=_colour(points.colour), markersize=7, clip_on=False)
-
-
 def _draw_bars(bars: Bars, axes: Axes) -> None:
     places = np.arange(len(bars.labels), dtype=np.float64)
     starts, several = np.zeros(len(places)), len(bars.parts) > 1
@@ -232,22 +220,16 @@ def _draw_reference(reference: Reference, axes: Axes) -> None:
 def _finish_axis(axis: Axis, axes: Axes, which: str) -> None:
     target, across = (axes.xaxis, True) if which == "x" else (axes.yaxis, False)
     set_limits, limits = (axes.set_xlim, axes.get_xlim) if across else (axes.set_ylim, axes.get_ylim)
-    if axis.scale in ("log", "ratio"):
+    if axis.scale == "log":
         (axes.set_xscale if across else axes.set_yscale)("log")
         target.set_minor_locator(NullLocator())
-    if axis.scale == "ratio":
-        low, high = min(limits()[0] / 1.08, 0.8), max(limits()[1] * 1.08, 1.25)
-        low, high = max(low, axis.limits[0] or low), min(high, axis.limits[1] or high)
-        set_limits(low, high)
-        fine = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
-        target.set_major_locator(LogLocator(subs=fine if high < 5 * low else (1.0, 2.0, 5.0)))
-        target.set_major_formatter(lambda value, _: f"{value:g}")
-        return
     if axis.limits != (None, None):
         set_limits(*axis.limits)
     if axis.scale == "log":
         low, high = limits()
-        target.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=6))
+        fine = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
+        subs = fine if high < 5 * low else (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+        target.set_major_locator(LogLocator(subs=subs, numticks=6))
         target.set_major_formatter(lambda value, _: f"{value:g}")
     elif axis.scale == "steps":
         target.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))

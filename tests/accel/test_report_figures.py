@@ -78,17 +78,12 @@ def test_a_figure_grows_with_its_panels_and_its_legend() -> None:
     assert height(1, 2) < height(1, 12) < height(3, 12)
 
 
-@pytest.mark.parametrize(
-    ("estimate", "low", "high", "arrows"),
-    [(1.0, 1e-3, 1e3, "<>"), (50.0, 20.0, 90.0, ">"), (0.01, 0.005, 0.02, "<"), (1.02, 1.01, 1.03, "")],
-)
-def test_ratios_of_any_width_have_an_axis_to_read(estimate: float, low: float, high: float, arrows: str) -> None:
-    points = Points("a", [estimate], [0.0], [(low, high)])
-    (axes,) = draw(Figure("a", "a", [Panel([points], Axis("times", "ratio", charts.RATIOS))])).axes
-    left, right = axes.get_xlim()
-    assert 0.1 <= left <= 0.8 and 1.25 <= right <= 10
-    assert sum(left <= tick <= right for tick in axes.get_xticks()) >= 3
-    assert {str(line.get_marker()) for line in axes.lines} == set(arrows)
+@pytest.mark.parametrize("limits", [(1e-3, 1e3), (0.8, 1.25), (20.0, 90.0)])
+def test_ratios_of_any_width_have_an_axis_to_read(limits: tuple[float, float]) -> None:
+    points = Points("a", list(limits), [0.0, 1.0])
+    (axes,) = draw(Figure("a", "a", [Panel([points], Axis("times", "log", limits))])).axes
+    assert axes.get_xlim() == limits
+    assert sum(limits[0] <= tick <= limits[1] for tick in axes.get_xticks()) >= 3
 
 
 def compared(**columns: object) -> Analysis:
