@@ -23,7 +23,6 @@ from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Refere
 from accel.reports.series import Floats
 from accel.system.atomic import write_atomically
 
-SUFFIXES = ("svg", "png", "pdf", "csv")
 PNG_DPI = 200
 WIDTH_INCHES, PANEL_INCHES, ROW_INCHES = 5.0, 2.3, 1.5
 """Width of a panel, and its height where it is alone and where it is one of a column."""
@@ -57,24 +56,20 @@ def draw(figure: Figure) -> Canvas:
     return canvas
 
 
-def render(figure: Figure, suffixes: Sequence[str] = SUFFIXES) -> dict[str, bytes]:
-    """The content of its files by suffix, of ``SUFFIXES``; the same figure gives the same bytes each time."""
-    found = {"csv": without_controls(figure.csv()).encode()} if "csv" in suffixes else {}
-    drawn = [suffix for suffix in suffixes if suffix != "csv"]
-    if not drawn:
-        return found
+def render(figure: Figure) -> dict[str, bytes]:
+    """The content of its files by suffix, ``svg``, ``png``, ``pdf`` and ``csv``; the same bytes each time."""
+    found = {"csv": without_controls(figure.csv()).encode()}
     with _style(figure.name):
         canvas = draw(figure)
         if (layout := canvas.get_layout_engine()) is not None:
             layout.execute(canvas)
             canvas.set_layout_engine(None)  # With one, each file would be drawn twice, and laid out anew.
         metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}
-        for suffix in drawn:
+        for suffix, facts in metadata.items():
             file = io.BytesIO()
-            canvas.savefig(file, format=suffix, metadata=metadata[suffix])
+            canvas.savefig(file, format=suffix, metadata=facts)
             found[suffix] = file.getvalue()
-    if "svg" in found:
-        found["svg"] = without_controls(found["svg"].decode()).encode()
+    found["svg"] = without_controls(found["svg"].decode()).encode()
     return found
 
 
