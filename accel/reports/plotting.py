@@ -30,7 +30,8 @@ BAR_INCHES, LINE_INCHES = 0.3, 0.16
 LABEL_LETTERS, LINE_LETTERS = 24, 58
 """Characters in a line of the names beside bars, and of a legend."""
 
-TEXT, MUTED, GRID, PAPER = "#1c2430", "#5b6676", "#dce1e8", "#ffffff"
+_STYLE = Path(__file__).with_name("templates") / "figure.mplstyle"
+TEXT, MUTED, PAPER = "#1c2430", "#5b6676", "#ffffff"
 SERIES = ("#1f5fa8", "#c2500c", "#1f7a4d", "#7a3fa1", "#a8324b", "#4a5a6b", "#8a6d00", "#007a8a")
 DASHES = ("-", (0, (5, 1.6)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 
@@ -87,22 +88,7 @@ def wrapped(label: str, width: int) -> str:
 @contextmanager
 def _style(salt: str) -> Iterator[None]:
     """Draw in one style; ``salt`` makes identifiers in an SVG the same each time."""
-    with mpl.rc_context(), warnings.catch_warnings():
-        mpl.rc("axes", axisbelow=True, edgecolor=MUTED, facecolor="none", grid=True, labelcolor=TEXT, linewidth=0.8)
-        mpl.rc("axes", titlesize=9.5)
-        mpl.rc("axes.formatter", useoffset=False, limits=(-5, 7))
-        mpl.rc("axes.spines", right=False, top=False)
-        mpl.rc("figure", facecolor=PAPER)
-        mpl.rc("font", family="sans-serif", size=9.5)
-        mpl.rc("font", **{"sans-serif": ["DejaVu Sans"]})
-        mpl.rc("grid", color=GRID, linewidth=0.7)
-        mpl.rc("legend", frameon=False, fontsize=9.0, labelcolor=TEXT)
-        mpl.rc("lines", linewidth=1.9)
-        mpl.rc("pdf", fonttype=42)
-        mpl.rc("svg", fonttype="none", hashsalt=salt)
-        mpl.rc("text", color=TEXT, parse_math=False, usetex=False)
-        mpl.rc("xtick", color=MUTED, labelcolor=TEXT)
-        mpl.rc("ytick", color=MUTED, labelcolor=TEXT)
+    with mpl.rc_context({"svg.hashsalt": salt}, _STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
         logging.getLogger("fontTools").setLevel(logging.WARNING)  # what becomes of each glyph is nobody's concern
         yield
