@@ -324,13 +324,11 @@ def collect_inputs(
         count = len(next(iter(run.recorded.values())))
         chosen = np.random.default_rng((seed, _COLLECTION)).permutation(count)[:rows]
         return {name: array[chosen] for name, array in run.recorded.items()}
-    envs = min(envs, rows)
-    moments = -(-rows // envs)
-    steps = max(steps, moments)
     noise = (seed, _COLLECTION + stream)
-    environment = run.make_env(-(-envs // run.spec.agents), noise)
+    environment = run.make_env(-(-min(envs, rows) // run.spec.agents), noise)
     envs = environment.num_envs
     moments = -(-rows // envs)
+    steps = max(steps, moments)
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
     player = make_player(run.compress("fp32") if policy is None else policy, run, envs)
     moves = _steps(environment, player, run, noise, random_share)
