@@ -109,21 +109,18 @@ class _Watcher:
 
     def follow(self, interval_s: float, stopped: Callable[[], bool]) -> int:
         progress = open_progress(self._stream)
-        began, died = False, ""
+        progress.begin(self._title())
+        died = ""
         try:
             while True:
                 # Checked before reading, so that records written up to the summary are shown.
                 ended = self._ended()
-                status = self._look()
-                if status is not None:
-                    if not began:
-                        progress.begin(self._title())
-                    began = True
+                if (status := self._look()) is not None:
                     progress.advance(status)
                 died = "" if ended or status is not None else self._death()
                 if ended or died or stopped():
                     break
-                self._warn_of_silence(status is not None or not began, progress)
+                self._warn_of_silence(status is not None, progress)
                 time.sleep(interval_s)
         finally:
             progress.close()
