@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -78,7 +77,6 @@ def run(
         patience_s: how long ranks may wait for each other at start and stop, and the learner may be silent.
         request: what its ranks are asked (``accel.system.request``).
     """
-    is_main = threading.current_thread() is threading.main_thread()
     temporary = tempfile.TemporaryDirectory(prefix="accel-heartbeats-", ignore_cleanup_errors=True)
     with temporary as heartbeats, session_directory() as environment:
         process = subprocess.Popen(
@@ -90,7 +88,7 @@ def run(
             preexec_fn=parent_death(signal.SIGTERM),
         )
         job = _Job(process, ranks, can_stop, patience_s, Path(heartbeats))
-        before = handle(STOP_SIGNALS, job.on_signal) if is_main else {}
+        before = handle(STOP_SIGNALS, job.on_signal)
         try:
             return job.watch()
         finally:
