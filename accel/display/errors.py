@@ -22,13 +22,10 @@ def report_errors(action: Callable[[], int], name: str) -> int:
 
     try:
         return action()
-    except AccelError as error:
+    except (AccelError, CompressorError, MonitorError) as error:
         told = "\n".join([str(error), *getattr(error, "__notes__", ())])
         sys.stderr.write(f"accel: {without_controls(told)}\n")
-        return error.exit_code
-    except (CompressorError, MonitorError) as error:
-        sys.stderr.write(f"accel: {without_controls(str(error))}\n")
-        return 1
+        return error.exit_code if isinstance(error, AccelError) else 1
     except ImportError as error:
         missing = missing_extra(error, name)
         if missing is None:

@@ -40,9 +40,7 @@ class Progress:
         """Display the last status and leave the terminal in order; closing twice is fine."""
 
 
-def open_progress(
-    stream: TextIO, *, columns: int | None = None, clock: Callable[[], float] = time.monotonic
-) -> Progress:
+def open_progress(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Progress:
     """The display that suits an output: live on a terminal, else lines.
 
         with closing(open_progress(sys.stderr)) as progress:
@@ -50,12 +48,10 @@ def open_progress(
 
     Args:
         stream: standard output or standard error.
-        columns: width of the terminal behind ``stream`` where the stream itself is a pipe, as under mpirun; None
-            when there is no terminal behind it.
         clock: seconds, monotonic.
     """
-    if (stream.isatty() or columns is not None) and os.environ.get("TERM", "") != "dumb":
-        return LiveProgress(stream, columns=None if stream.isatty() else columns, clock=clock)
+    if stream.isatty() and os.environ.get("TERM", "") != "dumb":
+        return LiveProgress(stream, clock=clock)
     return LineProgress(stream, clock=clock)
 
 
@@ -140,7 +136,11 @@ class LiveProgress(_StreamProgress):
         interval_s: float = _LIVE_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: as ``open_progress``; columns: None asks the terminal; interval_s: least seconds between drawings."""
+        """Args: as ``open_progress``.
+
+        columns: width of the terminal behind ``stream`` where that is a pipe, as under mpirun; None: it is one itself.
+        interval_s: least seconds between drawings.
+        """
         super().__init__(stream, clock)
         self._columns, self._interval_s = columns, interval_s
         self._console: Console | None = None

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from accel.launch.outcome import EXIT_ABORTED
 from accel.supervision.activity import STEPPING
 from accel.supervision.channel import ChannelClosedError
 from accel.supervision.child import begin_child, error_report
@@ -16,7 +17,7 @@ from accel.transport.child_actor import ActorMemory, ChildActor
 from accel.transport.launcher import LaunchInfo
 from accel.transport.pinning import all_cores, pin_rank
 
-EXIT_ABORTED = 3
+_ANSWER_S = 600.0  # for the configuration, and for what the learner says to an error
 
 logger = logging.getLogger("accel")
 
@@ -45,27 +46,23 @@ def main() -> int:
         return 1  # The rank is gone, and nobody is left to tell.
 
 
-def run_actor(
-    transport: ActorTransport, pin: Callable[[int], object] = lambda learners: None, timeout_s: float = 600.0
-) -> int:
+def run_actor(transport: ActorTransport, pin: Callable[[int], object]) -> int:
     """Serve a learner; returns the exit status of an actor that failed, which the learner was told.
 
     Args:
-        transport: this actor's end.
-        pin: see ``accel.acting.actor.join``.
-        timeout_s: how long to wait for the configuration and for the learner's answer to an error.
+        transport: this actor's end. pin: see ``accel.acting.actor.join``.
     Raises:
         Stopped: the learner needs this actor no longer. ChannelClosedError: the rank is gone.
     """
     from accel.acting.actor import join
 
     try:
-        actor = join(transport, timeout_s, pin)
+        actor = join(transport, _ANSWER_S, pin)
     except (Stopped, ChannelClosedError, SystemExit):
         raise
     except BaseException:
         logger.debug("actor %d cannot start", transport.actor, exc_info=True)
-        transport.wait_policy(timeout_s)  # The learner was told, and stops this actor.
+        transport.wait_policy(_ANSWER_S)  # The learner was told, and stops this actor.
         return EXIT_ABORTED
     try:
         actor.start()

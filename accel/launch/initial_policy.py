@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast, get_args
 
 import torch
@@ -99,31 +98,24 @@ def start_from(source: Source, learner: Learner) -> None:
     """
     network, algorithm = learner.algorithm.network, learner.algorithm
     if isinstance(source, TrainedRun) and type(source.algorithm) is type(algorithm):
-        taken = _fitting(source.algorithm.networks.state_dict(), algorithm.networks)
-        algorithm.networks.load_state_dict(taken, strict=False)
+        wanted = algorithm.networks.state_dict()
+        theirs = source.algorithm.networks.state_dict().items()
+        fitting = {name: value for name, value in theirs if name in wanted and wanted[name].shape == value.shape}
+        algorithm.networks.load_state_dict(fitting, strict=False)
         if source.config.rewards == learner.config.rewards:
             counters = RunDirectory.open(source.path, read_only=True).load_checkpoint(source.which).counters
             learner.rewards.restore({**counters["rewards"], "returns": {}})  # type: ignore[dict-item]
     _fill(network, source)
     if not (difference := _difference(network, source)) <= _TOLERANCE:
+        options = ", ".join(f"{name} = {value!r}" for name, value in options_of(source).items())
         raise ConfigError(
             f"init_from = {source.path}: its outputs differ from those of network "
-            f"{learner.config.policy.network!r} with the same layers, by {difference:.2g} of their size: give "
-            f"{_flags(options_of(source))}"
+            f"{learner.config.policy.network!r} with the same layers, by {difference:.2g} of their size: give {options}"
         )
     for other in algorithm.networks.modules():
         if isinstance(other, PolicyNetwork) and other is not network:
             other.load_state_dict(network.state_dict())
     logger.info("the policy begins as that of %s: %s", source.path, source.architecture)
-
-
-def _fitting(weights: Mapping[str, Tensor], networks: nn.Module) -> dict[str, Tensor]:
-    wanted = networks.state_dict()
-    return {name: value for name, value in weights.items() if name in wanted and wanted[name].shape == value.shape}
-
-
-def _flags(options: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} = {value!r}" for name, value in options.items())
 
 
 @torch.no_grad()

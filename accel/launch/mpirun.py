@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -78,7 +77,6 @@ def run(
         patience_s: how long ranks may wait for each other at start and stop, and the learner may be silent.
         request: what its ranks are asked (``accel.system.request``).
     """
-    is_main = threading.current_thread() is threading.main_thread()
     temporary = tempfile.TemporaryDirectory(prefix="accel-heartbeats-", ignore_cleanup_errors=True)
     with temporary as heartbeats, session_directory() as environment:
         process = subprocess.Popen(
@@ -90,7 +88,7 @@ def run(
             preexec_fn=parent_death(signal.SIGTERM),
         )
         job = _Job(process, ranks, can_stop, patience_s, Path(heartbeats))
-        before = handle(STOP_SIGNALS, job.on_signal) if is_main else {}
+        before = handle(STOP_SIGNALS, job.on_signal)
         try:
             return job.watch()
         finally:
@@ -236,7 +234,12 @@ class _Job:
         """Which ranks the others wait for."""
         never = [str(rank) for rank in range(self._ranks) if rank not in self._known]
         recent_s = self._clock.s - self._patience_s / 2.0
-        silent = [s.where for rank, s in self._known.items() if self._heard_s[rank] < recent_s or _is_gone(s)]
+        here = socket.gethostname()
+        silent = [
+            status.where
+            for rank, status in self._known.items()
+            if self._heard_s[rank] < recent_s or (status.host == here and not is_running(status.pid))
+        ]
         problems = [f"rank {', '.join(never)} never started"] if never else []
         problems += [f"{where} fell silent" for where in silent]
         what = "; ".join(problems) or "no rank is missing, but MPI does not start"
@@ -250,11 +253,6 @@ class _Job:
         if self._ending_since_s is None:
             self._ending_since_s = self._clock.s
         self._process.terminate()
-
-
-def _is_gone(status: RankStatus) -> bool:
-    """Whether a rank on this machine has ended, as far as the system tells."""
-    return status.host == socket.gethostname() and not is_running(status.pid)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -82,15 +82,15 @@ def write_outcome(
         job=job.token,
         cpu_s=cpu_s,
     )
-    run.write_summary(summary.to_json())
+    run.write(run.summary, summary.to_json())
     return summary
 
 
 def _write_policies(run: RunDirectory, publisher: Publisher, artifact: CompressedPolicy) -> None:
     """The final policy; beside it, of the same weights, the uncompressed one where there is a difference."""
-    run.write_policy("final.accel", artifact.to_bytes())
+    run.write(run.policy / "final.accel", artifact.to_bytes())
     if artifact.scheme != "fp32" or (run.policy / "fp32.accel").exists():
-        run.write_policy("fp32.accel", publisher.full_precision(artifact.version).to_bytes())
+        run.write(run.policy / "fp32.accel", publisher.full_precision(artifact.version).to_bytes())
 
 
 def _compare(

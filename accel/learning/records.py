@@ -16,7 +16,7 @@ from accel.envs.spaces import ActionSpec
 from accel.learning.collapse import CollapseDetector
 from accel.monitor.recorder import METRICS_FILE, Recorder
 from accel.runs.job import Job
-from accel.runs.wandb_upload import Metrics, NoUpload, Upload, WandbUpload
+from accel.runs.wandb_upload import Metrics, Upload, WandbUpload
 
 logger = logging.getLogger("accel")
 
@@ -44,7 +44,7 @@ class Records:
         self._evaluated: EvaluationStatus | None = None
         self._collapse = CollapseDetector(config, action)
         self._began_cpu_s = time.process_time()
-        self._upload: Upload = NoUpload()
+        self._upload = Upload()
         if env_steps is not None:
             self._collapse.read(run / METRICS_FILE)
         if config.run.wandb is not None:

@@ -167,5 +167,6 @@ def begin_import(name: str) -> Future[object]:
 
 def _write_facts(job: Job, run: RunDirectory, allowed_cores: int | None) -> None:
     run.write_config(job.config.to_toml_values(), job.config.descriptions())
-    run.write_machine(describe_machine(read_machine(allowed_cores=allowed_cores)) | {"command": list(job.command)})
+    machine = describe_machine(read_machine(allowed_cores=allowed_cores))
+    run.write(run.machine, machine | {"command": list(job.command)})
     run.summary.unlink(missing_ok=True)

@@ -139,7 +139,7 @@ class Session(Callback):
     def save_sample(self, sample: Sample) -> str:
         """See ``Callback``."""
         try:
-            return str(self.run.write_diverged(_pack(sample.tensors())))
+            return str(self.run.write(self.run.path / "diverged.safetensors", _pack(sample.tensors())))
         except RunDirectoryError as error:
             return f"no file ({error})"
 

@@ -40,11 +40,6 @@ class Across:
         """Its label."""
         return next(iter(self.scores))
 
-    @property
-    def confidence(self) -> float:
-        """Of the intervals."""
-        return next(iter(self.analyses.values())).choices.confidence
-
 
 def over_environments(analyses: Mapping[str, Analysis]) -> Across:
     """Scores of the configurations that all environments share.
@@ -92,12 +87,13 @@ def scores_table(across: Across) -> Table:
         (environment, *(f"{found[i].mean():.3g} ({len(found[i])})" for found in across.scores.values()))
         for i, environment in enumerate(across.analyses)
     ]
+    confidence = across.overall[across.baseline].confidence
     rows.append(("interquartile mean of all", *(f"{value:.3g}" for value in across.overall.values())))
     notes = (
         ("score", f"a run's gain in return by the mean gain of {across.baseline} in the same environment; (seeds)"),
         (
             "interquartile mean",
-            f"of the middle half of all runs' scores, with a bootstrapped {percent(across.confidence)} interval that "
+            f"of the middle half of all runs' scores, with a bootstrapped {percent(confidence)} interval that "
             f"draws seeds within each environment, from {MIN_SEEDS} seeds on; {across.baseline}'s mean gain is fixed",
         ),
     )

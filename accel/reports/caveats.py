@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from accel.reports.runs import Group, Run
@@ -11,11 +10,6 @@ ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions")
 BUDGET = ("total_env_steps", "stop_at_env_steps", "max_seconds", "stop_at_return", "stop_window")
 LIBRARIES = ("torch", "onnxruntime")
 """Their versions change speed and may change returns."""
-ENVIRONMENT_OPTIONS = ("actors", "envs_per_actor")
-"""Options that change the work of an environment step; compression does not."""
-UNEQUAL_LOAD = 0.1
-"""Relative difference in environment time per step above which runs count as made under unequal load. Other work on the
-machine causes it, or a larger policy that occupies its cache (at 2048x3 that alone exceeds it)."""
 
 
 def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
@@ -40,25 +34,14 @@ def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
 
 
 def differences(baseline: Group, groups: Sequence[Group]) -> tuple[str, ...]:
-    """Differences from the baseline that do not forbid a comparison, in sentences: commits, load of the machine."""
-    found, slower = [], []
+    """Differences of commits from the baseline, which do not forbid a comparison, in sentences."""
     commits = {group.label: ", ".join(sorted(set(map(_commit, group.runs)))) for group in (baseline, *groups)}
-    before = baseline.environment_us
-    for group in groups:
-        if commits[group.label] != commits[baseline.label]:
-            sides = (f"{label} of {commits[label]}" for label in (group.label, baseline.label))
-            found.append(f"different commits: {'; '.join(sides)}")
-        after = group.environment_us
-        alike = all(group.values(key) == baseline.values(key) for key in (*ENVIRONMENT_OPTIONS, *ENVIRONMENT))
-        if alike and math.isfinite(before) and math.isfinite(after):
-            apart = max(before, after) / min(before, after) - 1
-            slower += [f"{after:.3g} µs with {group.label} ({apart:.0%} apart)"] if apart > UNEQUAL_LOAD else []
-    if slower:
-        found.append(
-            f"unequal environment time per step: {before:.3g} µs with {baseline.label}, {', '.join(slower)}. Other "
-            "work on the machine, or a larger policy that occupies its cache, can cause speed differences of that size"
-        )
-    return tuple(found)
+    ours = commits.pop(baseline.label)
+    return tuple(
+        f"different commits: {label} of {theirs}; {baseline.label} of {ours}"
+        for label, theirs in commits.items()
+        if theirs != ours
+    )
 
 
 def caveats(group: Group) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
-"""The report's figures: learning curves, speedups, time by phase, policy lag, mismatch and decisions."""
+"""The report's figures: learning curves, speedups, time by phase, policy lag and mismatch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from types import MappingProxyType
 
 import numpy as np
@@ -17,8 +17,8 @@ from accel.reports.analysis import Analysis
 from accel.reports.comparison import MIN_SEEDS, QUANTITIES
 from accel.reports.curves import Curve, aggregate
 from accel.reports.figure import Axis, Bars, Figure, Line, Mark, Panel, Points, Reference
-from accel.reports.runs import Run
 from accel.reports.series import Floats
+from accel.reports.tables import FACTORS
 
 STEPS = Axis("environment steps", "steps")
 RETURN = Axis("mean training return")
@@ -26,18 +26,10 @@ RETURN_CAPTION = (
     "Mean over seeds with a pointwise Student's t band; thin lines are single seeds, where there are not many. A curve "
     "starts where half of the seeds have values; a run that has ended keeps its last value."
 )
-RATIOS = (0.1, 10.0)
-"""Ends of the axis of speedups; what lies beyond is an arrow."""
 MAX_SINGLE = 12
 """Runs of which each has a line of its own; those of more would hide their means."""
-MAX_TIME_LINES = 4
 KL_FLOOR = 1e-6
 """Nats. Less than that is what rounding makes of equal policies."""
-_FACTORS = {
-    "staleness": "staleness π_θ/π_v",
-    "compression": "compression π_v/μ",
-    "total": "the total π_θ/μ",
-}
 
 
 @dataclass(frozen=True)
@@ -99,7 +91,6 @@ def figures(analysis: Analysis) -> tuple[Figure, ...]:
         mismatch(analysis),
         time_per_step(analysis, "actor"),
         time_per_step(analysis, "learner"),
-        decisions(analysis),
     )
     return tuple(figure for figure in found if figure is not None)
 
@@ -145,15 +136,16 @@ def speedups(analysis: Analysis) -> Figure | None:
         x, label = [value.ratio.estimate for value in values.values()], comparison.group.label
         names = [f"{value.bound} {value.ratio.estimate:.3g}×".strip() for value in values.values()]
         marks.append(Points(label, x, y, ends, names=names, colour=i + 1))
-    x_axis = Axis(f"times better than {analysis.baseline.label}", "ratio", RATIOS)
+    shown = [end for mark in marks for end in (*mark.x, *chain(*mark.x_ends)) if math.isfinite(end)]
+    limits = min(0.8, *shown) / 1.08, max(1.25, *shown) * 1.08
+    x_axis = Axis(f"times better than {analysis.baseline.label}", "log", limits)
     inches = 0.3 + 0.2 * len(found) + 0.24 * len(places)
     y_axis = Axis(limits=(bottom - 1.0, -0.8), ticks=ticks)
     panel = Panel([*marks, Reference(1.0, "equal", "x")], x_axis, y_axis, inches=inches)
     corrected = ", corrected for several comparisons" if len(analysis.comparisons) > 1 else ""
     caption = (
         f"Ratio of geometric means over seeds with Welch's {percent(analysis.choices.confidence)} interval{corrected}. "
-        f"A point without a line has fewer than {MIN_SEEDS} seeds on one side. Right of 1 is better. An arrow marks "
-        f"what lies beyond {RATIOS[0]:g} or {RATIOS[1]:g}."
+        f"A point without a line has fewer than {MIN_SEEDS} seeds on one side. Right of 1 is better."
     )
     return Figure("speedups", f"Speedups over {analysis.baseline.label}", [panel], caption)
 
@@ -209,7 +201,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
     lines: dict[str, list[Line]] = {"ess": [], "kl": []}
     factors = list[str]()
     for group in analysis.groups:
-        for factor, quantity in product(_FACTORS, lines):
+        for factor, quantity in product(FACTORS, lines):
             curve = aggregate(group, "env_steps", f"{factor}_{quantity}")
             if curve is None or (several and factor == "staleness"):
                 continue
@@ -229,39 +221,11 @@ def mismatch(analysis: Analysis) -> Figure | None:
     panels = [Panel([*lines[name], *alarms[name]], STEPS, axes[name]) for name in lines if lines[name]]
     caption = (
         "Distance between the policy that acted (μ) and the one that learns (π_θ), with π_v the acting version before "
-        f"compression: {', '.join(_FACTORS[factor] for factor in factors)}. In closed form from the recorded "
+        f"compression: {', '.join(FACTORS[factor] for factor in factors)}. In closed form from the recorded "
         "distributions, not from sampled weights. On-policy, the effective sample size (ESS) is 1 and KL 0; a KL below "
         f"{KL_FLOOR:g} is drawn there."
     )
     return Figure("mismatch", "Mismatch over time", panels, caption)
-
-
-def decisions(analysis: Analysis) -> Figure | None:
-    """Which scheme acted when, a panel for each run; None when nothing was decided."""
-    chosen = [run for run in analysis.runs if run.decisions][:MAX_TIME_LINES]
-    if not chosen:
-        return None
-    texts = (text for run in chosen for d in run.decisions for text in (d.before, d.after) if text)
-    levels = list(dict.fromkeys(texts))
-    y = Axis(limits=(-0.5, len(levels) - 0.3), ticks={float(i): level for i, level in enumerate(levels)})
-    panels = [
-        Panel([Line("", *time_line(run, levels), steps=True)], STEPS, y, run.name, inches=0.4 + 0.26 * len(levels))
-        for run in chosen
-    ]
-    caption = (
-        f"{sum(len(run.decisions) for run in chosen)} decisions; the line shows what acted, a dot a decision, with "
-        "those without a change. Reasons are in the table."
-    )
-    return Figure("decisions", "Compression levels over time", panels, caption)
-
-
-def time_line(run: Run, levels: Sequence[str]) -> tuple[Floats, Floats]:
-    """Environment steps, and indices of the levels that act from there on."""
-    first, last = run.decisions[0], run.decisions[-1]
-    end = run.steps if math.isfinite(run.steps) else 0.0
-    x = [0.0, *(float(d.env_steps) for d in run.decisions), max(end, float(last.env_steps))]
-    texts = [first.before or first.after, *(d.after for d in run.decisions), last.after]
-    return np.array(x), np.array([float(levels.index(text)) if text in levels else math.nan for text in texts])
 
 
 def _line(curve: Curve, colour: int, label: str, singly: bool = False, *, least: float = -math.inf) -> Line:

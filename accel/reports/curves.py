@@ -48,15 +48,10 @@ def aggregate(group: Group, axis: str, metric: str, *, confidence: float = 0.95)
     grid = np.linspace(start, end, GRID_POINTS if end > start else 1)
     table = np.stack([np.interp(grid, x, y, left=math.nan) for x, y in points])
     present = np.isfinite(table).sum(axis=0)
-    parts = []
-    for count in np.unique(present):  # Seeds join from left to right, so each part has a fixed set of them.
-        columns = table[:, present == count]
-        rows = columns[np.isfinite(columns).all(axis=1)]
-        centre = rows.mean(axis=0)
-        half = _half_width(rows, confidence) if len(rows) >= LEAST_SEEDS else np.zeros_like(centre)
-        parts.append((centre, centre - half, centre + half))
-    centre, low, high = (np.concatenate(values) for values in zip(*parts, strict=True))
-    return Curve(grid, centre, low, high, tuple(thin(x, y) for x, y in points))
+    centre = np.nanmean(table, axis=0)
+    deviation = np.sqrt(np.nansum((table - centre) ** 2, axis=0) / np.maximum(present - 1, 1))
+    half = deviation * [_t_factor(count, confidence) for count in present.tolist()]
+    return Curve(grid, centre, centre - half, centre + half, tuple(thin(x, y) for x, y in points))
 
 
 def thin(x: Floats, y: Floats, points: int = 400) -> tuple[Floats, Floats]:
@@ -72,8 +67,6 @@ def _known(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     return x[known], y[known]
 
 
-def _half_width(table: Floats, confidence: float) -> Floats:
-    """[g] half of Student's t interval of the mean over the seeds of [n, g]."""
-    count = len(table)
-    factor = student_t_quantile((1 + confidence) / 2, count - 1) / math.sqrt(count)
-    return np.asarray(factor * table.std(axis=0, ddof=1))
+def _t_factor(count: int, confidence: float) -> float:
+    """Half of Student's t interval of the mean of so many values, in standard deviations."""
+    return student_t_quantile((1 + confidence) / 2, count - 1) / math.sqrt(count) if count >= LEAST_SEEDS else 0.0

@@ -39,16 +39,6 @@ class WrittenReport:
         """The HTML page."""
         return self.directory / PAGE
 
-    @property
-    def markdown(self) -> Path:
-        """The Markdown text."""
-        return self.directory / MARKDOWN
-
-    @property
-    def json(self) -> Path:
-        """Every number, JSON."""
-        return self.directory / JSON_FILE
-
 
 def check_target(out: Path, *, overwrite: bool) -> None:
     """Raises ReportError when a report cannot be written to ``out``; call it before the work."""
@@ -64,26 +54,20 @@ def check_target(out: Path, *, overwrite: bool) -> None:
         raise ReportError(f"cannot write {out}: {parent} is not a directory you may write to; choose another --out")
 
 
-def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool = False) -> WrittenReport:
-    """Write to a temporary directory beside ``out`` and rename it.
+def write_report(analysis: Analysis, out: Path, *, written: str) -> WrittenReport:
+    """Write to a temporary directory beside ``out`` and rename it, also in the place of what is there.
 
     Args:
-        out: the directory to create.
+        out: the directory to create, for which ``check_target`` holds.
         written: when and by what, for the page's footer.
-        overwrite: replace a report that is there.
     Raises:
-        ReportError: ``out`` exists or cannot be written; nothing is left behind.
+        ReportError: ``out`` cannot be written; nothing is left behind.
     """
-    check_target(out, overwrite=overwrite)
     return _write(out, pages.of_analysis(analysis), figures(analysis), to_json(analysis), written)
 
 
-def write_across(compared: Across, out: Path, *, written: str, overwrite: bool = False) -> WrittenReport:
-    """Write a comparison over several environments, with a report of each in a directory of its own below it.
-
-    Raises: ReportError: as ``write_report``.
-    """
-    check_target(out, overwrite=overwrite)
+def write_across(compared: Across, out: Path, *, written: str) -> WrittenReport:
+    """``write_report`` for several environments, with a report of each in a directory of its own below it."""
     below = {name: re.sub(r"[^\w.-]+", "-", name) for name in compared.analyses}
     content = pages.of_environments(compared, below)
     numbers = {

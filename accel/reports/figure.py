@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Points with error bars. What lies beyond a limit of an axis is drawn at it, as an arrow.
+    """Points with error bars.
 
     Attributes:
         label: in the legend.
@@ -111,13 +111,13 @@ class Axis:
 
     Attributes:
         title: with its unit.
-        scale: ``steps`` are whole numbers, 10k and 2M rather than 10000 and 2e6; ``ratio`` is logarithmic around 1.
+        scale: ``steps`` are whole numbers, 10k and 2M rather than 10000 and 2e6.
         limits: ends of the axis; None where the values decide.
         ticks: texts by position, in place of numbers.
     """
 
     title: str = ""
-    scale: Literal["linear", "log", "ratio", "steps"] = "linear"
+    scale: Literal["linear", "log", "steps"] = "linear"
     limits: tuple[float | None, float | None] = (None, None)
     ticks: Mapping[float, str] = field(default_factory=dict)
 

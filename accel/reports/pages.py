@@ -62,7 +62,6 @@ def of_analysis(analysis: Analysis) -> Content:
     sections = {
         "Results": results,
         "Mismatch": [tables.mismatch_table(analysis)],
-        "Publications": [tables.publications_table(analysis)],
         "Decisions": [tables.decisions_table(analysis)],
         "Machines": [tables.machines_table(analysis)],
     }

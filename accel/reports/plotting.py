@@ -23,7 +23,6 @@ from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Refere
 from accel.reports.series import Floats
 from accel.system.atomic import write_atomically
 
-SUFFIXES = ("svg", "png", "pdf", "csv")
 PNG_DPI = 200
 WIDTH_INCHES, PANEL_INCHES, ROW_INCHES = 5.0, 2.3, 1.5
 """Width of a panel, and its height where it is alone and where it is one of a column."""
@@ -31,7 +30,8 @@ BAR_INCHES, LINE_INCHES = 0.3, 0.16
 LABEL_LETTERS, LINE_LETTERS = 24, 58
 """Characters in a line of the names beside bars, and of a legend."""
 
-TEXT, MUTED, GRID, PAPER = "#1c2430", "#5b6676", "#dce1e8", "#ffffff"
+_STYLE = Path(__file__).with_name("templates") / "figure.mplstyle"
+TEXT, MUTED, PAPER = "#1c2430", "#5b6676", "#ffffff"
 SERIES = ("#1f5fa8", "#c2500c", "#1f7a4d", "#7a3fa1", "#a8324b", "#4a5a6b", "#8a6d00", "#007a8a")
 DASHES = ("-", (0, (5, 1.6)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 
@@ -57,24 +57,20 @@ def draw(figure: Figure) -> Canvas:
     return canvas
 
 
-def render(figure: Figure, suffixes: Sequence[str] = SUFFIXES) -> dict[str, bytes]:
-    """The content of its files by suffix, of ``SUFFIXES``; the same figure gives the same bytes each time."""
-    found = {"csv": without_controls(figure.csv()).encode()} if "csv" in suffixes else {}
-    drawn = [suffix for suffix in suffixes if suffix != "csv"]
-    if not drawn:
-        return found
+def render(figure: Figure) -> dict[str, bytes]:
+    """The content of its files by suffix, ``svg``, ``png``, ``pdf`` and ``csv``; the same bytes each time."""
+    found = {"csv": without_controls(figure.csv()).encode()}
     with _style(figure.name):
         canvas = draw(figure)
         if (layout := canvas.get_layout_engine()) is not None:
             layout.execute(canvas)
             canvas.set_layout_engine(None)  # With one, each file would be drawn twice, and laid out anew.
         metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}
-        for suffix in drawn:
+        for suffix, facts in metadata.items():
             file = io.BytesIO()
-            canvas.savefig(file, format=suffix, metadata=metadata[suffix])
+            canvas.savefig(file, format=suffix, metadata=facts)
             found[suffix] = file.getvalue()
-    if "svg" in found:
-        found["svg"] = without_controls(found["svg"].decode()).encode()
+    found["svg"] = without_controls(found["svg"].decode()).encode()
     return found
 
 
@@ -92,22 +88,7 @@ def wrapped(label: str, width: int) -> str:
 @contextmanager
 def _style(salt: str) -> Iterator[None]:
     """Draw in one style; ``salt`` makes identifiers in an SVG the same each time."""
-    with mpl.rc_context(), warnings.catch_warnings():
-        mpl.rc("axes", axisbelow=True, edgecolor=MUTED, facecolor="none", grid=True, labelcolor=TEXT, linewidth=0.8)
-        mpl.rc("axes", titlesize=9.5)
-        mpl.rc("axes.formatter", useoffset=False, limits=(-5, 7))
-        mpl.rc("axes.spines", right=False, top=False)
-        mpl.rc("figure", facecolor=PAPER)
-        mpl.rc("font", family="sans-serif", size=9.5)
-        mpl.rc("font", **{"sans-serif": ["DejaVu Sans"]})
-        mpl.rc("grid", color=GRID, linewidth=0.7)
-        mpl.rc("legend", frameon=False, fontsize=9.0, labelcolor=TEXT)
-        mpl.rc("lines", linewidth=1.9)
-        mpl.rc("pdf", fonttype=42)
-        mpl.rc("svg", fonttype="none", hashsalt=salt)
-        mpl.rc("text", color=TEXT, parse_math=False, usetex=False)
-        mpl.rc("xtick", color=MUTED, labelcolor=TEXT)
-        mpl.rc("ytick", color=MUTED, labelcolor=TEXT)
+    with mpl.rc_context({"svg.hashsalt": salt}, _STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
         logging.getLogger("fontTools").setLevel(logging.WARNING)  # what becomes of each glyph is nobody's concern
         yield
@@ -137,8 +118,6 @@ def _draw_panel(panel: Panel, axes: Axes, *, shown: bool) -> None:
     for mark in panel.marks:
         if isinstance(mark, Reference):
             _draw_reference(mark, axes)
-        elif isinstance(mark, Points):
-            _mark_cuts(mark, axes)
     axes.set_title(wrapped(panel.title, LINE_LETTERS), loc="left")
     axes.set_xlabel(wrapped(panel.x.title, LINE_LETTERS) if shown else "")
     axes.set_ylabel(panel.y.title)
@@ -187,16 +166,6 @@ def _draw_points(points: Points, axes: Axes, *, thick: bool) -> None:
             axes.annotate(name, (x, y), place, textcoords="offset points", ha=side, fontsize=7.5, color=TEXT)
 
 
-def _mark_cuts(points: Points, axes: Axes) -> None:
-    """An arrow at an end of the x axis for what lies beyond it."""
-    left, right = axes.get_xlim()
-    ends = points.x_ends or [(math.nan, math.nan)] * len(points.x)
-    for x, y, (low, high) in zip(points.x, points.y, ends, strict=True):
-        for beyond, edge, marker in ((np.fmin(x, low) < left, left, "<"), (np.fmax(x, high) > right, right, ">")):
-            if beyond:
-                axes.plot([edge], [y], marker, color=_colour(points.colour), markersize=7, clip_on=False)
-
-
 def _draw_bars(bars: Bars, axes: Axes) -> None:
     places = np.arange(len(bars.labels), dtype=np.float64)
     starts, several = np.zeros(len(places)), len(bars.parts) > 1
@@ -232,22 +201,16 @@ def _draw_reference(reference: Reference, axes: Axes) -> None:
 def _finish_axis(axis: Axis, axes: Axes, which: str) -> None:
     target, across = (axes.xaxis, True) if which == "x" else (axes.yaxis, False)
     set_limits, limits = (axes.set_xlim, axes.get_xlim) if across else (axes.set_ylim, axes.get_ylim)
-    if axis.scale in ("log", "ratio"):
+    if axis.scale == "log":
         (axes.set_xscale if across else axes.set_yscale)("log")
         target.set_minor_locator(NullLocator())
-    if axis.scale == "ratio":
-        low, high = min(limits()[0] / 1.08, 0.8), max(limits()[1] * 1.08, 1.25)
-        low, high = max(low, axis.limits[0] or low), min(high, axis.limits[1] or high)
-        set_limits(low, high)
-        fine = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
-        target.set_major_locator(LogLocator(subs=fine if high < 5 * low else (1.0, 2.0, 5.0)))
-        target.set_major_formatter(lambda value, _: f"{value:g}")
-        return
     if axis.limits != (None, None):
         set_limits(*axis.limits)
     if axis.scale == "log":
         low, high = limits()
-        target.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=6))
+        fine = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
+        subs = fine if high < 5 * low else (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+        target.set_major_locator(LogLocator(subs=subs, numticks=6))
         target.set_major_formatter(lambda value, _: f"{value:g}")
     elif axis.scale == "steps":
         target.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))

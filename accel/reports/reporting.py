@@ -130,7 +130,7 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
 
     Args:
         path: the run directory, or a path of ``sampled_runs``.
-        max_points: of a longer run, neighbouring records are averaged until at most twice as many are left.
+        max_points: of a longer run, neighbouring records become one until at most twice as many are left.
     Raises: RunDirectoryError: not a run, or a damaged config. ReportError: no metrics, no record among them, or damaged
         samples.
     """
@@ -214,7 +214,7 @@ def _write(
                 for env, baseline in environments.items()
             }
         )
-        return write_across(compared, out, written=written, overwrite=overwrite)
+        return write_across(compared, out, written=written)
     if baselines is None:
         if not chosen.force:
             _check_one_environment(runs)
@@ -222,7 +222,7 @@ def _write(
     else:
         analysis = _compared(first, others, chosen)
     analysis = replace(analysis, caveats=(*left_out, *also_left_out, *analysis.caveats))
-    return write_report(analysis, out, written=written, overwrite=overwrite)
+    return write_report(analysis, out, written=written)
 
 
 def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:

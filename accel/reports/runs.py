@@ -213,12 +213,6 @@ class Group:
         names = ("actor_wait", "learner_wait", "environment", "policy")
         return TimeShares(*(median(getattr(shares, name) for shares in known) for name in names))
 
-    @property
-    def environment_us(self) -> float:
-        """Microseconds that an environment step took, median over its runs; NaN where it is unknown."""
-        known = [us for run in self.runs if math.isfinite(us := run.environment_us_per_step)]
-        return median(known) if known else math.nan
-
 
 def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ...]:
     """Group the seeds of each configuration, in order of appearance.

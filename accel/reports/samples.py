@@ -17,7 +17,7 @@ _SHOWN = re.compile(
     r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_mean"
     r"|length_mean|entropy|explained_variance|(policy|value|actor|critic)_loss|evaluation_(return|env_steps)"
     r"|(staleness|compression|total)_(ess|kl|chi2|chi2_infinite|retention|greedy_agreement|clipped|mean_weight)(/.+)?"
-    r"|(withheld|publish_kl)/.+|(actor|learner)_\w+_share)$"
+    r"|(actor|learner)_\w+_share)$"
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from accel.errors import ReportError
 from accel.monitor.line_file import read_lines
-from accel.monitor.recorder import STEP_KEY, TIME_KEY, RunClock, is_blank, parse_metrics_line
+from accel.monitor.recorder import TIME_KEY, RunClock, is_blank, parse_metrics_line
 
 Floats = NDArray[np.float64]
 Record = dict[str, float]
@@ -21,9 +21,6 @@ Record = dict[str, float]
 MAX_POINTS = 4096
 MAX_COLUMNS = 512
 ELAPSED = "elapsed_s"
-_MONOTONE = frozenset({STEP_KEY, ELAPSED, TIME_KEY, "updates", "episodes", "dropped_unrolls"})
-_PEAKS = frozenset({"withheld", "publish_kl"})
-"""Of these, by scheme, a report gives the greatest."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -34,7 +31,7 @@ class Series:
     Attributes:
         columns: [n] float64 by metric name; NaN where a record lacks the metric. ``elapsed_s`` goes on growing across
             resumes, unlike in the file.
-        records: how many whole records the file holds; n is at most twice ``MAX_POINTS``, means of neighbours beyond.
+        records: how many whole records the file holds; n is about twice ``MAX_POINTS`` at most.
         damaged: lines that are no record, and were skipped; blank ones are not counted.
     """
 
@@ -54,9 +51,8 @@ class Series:
 def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[float] = ()) -> Series:
     """Read a metrics file of any size.
 
-    Neighbouring records are averaged (counters: the last; ``*_min``, ``*_max`` and what checks before publication
-    found: the extreme) so that between ``max_points`` and twice as many remain of a long run. The last record stays as
-    it is.
+    Of a long run neighbouring records become one, with the last value of each metric, so that between ``max_points``
+    and twice as many remain.
 
     Args:
         starts_s: see ``RunClock``.
@@ -79,49 +75,18 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
 
     try:
         stride = max(sum(1 for _ in read_lines(path)) // max_points, 1)
-        points = list(_thinned(records(), stride))
+        points, neighbours = list[Record](), Record()
+        for number, record in enumerate(records()):
+            neighbours |= record
+            if number % stride == 0:
+                points.append(neighbours)
+                neighbours = {}
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
+    points += [neighbours] if neighbours else []
     names = list(dict.fromkeys(name for point in points for name in point))[:MAX_COLUMNS]
     columns = {name: np.array([point.get(name, math.nan) for point in points]) for name in names}
-    if ELAPSED not in columns and TIME_KEY in columns:  # seconds since the first record replace the trainer's clock
-        with np.errstate(invalid="ignore"):  # no record of ours has an infinite time
-            columns[ELAPSED] = columns[TIME_KEY] - columns[TIME_KEY][0]
     return Series(columns, found["whole"], found["damaged"])
-
-
-def _thinned(records: Iterable[Record], stride: int) -> Iterator[Record]:
-    """One record for each ``stride`` neighbours, and the last as it is, so that where a run ended is exact."""
-    neighbours: list[Record] = []
-    last: Record | None = None
-    for record in records:
-        if last is not None:
-            neighbours.append(last)
-        if len(neighbours) == stride:
-            yield _merged(neighbours)
-            neighbours = []
-        last = record
-    if neighbours:
-        yield _merged(neighbours)
-    if last is not None:
-        yield last
-
-
-def _merged(records: Sequence[Record]) -> Record:
-    if len(records) == 1:
-        return records[0]
-    names = dict.fromkeys(name for record in records for name in record)
-    return {name: _reduced(name, [record[name] for record in records if name in record]) for name in names}
-
-
-def _reduced(name: str, values: Sequence[float]) -> float:
-    """One number for those of neighbours; NaN only where all are."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return math.nan
-    if name in _MONOTONE or name.endswith("_max") or name.partition("/")[0] in _PEAKS:
-        return max(known)
-    return min(known) if name.endswith("_min") else sum(known) / len(known)
 
 
 def _numbers(record: Mapping[str, object]) -> Iterator[tuple[str, float]]:

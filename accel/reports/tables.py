@@ -21,7 +21,7 @@ from accel.reports.runs import NOT_CONFIGURATION, Group, Run
 from accel.reports.wording import number, plain
 
 MAX_DECISIONS = 200
-_FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
+FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
 _MISMATCH = {
     "ess": (
         "ESS",
@@ -53,7 +53,6 @@ _MISMATCH = {
     ),
 }
 """Title and meaning of each quantity."""
-_HUGE, _ABOVE = 1e6, ">1e6"
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,9 @@ def results_table(analysis: Analysis) -> Table:
             result.group.label,
             str(len(result.group.runs)),
             "–" if result.final_return is None else str(result.final_return),
-            _interquartile(result.group, analysis.choices.confidence),
+            str(stratified_bootstrap([finals], confidence=analysis.choices.confidence))
+            if len(finals := result.group.final_returns) >= MIN_SEEDS
+            else "–",
             f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
             "–" if (shares := result.group.time_shares) is None else _limit(shares),
             *(_spread(result.by_quantity[name]) for name in names),
@@ -108,12 +109,6 @@ def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, 
         ),
         *((QUANTITIES[name].title, QUANTITIES[name].meaning) for name in names),
     )
-
-
-def _interquartile(group: Group, confidence: float) -> str:
-    if len(finals := group.final_returns) < MIN_SEEDS:
-        return "–"
-    return str(stratified_bootstrap([finals], confidence=confidence))
 
 
 def _limit(shares: TimeShares) -> str:
@@ -205,12 +200,12 @@ def runs_table(analysis: Analysis) -> Table:
 def mismatch_table(analysis: Analysis) -> Table | None:
     """One row for each configuration, factor and scheme, medians over the records; None when nothing was measured."""
     recorded = {name for run in analysis.runs for name in run.series.columns}
-    measured = [quantity for quantity in _MISMATCH if any(f"{factor}_{quantity}" in recorded for factor in _FACTORS)]
+    measured = [quantity for quantity in _MISMATCH if any(f"{factor}_{quantity}" in recorded for factor in FACTORS)]
     rows = []
     for group in analysis.groups:
         columns = {name for run in group.runs for name in run.series.columns}
         schemes = sorted({name.partition("/")[2] for name in columns if name.startswith("compression_ess/")})
-        for factor, title in _FACTORS.items():
+        for factor, title in FACTORS.items():
             for scheme in ("", *(schemes if factor == "compression" and len(schemes) > 1 else ())):
                 names = [f"{factor}_{quantity}{'/' if scheme else ''}{scheme}" for quantity in measured]
                 if f"{factor}_ess" in columns:
@@ -219,8 +214,7 @@ def mismatch_table(analysis: Analysis) -> Table | None:
         return None
     caption = (
         "Distance between the policy that acted and the one that learns: medians over the records of all seeds, "
-        f"including infinite ones, and the share of records above {_HUGE:g}. One state can dominate a mean "
-        "of KL, χ² or weights."
+        "infinite ones included, as one state can dominate a mean of KL, χ² or weights."
     )
     titles = ("configuration", "factor", "scheme", *(_MISMATCH[name][0] for name in measured))
     notes = (
@@ -231,19 +225,11 @@ def mismatch_table(analysis: Analysis) -> Table | None:
 
 
 def _typical(group: Group, name: str) -> str:
-    """``0.0123; >1e6 in 12%``: the median over a group's records, and how often they exceeded 10⁶."""
+    """The median over a group's records."""
     empty = np.array([])
     values = np.concatenate([run.series.columns.get(name, empty) for run in group.runs])
     known = values[~np.isnan(values)]
-    if not known.size:
-        return "–"
-    middle = float(np.median(known))
-    share = float(np.mean(known > _HUGE))
-    often = f"{_ABOVE} in {max(share, 0.01):.0%}" if share else ""
-    if middle > _HUGE:
-        return often
-    typical = f"{middle:.3g}" if middle >= 10_000 else number(middle)
-    return f"{typical}; {often}" if often else typical
+    return number(float(np.median(known))) if known.size else "–"
 
 
 def decisions_table(analysis: Analysis) -> Table | None:
@@ -306,29 +292,3 @@ def _machine_row(run: Run) -> tuple[str, ...]:
         ", ".join(shown) or "–",
         commit,
     )
-
-
-def publications_table(analysis: Analysis) -> Table | None:
-    """One row for each configuration and scheme of which a check was recorded; None where there was none."""
-    rows = []
-    for group in analysis.groups:
-        found: dict[str, list[float]] = {}
-        withheld: dict[str, float] = {}
-        for run in group.runs:
-            for name, column in run.series.columns.items():
-                metric, _, scheme = name.partition("/")
-                known = column[~np.isnan(column)]
-                if metric == "publish_kl" and known.size:
-                    found.setdefault(scheme, []).append(float(known.max()))
-                elif metric == "withheld" and known.size:
-                    rises = np.diff(known, prepend=0.0)  # falls where a resumed run counts from zero again
-                    withheld[scheme] = withheld.get(scheme, 0.0) + float(np.where(rises < 0, known, rises).sum())
-        for scheme in sorted(found.keys() | withheld.keys()):
-            counted = number(withheld[scheme]) if scheme in withheld else "–"
-            rows.append((group.label, scheme, counted, number(max(found[scheme])) if scheme in found else "–"))
-    notes = (
-        ("withheld", "publications, over all seeds, at which a scheme was unfit and another policy acted"),
-        ("greatest KL", "KL(learner's policy ‖ artifact) of checks that passed"),
-    )
-    titles = ("configuration", "scheme", "withheld", "greatest KL, nats")
-    return Table("Checks before publication.", titles, tuple(rows), notes) if rows else None

@@ -26,7 +26,6 @@ from accel.supervision.processes import is_running
 FIRST_READ_BYTES = 1 << 20
 """Only the newest record is shown, so of a long file only the end is read."""
 SILENCE_S = 60.0
-DEATH_S = 2.0
 Record = dict[str, object]
 
 
@@ -96,7 +95,6 @@ class _Watcher:
         self._run = RunDirectory.open(path, read_only=True)
         self._config = self._run.read_config()
         self._silent_since = time.monotonic()
-        self._gone_since: float | None = None
         self._warned = False
         self._evaluation: EvaluationStatus | None = None
 
@@ -111,21 +109,18 @@ class _Watcher:
 
     def follow(self, interval_s: float, stopped: Callable[[], bool]) -> int:
         progress = open_progress(self._stream)
-        began, died = False, ""
+        progress.begin(self._title())
+        died = ""
         try:
             while True:
                 # Checked before reading, so that records written up to the summary are shown.
                 ended = self._ended()
-                status = self._look()
-                if status is not None:
-                    if not began:
-                        progress.begin(self._title())
-                    began = True
+                if (status := self._look()) is not None:
                     progress.advance(status)
-                died = "" if ended or status is not None else self._dead_for_long()
+                died = "" if ended or status is not None else self._death()
                 if ended or died or stopped():
                     break
-                self._warn_of_silence(status is not None or not began, progress)
+                self._warn_of_silence(status is not None, progress)
                 time.sleep(interval_s)
         finally:
             progress.close()
@@ -165,18 +160,11 @@ class _Watcher:
     def _title(self) -> str:
         return one_line(str(self._config.get("env", self._path.name)))
 
-    def _dead_for_long(self) -> str:
-        """``_death``, once the process has been gone for ``DEATH_S``, so that its last files are visible here."""
-        now = time.monotonic()
-        found = self._death()
-        if not found:
-            self._gone_since = None
-        elif self._gone_since is None:
-            self._gone_since = now
-        return found if self._gone_since is not None and now - self._gone_since >= DEATH_S else ""
-
     def _death(self) -> str:
-        """A message if the run's process is gone without a summary; empty while it lives or runs on another host."""
+        """A message if the run's process is gone without a summary; empty while it lives or runs on another host.
+
+        A summary may be the last that it wrote, so it is looked for after the process.
+        """
         starts = self._run.read_starts()
         pid = starts[-1].pid if starts else 0  # also where a damaged record tells nothing
         if not pid or starts[-1].host != socket.gethostname() or is_running(pid) or self._ended():

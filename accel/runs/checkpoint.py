@@ -61,10 +61,7 @@ class CheckpointStore:
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
         """Args: directory: made at the first save; keep: at least 1."""
-        if keep < 1:
-            raise CheckpointError(f"keep = {keep}; at least one checkpoint has to stay")
-        self._directory = directory
-        self._keep = keep
+        self._directory, self._keep = directory, keep
 
     def paths(self) -> list[Path]:
         """All checkpoints, oldest first."""
@@ -72,11 +69,6 @@ class CheckpointStore:
             return []
         matches = [(_FILE_NAME.fullmatch(path.name), path) for path in self._directory.iterdir()]
         return [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]
-
-    def latest(self) -> Path | None:
-        """The newest checkpoint, None before the first."""
-        paths = self.paths()
-        return paths[-1] if paths else None
 
     def save(self, state: CheckpointState) -> Path:
         """Write a checkpoint, then remove all but it and the newest others, ``keep`` together; returns its path.
@@ -93,13 +85,11 @@ class CheckpointStore:
             old.unlink(missing_ok=True)
         return path
 
-    def load_latest(self) -> CheckpointState:
-        """The newest checkpoint; see ``load_checkpoint``. Raises CheckpointError, also when there is none."""
+    def load_latest(self) -> CheckpointState | None:
+        """The newest checkpoint, None before the first; see ``load_checkpoint``. Raises CheckpointError."""
         paths = self.paths()
-        if not paths:
-            raise CheckpointError(f"{self._directory} holds no checkpoint")
         try:
-            return load_checkpoint(paths[-1])
+            return load_checkpoint(paths[-1]) if paths else None
         except CheckpointError as error:
             older = f"; delete it to go on from the one before, {paths[-2].name}" if len(paths) > 1 else ""
             raise CheckpointError(f"{error}{older}") from error

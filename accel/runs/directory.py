@@ -134,11 +134,6 @@ class RunDirectory:
         """Open files that hold the lock: a fork that keeps them holds it too."""
         return () if self._lock is None else (self._lock,)
 
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.path.name
-
     def write_config(self, values: Mapping[str, object], comments: Mapping[str, str] | None = None) -> None:
         """Write ``config.toml``; ``comments`` by key stand above the keys. Raises RunDirectoryError."""
         document = tomlkit.document()
@@ -147,7 +142,7 @@ class RunDirectory:
             for line in (comments or {}).get(key, "").splitlines():
                 document.add(tomlkit.comment(line))
             document.add(key, tomlkit.item(value))
-        self._write(self.config, tomlkit.dumps(document).encode())
+        self.write(self.config, tomlkit.dumps(document).encode())
 
     def read_config(self) -> dict[str, object]:
         """The values in ``config.toml``. Raises RunDirectoryError: damaged; ConfigError: of another format version."""
@@ -158,26 +153,21 @@ class RunDirectory:
                 f"{self.config} cannot be read ({error}): restore it, or start a new run"
             ) from error
 
-    def write_machine(self, facts: Mapping[str, object]) -> None:
-        """Write ``machine.json``. Raises RunDirectoryError."""
-        self._write(self.machine, _json(facts))
+    def write(self, path: Path, content: bytes | Mapping[str, object]) -> Path:
+        """Write one of the run's files, or one below ``policy``; an object as JSON. Returns its path.
 
-    def write_summary(self, summary: Mapping[str, object]) -> None:
-        """Write ``summary.json``. Raises RunDirectoryError."""
-        self._write(self.summary, _json(summary))
-
-    def write_policy(self, name: str, content: bytes) -> Path:
-        """Write one artifact to ``policy/`` under a plain file name; returns its path. Raises RunDirectoryError."""
-        path = self.policy / name
-        if path.parent != self.policy or path.name in {"", ".", ".."}:
-            raise RunDirectoryError(f"policy file name {name!r} is not a plain file name")
-        self._write(path, content)
-        return path
-
-    def write_diverged(self, content: bytes) -> Path:
-        """Keep the batch that made training diverge, safetensors; returns its path. Raises RunDirectoryError."""
-        path = self.path / "diverged.safetensors"
-        self._write(path, content)
+        Raises: RunDirectoryError.
+        """
+        if isinstance(content, Mapping):
+            content = (json.dumps(finite(content), indent=2, allow_nan=False, default=str) + "\n").encode()
+        self._check_writable()
+        self.check_exists()
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, content)
+        except OSError as error:
+            remedy = "; make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise RunDirectoryError(f"cannot write {path}: {error.strerror}{remedy}") from error
         return path
 
     def next_restart(self) -> int:
@@ -189,7 +179,7 @@ class RunDirectory:
         entry = {"unix_time_s": round(time.time(), 3), "host": socket.gethostname(), "pid": os.getpid()}
         try:
             before = read_file(path, MAX_JSON_BYTES) if path.exists() else b""
-            self._write(path, before + json.dumps(entry).encode() + b"\n")
+            self.write(path, before + json.dumps(entry).encode() + b"\n")
         except OSError as error:
             raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
         except ValueError as error:
@@ -243,8 +233,7 @@ class RunDirectory:
             return store.save(state)
         except OSError as error:
             self.check_exists()
-            newest = store.latest()
-            kept = "there is no earlier one" if newest is None else f"{newest.name} is kept"
+            kept = f"{store.paths()[-1].name} is kept" if store.paths() else "there is no earlier one"
             raise RunDirectoryError(
                 f"cannot write a checkpoint to {self.checkpoints}: {error.strerror}; {kept}"
             ) from error
@@ -256,10 +245,10 @@ class RunDirectory:
         """
         from accel.runs.checkpoint import CheckpointStore
 
-        store = CheckpointStore(self.best if which == "best" else self.checkpoints)
-        if store.latest() is None:
+        state = CheckpointStore(self.best if which == "best" else self.checkpoints).load_latest()
+        if state is None:
             raise CheckpointError(f"{self.path} {_NO_CHECKPOINT[which]}")
-        return store.load_latest()
+        return state
 
     def abandon(self) -> None:
         """Remove the directory again unless it holds results: a run that never started leaves its name free.
@@ -291,17 +280,6 @@ class RunDirectory:
     def _check_writable(self) -> None:
         if self._lock is None:
             raise RunDirectoryError(f"{self.path} was opened for reading only")
-
-    def _write(self, path: Path, content: bytes) -> None:
-        self._check_writable()
-        self.check_exists()
-        try:
-            if path.parent != self.path:
-                path.parent.mkdir(exist_ok=True)
-            write_atomically(path, content)
-        except OSError as error:
-            remedy = "; make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-            raise RunDirectoryError(f"cannot write {path}: {error.strerror}{remedy}") from error
 
 
 def _parse_start(line: bytes) -> Start:
@@ -361,7 +339,3 @@ def _lock(path: Path) -> int:
             raise RunDirectoryError(f"{path} is in use by another process: wait for it, or stop it") from None
         raise RunDirectoryError(f"cannot lock {path}: {error.strerror}; use a file system with locks") from error
     return descriptor
-
-
-def _json(value: Mapping[str, object]) -> bytes:
-    return (json.dumps(finite(value), indent=2, allow_nan=False, default=str) + "\n").encode()

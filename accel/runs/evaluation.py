@@ -27,8 +27,7 @@ from accel.runs.quality import (
     paired_difference,
 )
 from accel.runs.trained_policy import TrainedPolicy
-
-FULL_PRECISION = "fp32"
+from accel.tuning.choice import FULL_PRECISION
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,8 @@ class Evaluation:
 
     def to_json(self) -> Json:
         """A plain JSON object, every single return included."""
-        value: Json = {name: getattr(self, name) for name in _PLAIN}
+        plain = ("run", "env", "scheme", "policy_bytes", "env_steps", "seed", "envs", "greedy", "video")
+        value: Json = {name: getattr(self, name) for name in plain}
         value |= {"episodes": self.episodes.to_json()}
         if self.baseline is not None:
             difference = self.difference
@@ -229,9 +229,6 @@ def read_artifact(path: Path, run: TrainedPolicy) -> CompressedPolicy:
             f"{run.path}: give an artifact of this run"
         )
     return artifact
-
-
-_PLAIN = ("run", "env", "scheme", "policy_bytes", "env_steps", "seed", "envs", "greedy", "video")
 
 
 def _figures(name: str, episodes: Episodes) -> str:

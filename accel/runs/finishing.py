@@ -42,19 +42,14 @@ class Finished:
     """A finished policy's artifact.
 
     Attributes:
-        artifact: with its encoding and the shares of its multiply-adds in integers in the metadata.
-        encoding: the scheme that it really has.
+        artifact: where an encoding was chosen, that is in its metadata, and so are the shares of the multiply-adds in
+            integers, of all and of those after the layers that read observations.
         full: the policy in full precision. cost: what the artifact takes beside it, in words; measured.
-        share, share_inside: multiply-adds in integers, of all and of those after the layers that read observations;
-            None where no encoding was chosen.
     """
 
     artifact: CompressedPolicy
-    encoding: str
     full: CompressedPolicy
     cost: str
-    share: float | None = None
-    share_inside: float | None = None
 
 
 Form = Callable[[CompressedPolicy], CompressedPolicy]
@@ -82,10 +77,10 @@ def finish(
     """
     full = run.compress(FULL_PRECISION)
     if scheme == FULL_PRECISION:
-        return Finished(full, scheme, full, f"{len(full.to_bytes()):,} bytes")
+        return Finished(full, full, f"{len(full.to_bytes()):,} bytes")
     if scheme != INT8:
         artifact = run.compress(scheme, inputs, cpu=cpu)
-        return Finished(artifact, scheme, full, _Cost(artifact, inputs, full, runtime, form).text)
+        return Finished(artifact, full, _Cost(artifact, inputs, full, runtime, form).text)
     cost = partial(_Cost, full=full, runtime=runtime, form=form)
     return _Choice(run, inputs, cpu, cost, Progress() if progress is None else progress, full).finished()
 
@@ -208,7 +203,7 @@ class _Choice:
             told["mixed"] = f"int8 does not pay here, so that this is called {MIXED}: {why}"
             text += f"\n{told['mixed']}"
         made = replace(artifact, scheme=scheme, metadata={**artifact.metadata, **told})
-        return Finished(made, encoding, self._full, text, share, inside)
+        return Finished(made, self._full, text)
 
 
 def _multiply_adds(run: TrainedPolicy, sizes: Mapping[str, int]) -> dict[str, int]:

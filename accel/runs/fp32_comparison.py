@@ -45,8 +45,7 @@ def compare_with_fp32(
         env_us: duration of a vector step of the environments, for comparison.
         runtime: see ``PolicySession``.
     """
-    sessions = _sessions((artifact, fp32), inputs, batch, runtime)
-    samples = _in_turns(sessions, ROUNDS, ROUND_S)
+    samples = time_in_turns((artifact, fp32), inputs, batch, rounds=ROUNDS, round_s=ROUND_S, runtime=runtime)
     params = [torch.from_numpy(run_artifact(policy, inputs)[0]) for policy in (artifact, fp32)]
     compressed, full = (distribution(p) for p in params)
     agreement = None
@@ -75,22 +74,12 @@ def time_in_turns(
     round_s: float,
     runtime: Runtime = "native",
 ) -> npt.NDArray[np.float64]:
-    """Microseconds of a policy call, [artifact, round]: means over about ``round_s`` seconds, all in every round."""
-    return _in_turns(_sessions(artifacts, inputs, batch, runtime), rounds, round_s)
-
-
-def _sessions(
-    artifacts: Sequence[CompressedPolicy], inputs: Mapping[str, Array], batch: int, runtime: Runtime
-) -> list[PolicySession]:
-    """As actors load them, with real rows as inputs."""
+    """Microseconds of a policy call, [artifact, round]: means over about ``round_s`` seconds, all in every round, in
+    sessions as actors load them, with real rows as inputs."""
     sessions = [PolicySession(artifact, batch=batch, runtime=runtime) for artifact in artifacts]
     rows = np.resize(np.arange(len(next(iter(inputs.values())))), batch)
     for session in sessions:
         for name, values in inputs.items():
             session.inputs[name][...] = values[rows]
-    return sessions
-
-
-def _in_turns(sessions: Sequence[PolicySession], rounds: int, round_s: float) -> npt.NDArray[np.float64]:
     takers = {place: timed_calls(session.run, round_s) for place, session in enumerate(sessions)}
     return np.array(list(interleave(takers, math.inf, rounds).samples.values()))

@@ -63,32 +63,16 @@ class Job:
 
     def to_text(self) -> str:
         """JSON; ``from_text`` restores an equal job."""
-        return json.dumps(
-            {
-                "config": self.config.to_json(),
-                "resume": None if self.resume is None else str(self.resume),
-                "started_at": self.started_at,
-                "columns": self.columns,
-                "command": list(self.command),
-                "token": self.token,
-                "compressor_chosen": self.compressor_chosen,
-            }
-        )
+        resume = None if self.resume is None else str(self.resume)
+        return json.dumps(vars(self) | {"config": self.config.to_json(), "resume": resume})
 
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Inverse of ``to_text``; raises ConfigError."""
         value = json.loads(text)
-        resume = value["resume"]
-        return cls(
-            TrainConfig.from_json(value["config"]),
-            None if resume is None else Path(resume),
-            value["started_at"],
-            value["columns"],
-            tuple(value["command"]),
-            value["token"],
-            value["compressor_chosen"],
-        )
+        resume = None if value["resume"] is None else Path(value["resume"])
+        config, command = TrainConfig.from_json(value["config"]), tuple(value["command"])
+        return cls(**value | {"config": config, "resume": resume, "command": command})
 
 
 def check_config(config: TrainConfig) -> TrainConfig:

@@ -217,8 +217,8 @@ class _Evaluator:
         self._store = CheckpointStore(run.best, 1)
         self._best: dict[str, object] = {}
         self._activity = activity
-        if self._store.latest() is not None:
-            self._best = dict(self._store.load_latest().counters["evaluation"])  # type: ignore[arg-type]
+        if (best := self._store.load_latest()) is not None:
+            self._best = dict(best.counters["evaluation"])  # type: ignore[arg-type]
 
     def answer(self, played: Json, artifact: bytes, weights: bytes) -> dict[str, object]:
         """Play one policy; keeps it where none was better. Args: played: its ``env_steps`` and ``version``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import math
 import time
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from accel.acting.policy import InPlaceSession
-from accel.acting.rules import ActionRule, ActorPlace
+from accel.acting.rules import ActorPlace
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.runtime import PolicySession
 from accel.display.progress import Progress
@@ -29,6 +30,7 @@ from accel.runs.trained_policy import TRAINED, TrainedPolicy
 from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity
 
 Picture = npt.NDArray[np.uint8]
+Rewards = npt.NDArray[np.floating]
 
 DEFAULT_ENVS = 16
 MAX_EPISODES, MAX_ENVS = 1_000_000, 4096
@@ -131,7 +133,7 @@ def play(
     """
     _check_counts(episodes, envs)
     _check_seed(seed)
-    width = min(episodes, envs)
+    width, name = min(episodes, envs), run.config.environment.env
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     environment = run.make_env(-(-width // run.spec.agents), (seed, _EVALUATION, 0), render=frame is not None)
     if activity is not None:
@@ -145,11 +147,19 @@ def play(
         for number, begin in enumerate(range(0, episodes, width)):
             count = min(width, episodes - begin)
             noise = (seed, _EVALUATION, number)
-            random = RandomActions(environment.spec.action, random_share, noise)
-            game = _Round(environment, player, run.rule, noise, greedy, random, count, frame)
-            for steps, ended in game.play(max_episode_steps, run.config.environment.env):
-                progress.advance(PlayingStatus(begin + ended, episodes, env_steps + width * steps))
-            env_steps += width * steps
+            game = _Round(environment, count, name)
+            moves = _steps(environment, player, run, noise, random_share, noise, greedy, frame)
+            for move in itertools.islice(moves, max_episode_steps):
+                game.add(*move)
+                env_steps += width
+                progress.advance(PlayingStatus(begin + count - game.left, episodes, env_steps))
+                if not game.left:
+                    break
+            else:
+                raise EnvError(
+                    f"an episode of {name!r} has not ended after {max_episode_steps} steps: limit it with "
+                    "max_episode_steps among the environment's arguments"
+                )
             returns[begin : begin + count] = game.returns[:count]
             lengths[begin : begin + count] = game.lengths[:count]
             games |= game.endings
@@ -160,7 +170,7 @@ def play(
     if not finite:
         logger.warning(
             "%s gave observations that are not finite: what the policy did then, and what it earned, means nothing",
-            run.config.environment.env,
+            name,
         )
     return Episodes(returns, lengths, time.perf_counter() - start, env_steps, len(games))
 
@@ -168,76 +178,35 @@ def play(
 class _Round:
     """One episode in each environment, of which the first ``count`` are used."""
 
-    def __init__(
-        self,
-        environment: VectorEnvironment,
-        player: Player,
-        rule: ActionRule,
-        seed: tuple[int, ...],
-        greedy: bool,
-        random: RandomActions,
-        count: int,
-        frame: Callable[[Picture], None] | None,
-    ) -> None:
-        self._environment, self._player, self._rule, self._seed = environment, player, rule, seed
-        self._greedy, self._random, self._frame = greedy, random, frame
+    def __init__(self, environment: VectorEnvironment, count: int, name: str) -> None:
+        self._environment, self._name = environment, name
         self.returns = np.zeros(environment.num_envs)
         self.lengths = np.zeros(environment.num_envs, np.int64)
         self.endings: set[object] = set()
         self.finite = True  # all observations until now
+        self.left = count
         self._running = np.arange(environment.num_envs) < count
+        self._step = 0
 
-    def play(self, max_episode_steps: int, name: str) -> Iterator[tuple[int, int]]:
-        """Step until the used episodes have ended; yields (vector steps, episodes ended) after every step."""
-        environment, running = self._environment, self._running
-        count = int(np.count_nonzero(running))
-        action = environment.spec.action
-        place = ActorPlace(environment.num_envs, _NOISE_ROWS)
-        sampler = self._rule.bind(place, np.random.default_rng(self._seed))
-        actions = np.zeros((environment.num_envs, *action.shape), action.dtype)
-        activity = environment.activity
-        activity.enter(PREPARING)
-        observations = environment.reset(self._seed)
-        activity.enter(STEPPING)
-        first: Bools | None = np.ones(environment.num_envs, np.bool_)
-        for step in range(max_episode_steps):
-            if self._frame is not None:
-                self._frame(environment.render())
-            params = self._random.mixed(self._player.params(observations, first))
-            first = None
-            if self._greedy:
-                sampler.greedy(params, actions)
-            else:
-                if step % _NOISE_ROWS == 0:
-                    sampler.begin(TRAINED)
-                sampler.sample(params, step % _NOISE_ROWS, actions)
-            env_actions = cast(Actions, sampler.to_env(actions))
-            activity.words[0] = step
-            observations, rewards, terminated, truncated = environment.step(env_actions)
-            _raise_failure(environment, step, name)
-            self._check(observations, rewards, step, name)
-            self.returns[running] += rewards[running]
-            self.lengths[running] += 1
-            ended = running & (terminated | truncated)
-            if ended.any():
-                self._note_endings(np.flatnonzero(ended), observations)
-            running ^= ended
-            left = int(np.count_nonzero(running))
-            yield step + 1, count - left
-            if not left:
-                return
-        raise EnvError(
-            f"an episode of {name!r} has not ended after {max_episode_steps} steps: limit it with max_episode_steps "
-            "among the environment's arguments"
-        )
+    def add(self, observations: Array, rewards: Rewards, done: Bools) -> None:
+        """One step of all environments."""
+        self._step += 1
+        self._check(observations, rewards)
+        self.returns[self._running] += rewards[self._running]
+        self.lengths[self._running] += 1
+        ended = self._running & done
+        if ended.any():
+            self._note_endings(np.flatnonzero(ended), observations)
+            self._running ^= ended
+            self.left = int(np.count_nonzero(self._running))
 
-    def _check(self, observations: Array, rewards: npt.NDArray[np.floating], step: int, name: str) -> None:
+    def _check(self, observations: Array, rewards: Rewards) -> None:
         """A return with such a reward is no number; an action on such an observation is one all the same."""
         if not math.isfinite(rewards[self._running].sum()):
             env = int(np.flatnonzero(self._running & ~np.isfinite(rewards))[0])
             raise EnvError(
-                f"environment {env} of {name!r} gave the reward {rewards[env]} in step {step + 1} of its episode: mend "
-                "the environment, or wrap it so that its rewards are finite"
+                f"environment {env} of {self._name!r} gave the reward {rewards[env]} in step {self._step} of its "
+                "episode: mend the environment, or wrap it so that its rewards are finite"
             )
         shown = observations[self._running]
         if float_bytes := self._environment.spec.float_bytes:  # numbers packed among bytes
@@ -252,14 +221,53 @@ class _Round:
             self.endings.add((float(self.returns[env]), int(self.lengths[env]), digest))
 
 
-def _raise_failure(environment: VectorEnvironment, step: int, name: str) -> None:
-    """Raise EnvError for an environment that raised: what it played is no episode."""
-    if environment.failures:
-        failure = environment.failures[0]
-        raise EnvError(
-            f"environment {failure.environment} of {name!r} raised in step {step + 1}, so that its episode has no "
-            f"return: {failure.error}; mend the environment"
-        )
+def _steps(
+    environment: VectorEnvironment,
+    player: Player,
+    run: TrainedPolicy,
+    noise: tuple[int, ...],
+    random_share: float,
+    seed: tuple[int, ...] | None = None,
+    greedy: bool = False,
+    frame: Callable[[Picture], None] | None = None,
+) -> Iterator[tuple[Array, Rewards, Bools]]:
+    """Play without end, across episodes; yields observations, rewards and which episodes have ended after every step.
+
+    Args:
+        noise: seed of samples and random actions. seed: of the environments' reset. The others are as for ``play``.
+    Raises:
+        EnvError: an environment raised: what it played is no episode.
+    """
+    spec, envs = environment.spec, environment.num_envs
+    sampler = run.rule.bind(ActorPlace(envs, _NOISE_ROWS), np.random.default_rng(noise))
+    random = RandomActions(spec.action, random_share, noise)
+    actions = np.zeros((envs, *spec.action.shape), spec.action.dtype)
+    environment.activity.enter(PREPARING)
+    observations: Array = environment.reset(seed)
+    environment.activity.enter(STEPPING)
+    first, over = np.ones(envs, np.bool_), np.zeros(envs, np.bool_)
+    for step in itertools.count():
+        if frame is not None:
+            frame(environment.render())
+        params = random.mixed(player.params(observations, first if first.any() else None))
+        if greedy:
+            sampler.greedy(params, actions)
+        else:
+            if step % _NOISE_ROWS == 0:
+                sampler.begin(TRAINED)
+            sampler.sample(params, step % _NOISE_ROWS, actions)
+        environment.activity.words[0] = step
+        observations, rewards, terminated, truncated = environment.step(cast(Actions, sampler.to_env(actions)))
+        if environment.failures:
+            failure = environment.failures[0]
+            raise EnvError(
+                f"environment {failure.environment} of {run.config.environment.env!r} raised in step {step + 1}, so "
+                f"that its episode has no return: {failure.error}; mend the environment"
+            )
+        done = terminated | truncated
+        # next_step: the finished step's observation is the final one, and the row after it begins the next episode
+        first, over = (done, over) if spec.autoreset == "same_step" else (over, done)
+        yield observations, rewards, done
 
 
 def _check_counts(episodes: int, envs: int) -> None:
@@ -316,23 +324,20 @@ def collect_inputs(
         count = len(next(iter(run.recorded.values())))
         chosen = np.random.default_rng((seed, _COLLECTION)).permutation(count)[:rows]
         return {name: array[chosen] for name, array in run.recorded.items()}
-    envs = min(envs, rows)
-    moments = -(-rows // envs)
-    steps = max(steps, moments)
     noise = (seed, _COLLECTION + stream)
-    environment = run.make_env(-(-envs // run.spec.agents), noise)
+    environment = run.make_env(-(-min(envs, rows) // run.spec.agents), noise)
     envs = environment.num_envs
     moments = -(-rows // envs)
+    steps = max(steps, moments)
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
     player = make_player(run.compress("fp32") if policy is None else policy, run, envs)
-    random = RandomActions(environment.spec.action, random_share, noise)
-    sampled = _sampled_inputs(environment, player, run.rule, random, noise, steps, run.config.environment.env)
+    moves = _steps(environment, player, run, noise, random_share)
     progress = Progress() if progress is None else progress
     kept: dict[str, list[Array]] = {}
     try:
-        for step, inputs in enumerate(sampled):
+        for step, _ in enumerate(itertools.islice(moves, steps)):
             if step in wanted:
-                for name, array in inputs.items():
+                for name, array in player.inputs().items():
                     kept.setdefault(name, []).append(np.array(array))
             progress.advance(PlayingStatus(0, 0, envs * (step + 1)))
     finally:
@@ -352,34 +357,6 @@ def held_out(inputs: Mapping[str, Array], rows: int) -> tuple[dict[str, Array], 
     """So many rows, at most half of all, and the others, which may calibrate."""
     rows = min(rows, len(next(iter(inputs.values()))) // 2)
     return {name: a[:rows] for name, a in inputs.items()}, {name: a[rows:] for name, a in inputs.items()}
-
-
-def _sampled_inputs(
-    environment: VectorEnvironment,
-    player: Player,
-    rule: ActionRule,
-    random: RandomActions,
-    seed: tuple[int, ...],
-    steps: int,
-    name: str,
-) -> Iterator[dict[str, Array]]:
-    """The policy's inputs step by step, across episodes; the recurrent state is zeroed where an episode begins."""
-    spec, envs = environment.spec, environment.num_envs
-    sampler = rule.bind(ActorPlace(envs, _NOISE_ROWS), np.random.default_rng(seed))
-    actions = np.zeros((envs, *spec.action.shape), spec.action.dtype)
-    observations = environment.reset()
-    first, over = np.ones(envs, np.bool_), np.zeros(envs, np.bool_)
-    for step in range(steps):
-        params = random.mixed(player.params(observations, first if first.any() else None))
-        yield player.inputs()
-        if step % _NOISE_ROWS == 0:
-            sampler.begin(TRAINED)
-        sampler.sample(params, step % _NOISE_ROWS, actions)
-        observations, _, terminated, truncated = environment.step(cast(Actions, sampler.to_env(actions)))
-        _raise_failure(environment, step, name)
-        done = terminated | truncated
-        # next_step: the finished step's observation is the final one, and the row after it begins the next episode
-        first, over = (done, over) if spec.autoreset == "same_step" else (over, done)
 
 
 Policy = CompressedPolicy | torch.nn.Module | Callable[[int], InPlaceSession]

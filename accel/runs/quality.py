@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from accel.acting.rules import ActorPlace
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.verify import run_artifact
 from accel.display.progress import Progress
@@ -90,7 +89,7 @@ class RowQuality:
 def compare_actions(run: TrainedPolicy, full: Floats, ours: Floats, inputs: str) -> RowQuality:
     """Greedy actions of outputs [N, P] beside those of full precision."""
     action, rows = run.spec.action, len(full)
-    theirs, chosen = (_greedy(run, outputs.astype(np.float32)) for outputs in (full, ours))
+    theirs, chosen = (np.asarray(run.choose(outputs.astype(np.float32)), np.float64) for outputs in (full, ours))
     if action.kind == "gaussian":
         # the range of an action is its bounds', else the one that the rows show
         bounds, shown = np.asarray(action.high) - np.asarray(action.low), np.ptp(theirs, axis=0)
@@ -100,15 +99,6 @@ def compare_actions(run: TrainedPolicy, full: Floats, ours: Floats, inputs: str)
     agreement = float((theirs == chosen).reshape(rows, -1).all(axis=1).mean())
     lost = _lost_value(full[:, : action.sizes[0]], chosen) if action.kind == "categorical" else None
     return RowQuality(inputs, rows, agreement=agreement, lost_value=lost)
-
-
-def _greedy(run: TrainedPolicy, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """What the environment gets, [N, *action]."""
-    action = run.spec.action
-    sampler = run.rule.bind(ActorPlace(len(outputs), 1), np.random.default_rng(0))
-    chosen = np.zeros((len(outputs), *action.shape), action.dtype)
-    sampler.greedy(outputs, chosen)
-    return np.asarray(sampler.to_env(chosen), np.float64)
 
 
 def _lost_value(values: Floats, chosen: Floats) -> float:

@@ -19,7 +19,7 @@ from accel.system.untrusted import MAX_JSON_BYTES, read_file
 
 
 def _unwritten(value: object) -> object:
-    """A number that JSON lacks, from the text that stands for it (``RunDirectory.write_summary``)."""
+    """A number that JSON lacks, from the text that stands for it (``RunDirectory.write``)."""
     return float(value) if value in ("nan", "inf", "-inf") else value
 
 

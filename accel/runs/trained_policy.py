@@ -30,7 +30,7 @@ from accel.errors import ConfigError, EnvError
 from accel.networks.observations import example_inputs
 from accel.networks.policy import PolicyModule
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
-from accel.runs.player import Array, Player, TorchSession
+from accel.runs.player import Array, Floats, Player, TorchSession
 
 Inputs = Mapping[str, Array]
 _DISTILL, _TRAINED_ROUNDED = "distill", "qat"
@@ -114,6 +114,18 @@ class TrainedPolicy(ABC):
     def rule(self) -> ActionRule:
         """The rule that turns outputs into actions."""
         return make_rule(self.rule_spec, self.spec.action)
+
+    def choose(self, outputs: Floats, rng: np.random.Generator | None = None) -> Actions:
+        """Actions [N, *action] for outputs [N, P], as environments get them: sampled, or the most likely ones without a
+        generator."""
+        chosen = np.zeros((len(outputs), *self.spec.action.shape), self.spec.action.dtype)
+        sampler = self.rule.bind(ActorPlace(len(outputs), 1), rng or np.random.default_rng(0))
+        if rng is None:
+            sampler.greedy(outputs, chosen)
+        else:
+            sampler.begin(TRAINED)
+            sampler.sample(outputs, 0, chosen)
+        return cast(Actions, sampler.to_env(chosen))
 
     @property
     def example_inputs(self) -> dict[str, Tensor]:
@@ -273,20 +285,10 @@ class _ScriptedActor:
         """[B, *obs] to [B, *action]."""
         trained, batch = self._trained, len(observations)
         if self._player is None or batch != self._batch:
-            self._player, self._batch, first = self._make_player(batch), batch, True
+            session = TorchSession(trained.policy, trained.example_inputs, batch)
+            self._player, self._batch, first = Player(session, trained.spec), batch, True
         params = self._player.params(observations, np.ones(batch, np.bool_) if first else None)
-        action = trained.spec.action
-        chosen = np.zeros((batch, *action.shape), action.dtype)
-        sampler = trained.rule.bind(ActorPlace(batch, 1), self._rng)
-        if greedy:
-            sampler.greedy(params, chosen)
-        else:
-            sampler.begin(TRAINED)
-            sampler.sample(params, 0, chosen)
-        return self._to_env(cast(Actions, sampler.to_env(chosen)))
-
-    def _make_player(self, batch: int) -> Player:
-        return Player(TorchSession(self._trained.policy, self._trained.example_inputs, batch), self._trained.spec)
+        return self._to_env(trained.choose(params, None if greedy else self._rng))
 
 
 def _plain_rows(spec: EnvSpec, observation: npt.ArrayLike) -> tuple[Array, bool]:

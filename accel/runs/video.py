@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -19,11 +19,17 @@ from accel.display.progress import Progress
 from accel.errors import ConfigError, EnvError, MissingExtraError
 from accel.runs.playing import Episodes, Picture, Policy, play
 from accel.runs.trained_policy import TrainedPolicy
+from accel.system.atomic import write_atomically
 from accel.system.extras import install_command
 
 FRAMES_PER_S = 30
 _NEEDS = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
-
+_OPTIONS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        ".mp4": {"fps": FRAMES_PER_S, "macro_block_size": 2, "ffmpeg_log_level": "error"},
+        ".gif": {"duration": 1000 / FRAMES_PER_S, "loop": 0},
+    }
+)
 
 # silences pygame's greeting and Mesa's search for a GPU driver
 _SETTINGS = MappingProxyType({"PYGAME_HIDE_SUPPORT_PROMPT": "1", "EGL_LOG_LEVEL": "fatal"})
@@ -67,10 +73,14 @@ def record_episode(
     """
     suffix = path.suffix.lower()
     _require_writer(path, suffix)
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write video {path}: there is no directory {path.parent}")
     _set_up_drawing()
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{suffix}")
+    import imageio.v2 as imageio
+
+    content = io.BytesIO()
     try:
-        writer = _open_writer(partial, suffix)
+        writer = cast(_Writer, imageio.get_writer(content, suffix, "I", **_OPTIONS[suffix]))
         try:
             with _quiet_libraries():
                 show = functools.partial(_append, writer)
@@ -81,13 +91,11 @@ def record_episode(
             raise
         finally:
             writer.close()
-        if suffix == ".mp4" and b"moov" not in partial.read_bytes():  # ffmpeg's failure is not told
+        if suffix == ".mp4" and b"moov" not in content.getvalue():  # ffmpeg's failure is not told
             raise ConfigError(f"cannot write video {path}: what was written is incomplete; is the disk full?")
-        os.replace(partial, path)
+        write_atomically(path, content.getvalue())
     except OSError as error:
         raise ConfigError(f"cannot write video {path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return episodes
 
 
@@ -134,36 +142,6 @@ def _remedy(error: EnvError) -> str:
     way = os.environ.get("MUJOCO_GL", "glfw")
     install = f"install {_LIBRARIES[way]}, or " if way in _LIBRARIES else ""
     return f"MuJoCo renders with MUJOCO_GL={way} here: {install}set MUJOCO_GL to another of {', '.join(_LIBRARIES)}"
-
-
-def _open_writer(path: Path, suffix: str) -> _Writer:
-    import imageio.v2 as imageio
-
-    path.touch()
-    if suffix == ".gif":
-        return _GifWriter(path)
-    return cast(_Writer, imageio.get_writer(path, fps=FRAMES_PER_S, macro_block_size=2, ffmpeg_log_level="error"))
-
-
-class _GifWriter:
-    """Encodes in memory, where imageio has every frame anyway, and writes the file itself.
-
-    imageio's own writer, where the disk is full, tries again when it is collected, and prints tracebacks then.
-    """
-
-    def __init__(self, path: Path) -> None:
-        import imageio.v2 as imageio
-
-        self._path, self._content = path, io.BytesIO()
-        writer = imageio.get_writer(self._content, format=".gif", mode="I", duration=1000 / FRAMES_PER_S, loop=0)
-        self._writer = cast(_Writer, writer)
-
-    def append_data(self, im: Picture) -> None:
-        self._writer.append_data(im)
-
-    def close(self) -> None:
-        self._writer.close()
-        self._path.write_bytes(self._content.getbuffer())
 
 
 def _append(writer: _Writer, picture: Picture) -> None:

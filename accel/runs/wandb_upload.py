@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from accel.monitor.event_file import event_tag
 from accel.monitor.line_file import read_lines
@@ -29,29 +28,17 @@ MAX_WAITING = 10_000
 logger = logging.getLogger("accel")
 
 
-class Upload(Protocol):
-    """Where metrics go besides the run's directory; never raises."""
+class Upload:
+    """Where metrics go besides the run's directory; never raises. This one sends nothing."""
 
     def record(self, env_steps: int, metrics: Metrics) -> None:
         """Send one record; returns at once."""
-        ...
 
     def finish(self, outcome: Metrics, meanwhile: Callable[[], object], timeout_s: float) -> None:
         """Send what waits, and how the run ended, for ``timeout_s`` at most; calls ``meanwhile`` again and again."""
-        ...
 
 
-class NoUpload:
-    """The identity: nothing is sent."""
-
-    def record(self, env_steps: int, metrics: Metrics) -> None:
-        """Nothing."""
-
-    def finish(self, outcome: Metrics, meanwhile: Callable[[], object], timeout_s: float) -> None:
-        """Nothing."""
-
-
-class WandbUpload:
+class WandbUpload(Upload):
     """One run of a project on Weights & Biases; a resumed run goes on in the same one.
 
     Args:

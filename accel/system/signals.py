@@ -56,10 +56,7 @@ class StopRequest:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the stop signals meanwhile; in a thread other than the main one, which gets no signals, nothing."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+        """Handle the stop signals meanwhile."""
         before = handle(STOP_SIGNALS, self._note)
         try:
             yield
@@ -78,11 +75,13 @@ class StopRequest:
 
 
 def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int | None]:
-    """Install a handler in the main thread; what the caller of this process ignores (nohup) stays ignored.
+    """Install a handler; what the caller of this process ignores (nohup) stays ignored.
 
     Returns:
-        What was there before, for ``restore``.
+        What was there before, for ``restore``; nothing in a thread other than the main one, which gets no signals.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
     heard = (number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
     return {number: signal.signal(number, handler) for number in heard}
 
@@ -148,9 +147,6 @@ def ignore_stop_signals() -> None:
 @contextmanager
 def terminations_interrupt() -> Iterator[None]:
     """Meanwhile SIGTERM and SIGHUP raise KeyboardInterrupt, so that unfinished work is undone; in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -27,7 +27,7 @@ def main() -> None:
         ("updates", update_times(), "µs of an update per environment step", "bench_learner"),
     ):
         panel = Panel([Bars(list(values), {label: list(values.values())})], Axis(label))
-        content = render(Figure(name, label, [panel]), ["svg"])["svg"]
+        content = render(Figure(name, label, [panel]))["svg"]
         write_atomically(EVIDENCE / directory / f"{name}.svg", content)
 
 

@@ -128,8 +128,7 @@ def measure(path: Path) -> Iterator[Row]:
     plan = run.compressor("int8").bind(
         run.policy, run.example_inputs, inputs, output_names=run.policy.output_names, metadata=run.metadata
     )
-    finished = finish(run, "int8", inputs)
-    arms = {"published": plan.refresh(run.policy, 0), "int8": finished.artifact}
+    arms = {"published": plan.refresh(run.policy, 0), "int8": finish(run, "int8", inputs).artifact}
     games = None if run.recorded is not None else _Games(run, full)
     turns = time_in_turns([full, *arms.values()], inputs, 1, rounds=ROUNDS, round_s=ROUND_S)
     times = [float(median) for median in np.median(turns, axis=1)]
@@ -138,10 +137,10 @@ def measure(path: Path) -> Iterator[Row]:
         row: Row = {"arm": arm, "bytes": len(artifact.to_bytes()), "us": us}
         if arm == "int8":
             row |= {
-                "called": finished.artifact.scheme,
-                "encoding": finished.encoding,
-                "share": finished.share,
-                "share_inside": finished.share_inside,
+                "called": artifact.scheme,
+                "encoding": artifact.metadata["encoding"],
+                "share": artifact.metadata["integer_share"],
+                "share_inside": artifact.metadata["integer_share_after_observations"],
             }
         yield row | _judged(measure_rows(run, artifact, judged, full), games, artifact)
     yield {"arm": "quantize_static"} | _static(run, full, inputs, judged, games)

@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from accel.errors import AccelError
 from accel.monitor.errors import MonitorError
 from accel.reports.analysis import Analysis, Choices, analyse
-from accel.reports.document import write_report
+from accel.reports.document import check_target, write_report
 from accel.reports.reporting import load_run_record
 from accel.reports.samples import run_from_json, run_to_json
 from accel.reports.wording import headline, verdict
@@ -382,7 +382,8 @@ def _measured(case: Case, samples: Mapping[str, Sample], report: Path, out: Path
     first = {str(run.config["variant"]): run for run in reversed(found)}
     choices = Choices(group_by=("variant",), force=True)
     analysis = analyse(found, choices, first.get(case.baseline) if len(first) > 1 else None)
-    write_report(analysis, report, written=f"Made from {SAMPLES}.", overwrite=True)
+    check_target(report, overwrite=True)
+    write_report(analysis, report, written=f"Made from {SAMPLES}.")
     parts = [_wrap(_plain_text(headline(analysis)))]
     figure = report / "figures" / f"{case.figure}.svg"
     if case.figure is not None and figure.is_file():

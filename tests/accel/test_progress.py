@@ -55,12 +55,15 @@ KINDS = [LineProgress, LiveProgress]
 PROGRAM = """
     import logging, os, sys
     from dataclasses import replace
-    from accel.display.progress import ProgressLogHandler, open_progress
+    from accel.display.progress import LiveProgress, open_progress
     from tests.accel.test_progress import STATUS
 
     now_s = 0.0
-    columns = int(sys.argv[1]) or None
-    progress = open_progress(sys.stdout, columns=columns, clock=lambda: now_s)
+    columns, clock = int(sys.argv[1]), lambda: now_s
+    if columns:
+        progress = LiveProgress(sys.stdout, columns=columns, clock=clock)
+    else:
+        progress = open_progress(sys.stdout, clock=clock)
     progress.begin("CartPole-v1")
     for i in range(12):
         now_s += 1.0
@@ -293,10 +296,12 @@ def test_characters_that_a_stream_cannot_show_are_replaced(kind: Kind) -> None:
 
 def test_the_display_is_chosen_by_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     assert isinstance(open_progress(io.StringIO()), LineProgress)
-    assert isinstance(open_progress(io.StringIO(), columns=80), LiveProgress)
+    assert isinstance(open_progress(terminal), LiveProgress)
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(open_progress(io.StringIO(), columns=80), LineProgress)
+    assert isinstance(open_progress(terminal), LineProgress)
 
 
 @given(

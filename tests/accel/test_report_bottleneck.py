@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from dataclasses import replace
 
 import pytest
 
@@ -51,13 +50,12 @@ def test_shares_are_of_each_sides_own_time() -> None:
 def test_a_group_has_the_bottleneck_of_its_median_seed() -> None:
     waiting = {"env": 6.0, "wait": 4.0}, {"wait": 0.1, "backward": 9.9}
     working = {"env": 9.0, "policy": 1.0}, {"wait": 5.0, "backward": 5.0}
-    found = (group := Group("g", (run(0, *waiting), run(1, *working), run(2, *waiting)))).time_shares
+    found = Group("g", (run(0, *waiting), run(1, *working), run(2, *waiting))).time_shares
     assert found is not None
     assert (found.limit, found.actor_wait) == ("learner", 0.4)
     alone = Group("g", (run(0, *working, actors=0),)).time_shares
     assert alone is not None
     assert alone.limit == "balanced"
-    assert group.environment_us == pytest.approx(3.0)
 
 
 def test_every_form_of_the_report_says_it() -> None:
@@ -72,32 +70,3 @@ def test_every_form_of_the_report_says_it() -> None:
     assert value["groups"][0]["bottleneck"]["limit"] == "policy"  # type: ignore[index]
     for template in ("page.html", "report.md"):
         assert limits[0] in html.unescape(render(template, of_analysis(analysis), (), written="now", svgs={}))
-
-
-def test_an_environment_that_took_longer_beside_the_variant_is_told() -> None:
-    learner_s = {"wait": 1.0, "backward": 1.0}
-    ours = [run(s, {"env": 2.0, "policy": 1.0}, learner_s, compressor="fp32") for s in range(2)]
-
-    def told(*others: Run) -> str:
-        return "; ".join(analyse([*ours, *others], Choices(), ours[0]).caveats)
-
-    both = "unequal environment time per step"
-    assert both in told(*(run(s, {"env": 2.3}, learner_s) for s in range(2)))
-    assert "15% apart" in told(*(run(s, {"env": 2.3}, learner_s) for s in range(2)))
-    assert both in told(run(0, {"env": 1.6}, learner_s))
-    assert both not in told(run(0, {"env": 2.1}, learner_s))
-    assert both not in told(run(0, {"env": 4.0}, learner_s, actors=2))
-    assert both not in told(replace(run(0, {"env": 4.0}, learner_s), summary={"reason": "done"}))
-
-
-def test_several_variants_share_one_caveat_on_environment_time() -> None:
-    slower = {"int8": 2.3, "int4": 2.1, "qat": 3.0, "fp16": 1.6}
-    runs = [
-        run(0, {"env": seconds}, {"backward": 1.0}, compressor=scheme)
-        for scheme, seconds in {"fp32": 2.0, **slower}.items()
-    ]
-    (caveat,) = analyse(runs, Choices(), runs[0]).caveats
-    assert caveat.startswith(
-        "unequal environment time per step: 1 µs with fp32, 1.15 µs with int8 (15% apart), "
-        "1.5 µs with qat (50% apart), 0.8 µs with fp16 (25% apart). "
-    )

@@ -12,7 +12,7 @@ import accel
 from accel.cli import main
 from accel.errors import ReportError, RunDirectoryError
 from accel.reports.analysis import Choices
-from accel.reports.caveats import BUDGET, ENVIRONMENT, ENVIRONMENT_OPTIONS
+from accel.reports.caveats import BUDGET, ENVIRONMENT
 from accel.reports.reporting import find_runs, load_run_record
 from accel.reports.samples import run_to_json
 from tests.accel.recorded_run import write_run
@@ -131,7 +131,7 @@ def test_what_is_not_comparable_is_refused_or_marked(
 
 
 def test_what_runs_are_compared_by_are_their_options() -> None:
-    assert {*ENVIRONMENT, *ENVIRONMENT_OPTIONS, *BUDGET} <= set(accel.TrainConfig().options())
+    assert {*ENVIRONMENT, *BUDGET} <= set(accel.TrainConfig().options())
 
 
 @pytest.mark.long

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from accel.monitor.decisions import Decision
 from accel.monitor.statistics import Interval
 from accel.reports import charts
 from accel.reports.analysis import Analysis, Choices, analyse
 from accel.reports.figure import Axis, Bars, Figure, Line, Panel, Points, Reference
-from accel.reports.plotting import PNG_DPI, SUFFIXES, draw, render, save_all
+from accel.reports.plotting import PNG_DPI, draw, render, save_all
 from accel.reports.runs import Run
 from accel.sweep.objectives import AFTER_TRAINING
 from accel.sweep.pareto import Candidate
@@ -62,7 +61,7 @@ def test_the_csv_has_everything_that_is_drawn() -> None:
 
 def test_files_are_the_same_each_time_and_of_their_format(tmp_path: Path) -> None:
     files = render(FIGURE)
-    assert set(files) == set(SUFFIXES) and files == render(FIGURE)
+    assert set(files) == {"svg", "png", "pdf", "csv"} and files == render(FIGURE)
     assert files["pdf"].startswith(b"%PDF") and b"<svg" in files["svg"]
     save_all(FIGURE, tmp_path)
     assert (tmp_path / "sample.png").read_bytes() == files["png"]
@@ -79,17 +78,12 @@ def test_a_figure_grows_with_its_panels_and_its_legend() -> None:
     assert height(1, 2) < height(1, 12) < height(3, 12)
 
 
-@pytest.mark.parametrize(
-    ("estimate", "low", "high", "arrows"),
-    [(1.0, 1e-3, 1e3, "<>"), (50.0, 20.0, 90.0, ">"), (0.01, 0.005, 0.02, "<"), (1.02, 1.01, 1.03, "")],
-)
-def test_ratios_of_any_width_have_an_axis_to_read(estimate: float, low: float, high: float, arrows: str) -> None:
-    points = Points("a", [estimate], [0.0], [(low, high)])
-    (axes,) = draw(Figure("a", "a", [Panel([points], Axis("times", "ratio", charts.RATIOS))])).axes
-    left, right = axes.get_xlim()
-    assert 0.1 <= left <= 0.8 and 1.25 <= right <= 10
-    assert sum(left <= tick <= right for tick in axes.get_xticks()) >= 3
-    assert {str(line.get_marker()) for line in axes.lines} == set(arrows)
+@pytest.mark.parametrize("limits", [(1e-3, 1e3), (0.8, 1.25), (20.0, 90.0)])
+def test_ratios_of_any_width_have_an_axis_to_read(limits: tuple[float, float]) -> None:
+    points = Points("a", list(limits), [0.0, 1.0])
+    (axes,) = draw(Figure("a", "a", [Panel([points], Axis("times", "log", limits))])).axes
+    assert axes.get_xlim() == limits
+    assert sum(limits[0] <= tick <= limits[1] for tick in axes.get_xticks()) >= 3
 
 
 def compared(**columns: object) -> Analysis:
@@ -143,17 +137,6 @@ def test_few_runs_have_lines_of_their_own() -> None:
         assert figure is not None
         (line, *_) = figure.panels[0].marks
         assert isinstance(line, Line) and (len(line.single) == count) == singly
-
-
-def test_a_line_shows_what_acted_between_decisions() -> None:
-    """Environment steps, and levels: fp32 is 0, int8 is 1."""
-    decisions = [
-        Decision(1.0, 10, "hold", "fp32", "fp32", "why"),
-        Decision(2.0, 20, "take", "fp32", "int8", "why"),
-        Decision(4.0, 50, "leave", "int8", "fp32", "why"),
-    ]
-    x, y = charts.time_line(run_record({"env_steps": [100.0]}, decisions=decisions), ["fp32", "int8"])
-    assert (x.tolist(), y.tolist()) == ([0, 10, 20, 50, 100], [0, 0, 1, 0, 0])
 
 
 def pareto(rows: Sequence[Candidate], references: dict[str, float], bounds: dict[str, float]) -> Panel:

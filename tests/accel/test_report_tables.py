@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import html
-import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -14,10 +11,8 @@ import numpy.typing as npt
 
 from accel.monitor.divergence import divergences
 from accel.reports.analysis import Choices, analyse
-from accel.reports.document import write_report
 from accel.reports.runs import Run
-from accel.reports.samples import run_from_json, run_to_json
-from accel.reports.tables import mismatch_table, publications_table
+from accel.reports.tables import mismatch_table
 from tests.accel.recorded_run import run_record
 
 Floats = npt.NDArray[np.float64]
@@ -44,31 +39,3 @@ def test_agreement_of_greedy_actions_is_told_as_it_is_measured() -> None:
     means = np.array([[0.0, 0.049], [0.0, 0.051]])
     found = divergences(TwoMeans(), np.c_[means, log_std], np.c_[np.zeros((2, 2)), log_std])
     assert found.greedy_agrees.tolist() == (means <= float(bound) * 0.1).all(1).tolist() == [True, False]
-
-
-def checked(seed: int) -> Run:
-    columns = {
-        "withheld/int8": np.array([np.nan, 0.0, 0.0, 0.0]),
-        "publish_kl/int8": np.array([np.nan, 0.25, 0.5, 0.125 * (1 + seed)]),
-        # resumed after two: the process that goes on counts from zero
-        "withheld/qat": np.array([0.0, 2.0, 1.0, 1.0 + seed]),
-    }
-    return make_run(seed, columns, "qat")
-
-
-def test_what_checks_before_publication_found_is_tabled_by_scheme(tmp_path: Path) -> None:
-    analysis = analyse([checked(0), checked(1), checked(2), make_run(0, {}, "fp32")], Choices())
-    table = publications_table(analysis)
-    assert table is not None
-    assert table.columns == ("configuration", "scheme", "withheld", "greatest KL, nats")
-    assert table.rows == (("qat", "int8", "0", "0.5"), ("qat", "qat", "12", "–"))
-    assert publications_table(analyse([make_run(0, {})], Choices())) is None
-    written = write_report(analysis, tmp_path / "r", written="now")
-    for text in (html.unescape(written.page.read_text()), written.markdown.read_text()):
-        assert "Checks before publication" in text
-
-
-def test_samples_keep_what_checks_found() -> None:
-    restored = [run_from_json(json.loads(json.dumps(run_to_json(checked(seed)))), "r") for seed in range(2)]
-    known = [analyse(runs, Choices()) for runs in (restored, [checked(0), checked(1)])]
-    assert publications_table(known[0]) == publications_table(known[1])

@@ -46,7 +46,7 @@ SUMMARY = Summary(
 )
 def test_a_summary_survives_its_file(summary: Summary, tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, "run") as run:
-        run.write_summary(summary.to_json())
+        run.write(run.summary, summary.to_json())
     assert Summary.read(tmp_path / "run") == summary
     assert summary.text() == Summary.read(tmp_path / "run").text()
 

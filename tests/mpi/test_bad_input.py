@@ -42,22 +42,15 @@ def refused(job: TrainingRun, *expected: str) -> None:
     ("words", "expected"),
     [
         (["--env", "CartPol-v1"], "unknown environment 'CartPol-v1'.*did you mean CartPole-v1"),
-        (["--env", f"{TROUBLED}Nameless-v0"], "Text"),
-        *(
-            pytest.param(words, text, marks=pytest.mark.long)
-            for words, text in (
-                (["--env", "tests.environments.without_box2d:LunarLander-v3"], r"pip install 'accel-rl\[box2d\]'"),
-                (
-                    ["--env", "Pendulum-v1", "--algorithm", "impala", "--corrector", "retrace"],
-                    "one discrete action.*vtrace",
-                ),
-            )
+        pytest.param(
+            ["--env", "tests.environments.without_box2d:LunarLander-v3"],
+            r"pip install 'accel-rl\[box2d\]'",
+            marks=pytest.mark.long,
         ),
         (["--results-dir", "/proc/nowhere"], "cannot make /proc/nowhere.*--results-dir"),
         (["--compressor", "prune(0.5)+wat"], "unknown method 'wat'.*choose from fp32"),
-        (["--compressor", "int8+prune(0.5)"], "'int8' must come last"),
     ],
-    ids=["environment", "space", "extra", "critic", "directory", "scheme", "order"],
+    ids=["environment", "extra", "directory", "scheme"],
 )
 def test_accel_train_refuses(words: list[str], expected: str, tmp_path: Path) -> None:
     refused(TrainingRun(tmp_path, "--actors", "2", *words), expected)
@@ -90,10 +83,9 @@ def test_more_actors_than_can_start_are_refused_before_any_is(
         (1, [], r"too few ranks: 1 .*mpirun -n 2"),
         (2, ["--actors", "3"], r"actors = 3, but the launcher started 1 ranks.*start 4 ranks"),
         (3, ["--discount", "2"], "'discount' = 2.0.*less than or equal to 1"),
-        (3, ["--algorithm", "impala", "--passes", "2"], "--passes: algorithm impala does not read it"),
         (2, ["--env", "NoSuchEnv-v0"], "unknown environment 'NoSuchEnv-v0'"),
     ],
-    ids=["one rank", "too few", "option", "contradiction", "environment"],
+    ids=["one rank", "too few", "option", "environment"],
 )
 def test_ranks_of_a_launcher_refuse(ranks: int, words: list[str], expected: str, tmp_path: Path) -> None:
     refused(TrainingRun(tmp_path, *words, ranks=ranks), expected)
