@@ -101,13 +101,11 @@ class BoundReduction(ABC):
 
     Attributes:
         module: the smaller module, exported once; its own weights are not used.
-        prefix: prefix of the policy's layer names in the smaller module.
         has_student: whether the smaller module is a student, trained by ``distill_step``.
     """
 
     module: torch.nn.Module
     has_student: bool = False
-    prefix: str = ""
 
     @abstractmethod
     def project(self, state: State) -> State:

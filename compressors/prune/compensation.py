@@ -32,7 +32,7 @@ FOLD_PER_REFRESH = 2**22
 """W_R P is computed at each refresh, for the present weights, up to this number of multiplications; in wider layers
 only when P is fitted or channels are selected."""
 _TINY = 1e-6
-_BIASES = {"weight": "bias", "weight_ih_l0": "bias_ih_l0", "weight_hh_l0": "bias_hh_l0"}
+_BIASES = {"weight": "bias", "weight_ih_l0": "bias_ih_l0"}
 
 
 @dataclass(frozen=True)
@@ -228,10 +228,8 @@ class Compensation:
         return corrections
 
     def _watch(self, parameter: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
-        recurrent = parameter.endswith("weight_hh_l0")
-
         def hook(layer: nn.Module, arguments: tuple[object, ...]) -> None:
-            value = arguments[1][0] if recurrent else arguments[0]  # type: ignore[index]
+            value = arguments[0]
             if not isinstance(value, Tensor):
                 return
             if isinstance(layer, nn.Conv2d):

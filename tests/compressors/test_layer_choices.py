@@ -121,17 +121,6 @@ def test_ranks_by_layer_reach_only_those_layers() -> None:
     assert "torso.4.weight" in names
 
 
-@pytest.mark.parametrize(
-    ("scheme", "spared"),
-    [("prune(core=0.5)+int8(x8,core=float)", 1), ("prune(core=0.5)+lowrank(core=0.25)+int8(x8,core=float)", 2)],
-)
-def test_names_reach_through_a_pruned_recurrent_policy(scheme: str, spared: int) -> None:
-    module = _policy("lstm")
-    operators = _operators(CASES["lstm"].bind(scheme, module).refresh(module, 1).model)
-    assert sum(name in ("Gemm", "FusedGemm") for name in operators) == spared
-    assert operators.count("QGemm") == 2
-
-
 def test_both_factors_take_the_format_of_their_layer() -> None:
     module = _policy("deep-relu-mlp")
     kernels = [
