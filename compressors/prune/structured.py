@@ -24,8 +24,7 @@ from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.layer_choices import check_layers, choice_for
 from accel.compressors.method_arguments import parse_prune
 from accel.compressors.methods import BoundReduction, Reduction
-from accel.compressors.module_state import load_state, read_state, to_tensors
-from accel.compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
+from accel.compressors.module_state import load_state, read_state
 from accel.compressors.prune.channels import ChannelGroup, IndexArray, find_groups
 from accel.compressors.prune.compensation import Compensation
 from accel.compressors.prune.importance import magnitude, residual
@@ -138,7 +137,7 @@ class PrunedModule(BoundReduction):
         """See ``BoundReduction.observe``."""
         first = not self._compensation.seen
         load_state(self._whole, state)
-        self._compensation.observe(self._whole, to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
+        self._compensation.observe(self._whole, inputs)
         if first:
             self.reselect(state)
             return True

@@ -69,9 +69,8 @@ def test_real_inputs_choose_a_better_basis_for_what_layers_put_out() -> None:
     assert errors[1] < 0.5 * errors[0]
 
 
-@pytest.mark.parametrize("name", ["nature-cnn", "lstm", "lstm-cell"])
-def test_real_inputs_help_every_kind_of_layer(name: str) -> None:
-    case = CASES[name]
+def test_real_inputs_help_convolutions_too() -> None:
+    case = CASES["nature-cnn"]
     module = randomise(case.make(), seed=0)
     inputs = case.inputs(128, seed=1)
     wanted = run_module(module, inputs)[0]
