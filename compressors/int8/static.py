@@ -37,9 +37,8 @@ from accel.compressors.int8.input_layers import observed_values, small_input_lay
 from accel.compressors.int8.integer_graph import IntegerGraph, IntegerLayer, lay_out
 from accel.compressors.layer_choices import check_layers, choice_for
 from accel.compressors.method_arguments import LayerFormat, Variant, parse_int8
-from accel.compressors.methods import Encoder, Format
+from accel.compressors.methods import Encoder, Format, PlanStatistics
 from accel.compressors.module_state import require_finite
-from accel.compressors.plan import PlanStatistics
 from accel.compressors.quantisation.affine import (
     BIAS_MARGIN,
     GREATEST_HIGH,

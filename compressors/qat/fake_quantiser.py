@@ -23,7 +23,6 @@ from accel.compressors.int8.integer_graph import SumOfCodes
 from accel.compressors.int8.static import Int8, Int8Encoder
 from accel.compressors.method_arguments import parse_int8
 from accel.compressors.module_state import load_state, read_state
-from accel.compressors.pipeline import PipelinePlan
 from accel.compressors.plan import Plan
 from accel.compressors.qat.arithmetic import Scaled
 from accel.compressors.qat.forward_pass import QuantisationRules, QuantisedLayer, QuantisedPass
@@ -63,8 +62,8 @@ class FakeQuantiser:
             SchemeError: the scheme has another format, or replaces the policy's layers.
             UnsupportedLayerError: a layer cannot be fake-quantised; names it and the remedy.
         """
-        encoder = plan.encoder if isinstance(plan, PipelinePlan) else None
-        if not isinstance(plan, PipelinePlan) or not isinstance(encoder, Int8Encoder):
+        encoder = plan.encoder
+        if not isinstance(encoder, Int8Encoder):
             raise SchemeError(f"quantisation-aware training follows int8 plans, not {plan.scheme!r}")
         if len(plan.reductions) > 1 or any(reduction.zero_filled({}, {}) is None for reduction in plan.reductions):
             raise SchemeError(

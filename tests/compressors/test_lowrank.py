@@ -12,7 +12,8 @@ from accel.compressors.checks.executed_kernels import float_kernels, integer_ker
 from accel.compressors.errors import SchemeError, UnsupportedLayerError
 from accel.compressors.lowrank import leading_basis
 from accel.compressors.module_state import read_state
-from accel.compressors.pipeline import PipelinePlan, make_compressor
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.plan import Plan
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
 
@@ -100,7 +101,7 @@ def test_bases_chosen_with_a_calibration_suit_what_it_saw() -> None:
     assert errors[1] < 0.8 * errors[0]
 
 
-def bases(plan: PipelinePlan, module: nn.Module) -> dict[str, np.ndarray]:
+def bases(plan: Plan, module: nn.Module) -> dict[str, np.ndarray]:
     """The second factors of the layers that have two, by name; the first ones follow the weights."""
     state = read_state(module)
     projected = plan.reductions[0].project(state)

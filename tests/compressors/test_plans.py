@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.methods import PlanStatistics
 from accel.compressors.pipeline import make_compressor
-from accel.compressors.plan import Plan, PlanStatistics
+from accel.compressors.plan import Plan
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import scheme_names
 from tests.compressors.policies import CASES, MLP, randomise, run_artifact
