@@ -30,7 +30,6 @@ from accel.compressors.artifact import Optimisation
 from accel.compressors.cpu import ARM, VNNI, cpu_features
 from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
 from accel.compressors.graph.policy_graph import PolicyGraph
-from accel.compressors.int4 import layer_writer, write_layer
 from accel.compressors.int8.calibrated import fitted_weight, rounded_codes
 from accel.compressors.int8.feature_steps import feature_steps, folds, largest_weights
 from accel.compressors.int8.input_layers import observed_values, small_input_layers
@@ -58,6 +57,7 @@ from accel.compressors.quantisation.affine import (
     symmetric_codes,
     two_byte_parameters,
 )
+from accel.compressors.quantisation.nibbles import layer_writer, write_layer
 from accel.compressors.quantisation.ranges import Range, RangeObserver, check_inputs
 from accel.compressors.quantisation.weight_codes import CodeWriter, as_float
 from accel.compressors.runtime import session_options

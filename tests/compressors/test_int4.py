@@ -12,7 +12,7 @@ from torch import nn
 
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
 from accel.compressors.errors import WeightsError
-from accel.compressors.int4 import NibbleWriter, padded_size
+from accel.compressors.quantisation.nibbles import NibbleWriter, padded_size
 from tests.compressors.policies import CASES, Case, run_artifact
 
 Floats = NDArray[np.float32]
