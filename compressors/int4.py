@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from accel.compressors.arrays import Array
 from accel.compressors.artifact import Optimisation
 from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.int8.integer_graph import IntegerGraph, lay_out
-from accel.compressors.method_arguments import parse_int4
+from accel.compressors.method_arguments import check_none
 from accel.compressors.methods import Encoder, Format
 from accel.compressors.module_state import require_finite
 from accel.compressors.quantisation.affine import UINT8
-from accel.compressors.quantisation.nibbles import DEFAULT_BLOCK, layer_writer, write_layer
+from accel.compressors.quantisation.nibbles import layer_writer, write_layer
 from accel.compressors.scheme import Context, MethodText
 
 
-@dataclass(frozen=True)
 class Int4(Format):
-    """4-bit weights.
-
-    Attributes:
-        block: number of weights of an output that share a scale.
-    """
-
-    block: int = DEFAULT_BLOCK
+    """4-bit weights."""
 
     @property
     def method(self) -> MethodText:
-        """``int4`` with its block size, unless it is the default."""
-        return MethodText("int4", () if self.block == DEFAULT_BLOCK else (str(self.block),))
+        """``int4``."""
+        return MethodText("int4")
 
     def encoder(self, graph: PolicyGraph) -> Encoder:
         """See ``Format.encoder``."""
-        return Int4Encoder(graph, self.block)
+        return Int4Encoder(graph)
 
 
 class Int4Encoder(Encoder):
     """Requantises weights at each refresh."""
 
-    def __init__(self, graph: PolicyGraph, block: int) -> None:
-        rewritten = IntegerGraph(graph, UINT8, lambda layer: "int4", block=block)
-        self._block = block
+    def __init__(self, graph: PolicyGraph) -> None:
+        rewritten = IntegerGraph(graph, UINT8, lambda layer: "int4")
         self._layers = rewritten.int4_layers
         self._floats = rewritten.floats
-        self._writer = layer_writer(self._layers, graph, block)
+        self._writer = layer_writer(self._layers, graph)
         self._payload = lay_out(rewritten, graph)
         for name, scale in rewritten.fixed.items():
             self._payload.views[f"{name}:scale"][...] = scale
@@ -55,7 +46,7 @@ class Int4Encoder(Encoder):
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
         for layer in self._layers:
-            write_layer(layer, parameters[layer.weight], self._payload.views, self._writer, self._block)
+            write_layer(layer, parameters[layer.weight], self._payload.views, self._writer)
         for name in self._floats:
             require_finite(name, parameters[name])
             self._payload.views[name][...] = parameters[name]
@@ -63,6 +54,6 @@ class Int4Encoder(Encoder):
 
 
 def make_int4(arguments: tuple[str, ...], context: Context) -> Int4:
-    """The ``int4`` method; its one argument is the block size."""
-    block_size = parse_int4(arguments)
-    return Int4() if block_size is None else Int4(block_size)
+    """The ``int4`` method; takes no arguments."""
+    check_none("int4", arguments)
+    return Int4()

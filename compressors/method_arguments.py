@@ -16,7 +16,6 @@ from accel.compressors.scheme import MethodText, Scheme, parse_scheme
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
 LayerFormat = Literal["int8", "x16", "float", "int4"]
 """How a layer computes under ``int8``: integers, integers on activations of two bytes, floats, or 4-bit weights."""
-BLOCK_SIZES = (16, 32, 64, 128)
 
 _FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int4"})
 _VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -86,7 +85,7 @@ def check_order(scheme: Scheme, formats: Collection[str]) -> None:
 
 
 def check_none(name: str, arguments: Sequence[str]) -> None:
-    """``fp32`` and ``fp16`` take no arguments. Raises SchemeError."""
+    """``fp32``, ``fp16`` and ``int4`` take no arguments. Raises SchemeError."""
     if arguments:
         raise SchemeError(f"{name} takes no arguments, but got {', '.join(arguments)}")
 
@@ -123,15 +122,6 @@ def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
     return Int8Arguments(variant, tuple(layers), width, input_bits)
 
 
-def parse_int4(arguments: Sequence[str]) -> int | None:
-    """The block size, if one was given. Raises SchemeError."""
-    if not arguments:
-        return None
-    if len(arguments) > 1 or arguments[0] not in map(str, BLOCK_SIZES):
-        raise SchemeError(f"int4({','.join(arguments)}): give one block size of {', '.join(map(str, BLOCK_SIZES))}")
-    return int(arguments[0])
-
-
 def parse_prune(arguments: Sequence[str]) -> Shares:
     """Shares to remove. Raises SchemeError."""
     return _parse_shares("prune", arguments, 0.0, "the share to remove")
@@ -151,12 +141,10 @@ def parse_distill(arguments: Sequence[str]) -> str:
 
 def _check_arguments(method: MethodText) -> None:
     match method.name:
-        case "fp32" | "fp16":
+        case "fp32" | "fp16" | "int4":
             check_none(method.name, method.arguments)
         case "int8" | "qat":
             parse_int8(method.arguments, method.name)
-        case "int4":
-            parse_int4(method.arguments)
         case "prune":
             parse_prune(method.arguments)
         case "lowrank":

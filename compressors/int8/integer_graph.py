@@ -31,7 +31,7 @@ from accel.compressors.graph.wiring import (
 from accel.compressors.layer_choices import weight_layer
 from accel.compressors.method_arguments import LayerFormat
 from accel.compressors.quantisation.affine import IntegerType
-from accel.compressors.quantisation.nibbles import DEFAULT_BLOCK, Layer, replace_layer
+from accel.compressors.quantisation.nibbles import Layer, replace_layer
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,11 @@ class IntegerGraph:
         codes: IntegerType,
         choose: Callable[[str], LayerFormat],
         to_clip: AbstractSet[str] = frozenset(),
-        block: int = DEFAULT_BLOCK,
     ) -> None:
-        """Rewrite; ``to_clip``: floats whose codes saturate before their type does; ``block``: see ``Int4``."""
+        """Rewrite; ``to_clip``: floats whose codes saturate before their type does."""
         self._graph = graph
         self._codes = codes
         self._to_clip = to_clip
-        self._block = block
         self.clipped: list[str] = []
         self.wide: dict[str, tuple[Codes, Codes]] = {}
         self._formats: dict[str, LayerFormat] = {}
@@ -289,7 +287,7 @@ class IntegerGraph:
         if node.op_type == "Gemm" and not is_plain_gemm(node):
             self._refuse(node, "its Gemm has factors or a transposed input")
         layer = Layer(copy, copy.input[1], optional_input(copy, 2))
-        nodes, slots = replace_layer(layer, self._graph.parameters[layer.weight].shape, self._block)
+        nodes, slots = replace_layer(layer, self._graph.parameters[layer.weight].shape)
         self.nodes += nodes
         self.slots.update(slots)
         self.int4_layers.append(layer)

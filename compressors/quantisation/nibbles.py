@@ -1,6 +1,6 @@
-"""Weights in 4 bits, two to a byte, with a scale for each block.
+"""Weights in 4 bits, two to a byte, with a scale for each block of 32.
 
-    matrices, a block of b weights of one output at a time, with e the one of greatest magnitude:
+    matrices, a block of 32 weights of one output at a time, with e the one of greatest magnitude:
         s = e / −8;   q = min(⌊w · (1 / s) + 8 + ½⌋, 15);   w ≈ s (q − 8)
     convolution kernels, one output channel at a time:  s = max|w| / 7;   q = round(w / s);   w ≈ s q
 
@@ -30,7 +30,7 @@ from accel.compressors.graph.payload import MICROSOFT, Slot
 from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.graph.wiring import int_attribute, layer_name
 
-DEFAULT_BLOCK = 32
+BLOCK = 32
 _TINY = float(np.finfo(np.float32).tiny)
 _INT8_ACTIVATIONS = 4  # MatMulNBits: accuracy_level; faster than floats from a width of about 256
 
@@ -70,7 +70,7 @@ class Layer:
         return f"{self.node.output[0]}:weight"
 
 
-def replace_layer(layer: Layer, shape: tuple[int, ...], block: int) -> tuple[list[NodeProto], dict[str, Slot]]:
+def replace_layer(layer: Layer, shape: tuple[int, ...]) -> tuple[list[NodeProto], dict[str, Slot]]:
     """The nodes that replace a layer, and the initializers for its weight of the given shape."""
     codes, scale = f"{layer.stem}:codes", f"{layer.stem}:scale"
     if layer.is_convolution:
@@ -82,7 +82,7 @@ def replace_layer(layer: Layer, shape: tuple[int, ...], block: int) -> tuple[lis
         copy.input[1] = layer.stem
         return [real, copy], {codes: Slot(shape, TensorProto.INT4), scale: Slot((shape[0],))}
     outputs, inputs = shape if layer.transposed else shape[::-1]
-    blocks = -(-inputs // block)
+    blocks = -(-inputs // BLOCK)
     node = helper.make_node(
         "MatMulNBits",
         [layer.node.input[0], codes, scale, "", "", layer.bias],
@@ -92,31 +92,29 @@ def replace_layer(layer: Layer, shape: tuple[int, ...], block: int) -> tuple[lis
         K=inputs,
         N=outputs,
         bits=4,
-        block_size=block,
+        block_size=BLOCK,
         accuracy_level=_INT8_ACTIVATIONS,
     )
-    return [node], {codes: Slot((outputs, blocks, block // 2), TensorProto.UINT8), scale: Slot((outputs * blocks,))}
+    return [node], {codes: Slot((outputs, blocks, BLOCK // 2), TensorProto.UINT8), scale: Slot((outputs * blocks,))}
 
 
-def layer_writer(layers: Sequence[Layer], graph: PolicyGraph, block: int = DEFAULT_BLOCK) -> NibbleWriter:
+def layer_writer(layers: Sequence[Layer], graph: PolicyGraph) -> NibbleWriter:
     """The writer for these layers, to pass to ``write_layer``."""
     sizes = []
     for layer in layers:
         shape = graph.parameters[layer.weight].shape
         matrix = shape if layer.transposed else shape[::-1]
-        sizes.append(math.prod(shape) if layer.is_convolution else padded_size(matrix, block))
+        sizes.append(math.prod(shape) if layer.is_convolution else padded_size(matrix))
     return NibbleWriter(sizes)
 
 
-def write_layer(
-    layer: Layer, weight: Array, views: Mapping[str, Array], writer: NibbleWriter, block: int = DEFAULT_BLOCK
-) -> None:
+def write_layer(layer: Layer, weight: Array, views: Mapping[str, Array], writer: NibbleWriter) -> None:
     """Write a replaced layer's codes and scales into a model's bytes. Raises WeightsError: a weight is not finite."""
     codes = views[f"{layer.stem}:codes"]
     if layer.is_convolution:
         scales = writer.write_channels(layer.name, weight, codes)
     else:
-        scales = writer.write_blocks(layer.name, weight if layer.transposed else weight.T, block, codes)
+        scales = writer.write_blocks(layer.name, weight if layer.transposed else weight.T, codes)
     views[f"{layer.stem}:scale"][...] = scales
 
 
@@ -133,20 +131,19 @@ class NibbleWriter:
         self._codes = np.zeros(greatest + 1, dtype=np.uint8)
         self._words = np.empty((greatest + 1) // 2, dtype=np.uint16)
 
-    def write_blocks(self, name: str, weight: Array, block: int, target: Array) -> NDArray[np.float32]:
+    def write_blocks(self, name: str, weight: Array, target: Array) -> NDArray[np.float32]:
         """Write the codes of a matrix [N, K] in blocks along K, the last one padded with zeros.
 
         Args:
             name: the layer's name in messages.
             weight: [N, K].
-            block: weights that share a scale; even.
-            target: [N, ⌈K / block⌉, block / 2] bytes, the first of two codes in the lower half.
+            target: [N, ⌈K / 32⌉, 16] bytes, the first of two codes in the lower half.
         Returns:
-            The scales, [N · ⌈K / block⌉].
+            The scales, [N · ⌈K / 32⌉].
         Raises:
             WeightsError: a weight is not finite.
         """
-        groups = _in_blocks(weight, block)
+        groups = _in_blocks(weight)
         scales, inverse = _block_scales(name, groups)
         room = self._scratch[: groups.numel()].view_as(groups)
         # two additions: adding 8.5 at once would round differently
@@ -186,9 +183,9 @@ class NibbleWriter:
         np.copyto(target, joined.reshape(target.shape), casting="unsafe")
 
 
-def padded_size(shape: tuple[int, int], block: int) -> int:
+def padded_size(shape: tuple[int, int]) -> int:
     """Number of elements of a matrix [N, K] with its rows padded to whole blocks."""
-    return shape[0] * -(-shape[1] // block) * block
+    return shape[0] * -(-shape[1] // BLOCK) * BLOCK
 
 
 def _block_scales(name: str, groups: torch.Tensor) -> tuple[NDArray[np.float32], torch.Tensor]:
@@ -205,13 +202,13 @@ def _block_scales(name: str, groups: torch.Tensor) -> tuple[NDArray[np.float32],
     return scales, torch.from_numpy(np.float32(1.0) / divisors)[:, :, None]
 
 
-def _in_blocks(weight: Array, block: int) -> torch.Tensor:
+def _in_blocks(weight: Array) -> torch.Tensor:
     matrix = _as_tensor(weight)
     outputs, inputs = matrix.shape
-    padding = -inputs % block
+    padding = -inputs % BLOCK
     if padding:
         matrix = torch.nn.functional.pad(matrix, (0, padding))
-    return matrix.contiguous().view(outputs, -1, block)
+    return matrix.contiguous().view(outputs, -1, BLOCK)
 
 
 def _as_tensor(weight: Array) -> torch.Tensor:
