@@ -73,21 +73,15 @@ def _rms_norm(
     return normal if weight is None else normal * weight
 
 
-def _bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W_o y for each output o: products of x with all columns at once, and then with y."""
-    outputs, _, columns = weight.shape
-    rows = (x @ weight.permute(1, 0, 2).flatten(1)).reshape(*x.shape[:-1], outputs, columns)
-    made = torch.matmul(rows, y.unsqueeze(-1)).squeeze(-1)
-    return made if bias is None else made + bias
-
-
 def _vdot(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum()
 
 
 _DECOMPOSITIONS: dict[Callable[..., object], Callable[..., object]] = {
-    functional.rms_norm: _rms_norm, functional.bilinear: _bilinear, torch.vdot: _vdot, torch.dot: _vdot,
-}  # fmt: skip
+    functional.rms_norm: _rms_norm,
+    torch.vdot: _vdot,
+    torch.dot: _vdot,
+}
 
 
 @contextmanager
