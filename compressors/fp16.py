@@ -6,9 +6,8 @@ import numpy as np
 
 from accel.compressors.fp32 import FloatEncoder
 from accel.compressors.graph.policy_graph import PolicyGraph
-from accel.compressors.method_arguments import check_none
 from accel.compressors.methods import Encoder, Format
-from accel.compressors.scheme import Context, MethodText
+from accel.compressors.scheme import MethodText
 
 
 class Float16(Format):
@@ -23,9 +22,3 @@ class Float16(Format):
         """See ``Format.encoder``."""
         weights = graph.parameters.items()
         return FloatEncoder(graph, {name for name, w in weights if w.ndim > 1 and w.dtype == np.float32})
-
-
-def make_fp16(arguments: tuple[str, ...], context: Context) -> Float16:
-    """The ``fp16`` method; takes no arguments."""
-    check_none("fp16", arguments)
-    return Float16()

@@ -14,10 +14,9 @@ from accel.compressors.errors import WeightsError
 from accel.compressors.graph.payload import Payload, Slot
 from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
 from accel.compressors.graph.simplify import fuse_activations
-from accel.compressors.method_arguments import check_none
 from accel.compressors.methods import Encoder, Format
 from accel.compressors.module_state import require_finite
-from accel.compressors.scheme import Context, MethodText
+from accel.compressors.scheme import MethodText
 
 _GREATEST = float(np.finfo(np.float16).max)
 
@@ -65,9 +64,3 @@ class FloatEncoder(Encoder):
             half = torch.from_numpy(array).half().numpy()  # thirty times faster than numpy's conversion
             self._payload.views[f"{name}:half"][...] = half
         return self._payload.to_bytes()
-
-
-def make_fp32(arguments: tuple[str, ...], context: Context) -> Float32:
-    """The ``fp32`` method; takes no arguments."""
-    check_none("fp32", arguments)
-    return Float32()

@@ -8,12 +8,11 @@ from accel.compressors.arrays import Array
 from accel.compressors.artifact import Optimisation
 from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.int8.integer_graph import IntegerGraph, lay_out
-from accel.compressors.method_arguments import check_none
 from accel.compressors.methods import Encoder, Format
 from accel.compressors.module_state import require_finite
 from accel.compressors.quantisation.affine import UINT8
 from accel.compressors.quantisation.nibbles import layer_writer, write_layer
-from accel.compressors.scheme import Context, MethodText
+from accel.compressors.scheme import MethodText
 
 
 class Int4(Format):
@@ -51,9 +50,3 @@ class Int4Encoder(Encoder):
             require_finite(name, parameters[name])
             self._payload.views[name][...] = parameters[name]
         return self._payload.to_bytes()
-
-
-def make_int4(arguments: tuple[str, ...], context: Context) -> Int4:
-    """The ``int4`` method; takes no arguments."""
-    check_none("int4", arguments)
-    return Int4()

@@ -25,11 +25,10 @@ from torch import Tensor, nn
 from accel.compressors.arrays import Array, FloatArray, State
 from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.layer_choices import check_layers, choice_for
-from accel.compressors.method_arguments import parse_lowrank
 from accel.compressors.methods import BoundReduction, Reduction
 from accel.compressors.module_state import load_state, read_state
 from accel.compressors.moments import Moments, some_rows, watch_inputs
-from accel.compressors.scheme import Context, MethodText
+from accel.compressors.scheme import MethodText
 
 _MULTIPLE = 8
 _UNFOLDED_IMAGES = 8
@@ -178,11 +177,6 @@ def leading_basis(matrix: FloatArray, rank: int, covariance: Tensor | None = Non
     _, vectors = torch.linalg.eigh(spread @ weight.t())
     leading: FloatArray = vectors.flip(1)[:, :rank].float().contiguous().numpy()
     return leading
-
-
-def make_lowrank(arguments: tuple[str, ...], context: Context) -> LowRank:
-    """The ``lowrank`` method; see ``parse_lowrank``."""
-    return LowRank(*parse_lowrank(arguments))
 
 
 def _matrix(layer: _Factored, state: State) -> FloatArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -12,10 +13,10 @@ from accel.compressors.artifact import Json
 from accel.compressors.cpu import cpu_features
 from accel.compressors.fp32 import Float32
 from accel.compressors.graph.policy_graph import PolicyGraph, export_policy
-from accel.compressors.method_arguments import check_order
+from accel.compressors.method_arguments import check_order, parse_arguments
 from accel.compressors.methods import Format, Method, Reduction
 from accel.compressors.plan import Plan
-from accel.compressors.scheme import METHODS, Context, Scheme, parse_scheme
+from accel.compressors.scheme import METHODS, MethodText, Scheme, parse_scheme
 
 if TYPE_CHECKING:
     import torch
@@ -36,20 +37,24 @@ def make_compressor(
         text: the scheme.
         cpu: features of the CPU that will act (``accel.compressors.cpu``), which choose between variants of int8; this
             machine's when None.
-        student_factory: see ``Context``; only ``distill`` needs it.
-        divergence: see ``Context``; only ``distill`` needs it.
+        student_factory: for ``distill``: (size, policy) to a student with the policy's inputs and outputs.
+        divergence: for ``distill``: (student's distribution parameters, policy's), both [N, P], to a scalar.
 
     Raises:
         SchemeError: malformed text, an unknown name, an argument out of range, methods that cannot be combined.
     """
     scheme = parse_scheme(text)
-    context = Context(cpu_features() if cpu is None else frozenset(cpu), student_factory, divergence)
-    return compose([_factory(method.name)(method.arguments, context) for method in scheme.methods], scheme)
+    features = cpu_features() if cpu is None else frozenset(cpu)
+    context = {"cpu": features, "student_factory": student_factory, "divergence": divergence}
+    return compose([_make(method, context) for method in scheme.methods], scheme)
 
 
-def _factory(name: str) -> Callable[[tuple[str, ...], Context], Method]:
-    module, _, attribute = METHODS[name].partition(":")
-    return cast("Callable[[tuple[str, ...], Context], Method]", getattr(importlib.import_module(module), attribute))
+def _make(method: MethodText, context: Mapping[str, object]) -> Method:
+    """A method with its own arguments, and with what it takes of ``context``, by name."""
+    module, _, name = METHODS[method.name].partition(":")
+    kind = cast("Callable[..., Method]", getattr(importlib.import_module(module), name))
+    taken = inspect.signature(kind).parameters.keys() & context.keys()
+    return kind(*parse_arguments(method), **{name: context[name] for name in taken})
 
 
 def compose(methods: Sequence[Method], scheme: Scheme | None = None) -> Compressor:
@@ -65,7 +70,7 @@ def compose(methods: Sequence[Method], scheme: Scheme | None = None) -> Compress
     scheme = Scheme(tuple(method.method for method in methods)) if scheme is None else scheme
     reductions = [method for method in methods if isinstance(method, Reduction)]
     formats = [method for method in methods if isinstance(method, Format)]
-    check_order(scheme, {method.method.name for method in formats})
+    check_order(scheme)
     return Compressor(scheme, tuple(reductions), formats[0] if formats else Float32())
 
 

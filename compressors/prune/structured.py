@@ -22,13 +22,12 @@ from torch import Tensor, nn
 from accel.compressors.arrays import Array, State
 from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.layer_choices import check_layers, choice_for
-from accel.compressors.method_arguments import parse_prune
 from accel.compressors.methods import BoundReduction, Reduction
 from accel.compressors.module_state import load_state, read_state
 from accel.compressors.prune.channels import ChannelGroup, IndexArray, find_groups
 from accel.compressors.prune.compensation import Compensation
 from accel.compressors.prune.importance import magnitude, residual
-from accel.compressors.scheme import Context, MethodText
+from accel.compressors.scheme import MethodText
 
 _CHECK_SEED = 7
 _REFIT_UNITS = 1024
@@ -190,11 +189,6 @@ def kept_count(size: int, ratio: float) -> int:
         return size
     multiple = 16 if size >= 64 else 8
     return min(size, max(multiple, multiple * round(size * (1.0 - ratio) / multiple)))
-
-
-def make_prune(arguments: tuple[str, ...], context: Context) -> Prune:
-    """The ``prune`` method; see ``parse_prune``."""
-    return Prune(*parse_prune(arguments))
 
 
 def _slice_module(whole: nn.Module, indices: Mapping[str, Mapping[int, IndexArray]]) -> nn.Module:

@@ -21,12 +21,11 @@ from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedL
 from accel.compressors.graph.wiring import layer_name
 from accel.compressors.int8.integer_graph import SumOfCodes
 from accel.compressors.int8.static import Int8, Int8Encoder
-from accel.compressors.method_arguments import parse_int8
 from accel.compressors.module_state import load_state, read_state
 from accel.compressors.plan import Plan
 from accel.compressors.qat.arithmetic import Scaled
 from accel.compressors.qat.forward_pass import QuantisationRules, QuantisedLayer, QuantisedPass
-from accel.compressors.scheme import Context, MethodText
+from accel.compressors.scheme import MethodText
 
 NAME = "qat"
 
@@ -160,12 +159,6 @@ class FakeQuantisedPolicy(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """See ``FakeQuantiser``."""
         return self._quantiser(self.policy, *inputs)
-
-
-def make_qat(arguments: tuple[str, ...], context: Context) -> Qat:
-    """The ``qat`` method; see ``parse_int8``."""
-    parsed = parse_int8(arguments, NAME)
-    return Qat(parsed.variant, context.cpu, *parsed[1:])
 
 
 def is_quantisation_aware(scheme: str) -> bool:
