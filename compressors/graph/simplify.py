@@ -119,14 +119,15 @@ def _matmul_to_gemm(draft: Draft) -> None:
         removed = [node, add] if bias and add is not None else [node]
         rows, product = (x, output) if len(shape) == 2 else (f"{output}:rows", f"{output}:product")
         made = helper.make_node("Gemm", [rows, weight, bias] if bias else [rows, weight], [product], name=node.name)
-        draft.replace(removed, made)
+        nodes = [made]
         if len(shape) > 2:
             draft.sizes.shapes[product] = (None, shape[-1])
             flat = _target(draft, f"{rows}:sizes", (None, draft.width(x)))
             back = _target(draft, f"{product}:sizes", shape)
             before = helper.make_node("Reshape", [x, flat], [rows], name=f"{node.name}/rows")
             after = helper.make_node("Reshape", [product, back], [output], name=f"{node.name}/back")
-            draft.replace_by_many(made, [before, made, after])
+            nodes = [before, made, after]
+        draft.replace(removed, *nodes)
 
 
 def _join_reshapes(draft: Draft) -> None:
@@ -270,7 +271,7 @@ def _repeat_by_sums(draft: Draft) -> None:
             draft.constants[f"{stem}:zero"] = np.zeros((), dtype=np.float32)
             zeros = helper.make_node("Mul", [value, f"{stem}:zero"], [f"{stem}:zeros"], name=f"{stem}:zeros")
             repeated = helper.make_node("Add", [f"{stem}:zeros", node.input[0]], [stem], name=node.name)
-            draft.replace_by_many(node, [zeros, repeated])
+            draft.replace([node], zeros, repeated)
 
 
 def _remove_unused(draft: Draft) -> None:
