@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -74,8 +75,7 @@ def watch_inputs(
     """
     with ExitStack() as stack, torch.no_grad():
         for name, watcher in watchers.items():
-            hook = _hook(watcher)
-            stack.enter_context(policy.get_submodule(name).register_forward_pre_hook(hook))
+            stack.enter_context(policy.get_submodule(name).register_forward_pre_hook(partial(_show, watcher)))
         policy(*to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
 
 
@@ -84,9 +84,6 @@ def some_rows(rows: Tensor) -> Tensor:
     return rows[:: max(1, len(rows) // MAXIMAL_SAMPLES)]
 
 
-def _hook(watcher: Callable[[nn.Module, Tensor], None]) -> Callable[[nn.Module, tuple[object, ...]], None]:
-    def hook(layer: nn.Module, arguments: tuple[object, ...]) -> None:
-        if isinstance(arguments[0], Tensor):
-            watcher(layer, arguments[0])
-
-    return hook
+def _show(watcher: Callable[[nn.Module, Tensor], None], layer: nn.Module, arguments: tuple[object, ...]) -> None:
+    if isinstance(arguments[0], Tensor):
+        watcher(layer, arguments[0])

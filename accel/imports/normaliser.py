@@ -21,7 +21,7 @@ from accel.system.untrusted import parse_json, read_file, unpack
 
 _LIMIT_BYTES = 2**28
 _CLIP, _EPSILON = 10.0, 1e-8
-_GREATEST = float(np.finfo(np.float32).max)
+GREATEST = float(np.finfo(np.float32).max)
 _FORM = "mean and var of the observation's shape, and optionally clip and epsilon, as .npz, .safetensors or .json"
 
 
@@ -82,9 +82,9 @@ def read_normaliser(path: Path, shape: tuple[int, ...]) -> FixedNormaliser:
         )
     if not (np.isfinite(mean).all() and np.isfinite(variance).all() and (variance + epsilon > 0).all() and clip > 0):
         raise ConfigError(f"normaliser {path}: mean and var must be finite, var + epsilon and clip positive")
-    if not (np.stack((np.abs(mean), 1.0 / np.sqrt(variance + epsilon))) <= _GREATEST).all():
+    if not (np.stack((np.abs(mean), 1.0 / np.sqrt(variance + epsilon))) <= GREATEST).all():
         raise ConfigError(f"normaliser {path}: mean and 1/√(var + epsilon) must fit into single precision")
-    return FixedNormaliser(mean, variance, clip=min(clip, _GREATEST), epsilon=epsilon)
+    return FixedNormaliser(mean, variance, clip=min(clip, GREATEST), epsilon=epsilon)
 
 
 def _read(path: Path) -> dict[str, object]:
