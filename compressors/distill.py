@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from accel.compressors.arrays import State
 from accel.compressors.errors import GraphError, SchemeError, UnsupportedLayerError
-from accel.compressors.method_arguments import parse_distill
 from accel.compressors.methods import BoundReduction, Reduction
 from accel.compressors.module_state import read_state
-from accel.compressors.scheme import Context, MethodText
+from accel.compressors.scheme import MethodText
 
 if TYPE_CHECKING:
     from accel.compressors.scheme import Divergence, StudentFactory
@@ -138,11 +137,6 @@ class Student(BoundReduction):
         """Copies of the student's own parameters and buffers."""
         tensors = read_state(self.module)
         return {name: np.array(array) for name, array in tensors.items() if name not in self._shared}
-
-
-def make_distill(arguments: tuple[str, ...], context: Context) -> Distill:
-    """The ``distill`` method; its one argument is the student's size, such as ``64x2``."""
-    return Distill(parse_distill(arguments), context.student_factory, context.divergence)
 
 
 def _size(module: nn.Module) -> int:

@@ -1,261 +1,52 @@
-"""``int4``: weights in 4 bits with a scale for each block: an eighth of the bytes, for slow links.
-
-    matrices, a block of b weights of one output at a time, with e the one of greatest magnitude:
-        s = e / −8;   q = min(⌊w · (1 / s) + 8 + ½⌋, 15);   w ≈ s (q − 8)
-    convolution kernels, one output channel at a time:  s = max|w| / 7;   q = round(w / s);   w ≈ s q
-
-Linear layers run in onnxruntime's MatMulNBits, which rounds activations to 8 bits at each call, a scale for each row
-and block, and multiplies integers on CPUs with AVX2, AVX-512 or ARM's dot products. Convolutions are weight-only: their
-weights are dequantised when the model is loaded.
-
-Source: the first formula is onnxruntime's blockwise quantiser (``quantize_matmul_4bits``, symmetric). Deviations: a
-block whose scale would be subnormal becomes zero. The second is the symmetric formula of ``quantisation.affine`` at
-q_max = 7.
-"""
+"""``int4``: weights in 4 bits (``quantisation.nibbles``): an eighth of the bytes, for slow links."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper
-
-from accel.compressors.arrays import Array, FloatArray
+from accel.compressors.arrays import Array
 from accel.compressors.artifact import Optimisation
-from accel.compressors.errors import WeightsError
-from accel.compressors.graph.layer_rewriter import Layer, LayerRewriter
-from accel.compressors.graph.payload import MICROSOFT, Payload, Slot
-from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
-from accel.compressors.method_arguments import parse_int4
+from accel.compressors.graph.policy_graph import PolicyGraph
+from accel.compressors.int8.integer_graph import IntegerGraph, lay_out
 from accel.compressors.methods import Encoder, Format
 from accel.compressors.module_state import require_finite
-from accel.compressors.scheme import Context, MethodText
-
-_DEFAULT_BLOCK = 32
-_TINY = float(np.finfo(np.float32).tiny)
-_INT8_ACTIVATIONS = 4  # MatMulNBits: accuracy_level; faster than floats from a width of about 256
+from accel.compressors.quantisation.affine import UINT8
+from accel.compressors.quantisation.nibbles import layer_writer, write_layer
+from accel.compressors.scheme import MethodText
 
 
-@dataclass(frozen=True)
 class Int4(Format):
-    """4-bit weights.
-
-    Attributes:
-        block: number of weights of an output that share a scale.
-    """
-
-    block: int = _DEFAULT_BLOCK
+    """4-bit weights."""
 
     @property
     def method(self) -> MethodText:
-        """``int4`` with its block size, unless it is the default."""
-        return MethodText("int4", () if self.block == _DEFAULT_BLOCK else (str(self.block),))
+        """``int4``."""
+        return MethodText("int4")
 
     def encoder(self, graph: PolicyGraph) -> Encoder:
         """See ``Format.encoder``."""
-        return Int4Encoder(graph, self.block)
+        return Int4Encoder(graph)
 
 
 class Int4Encoder(Encoder):
     """Requantises weights at each refresh."""
 
-    def __init__(self, graph: PolicyGraph, block: int) -> None:
-        rewriter = _Int4Graph(graph, block)
-        self._block = block
-        self._layers = rewriter.layers
-        self._floats = rewriter.floats
-        self._writer = layer_writer(self._layers, graph, block)
-        self._payload = Payload(rewriter.nodes, graph.inputs, graph.outputs, rewriter.slots, graph.constants, OPSET)
+    def __init__(self, graph: PolicyGraph) -> None:
+        rewritten = IntegerGraph(graph, UINT8, lambda layer: "int4")
+        self._layers = rewritten.int4_layers
+        self._floats = rewritten.floats
+        self._writer = layer_writer(self._layers, graph)
+        self._payload = lay_out(rewritten, graph)
+        for name, scale in rewritten.fixed.items():
+            self._payload.views[f"{name}:scale"][...] = scale
         convolutions = any(layer.is_convolution for layer in self._layers)
         self.optimisation: Optimisation = "all" if convolutions else "none"
 
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
         for layer in self._layers:
-            write_layer(layer, parameters[layer.weight], self._payload.views, self._writer, self._block)
+            write_layer(layer, parameters[layer.weight], self._payload.views, self._writer)
         for name in self._floats:
             require_finite(name, parameters[name])
             self._payload.views[name][...] = parameters[name]
         return self._payload.to_bytes()
-
-
-class _Int4Graph(LayerRewriter):
-    def __init__(self, graph: PolicyGraph, block: int) -> None:
-        self._block = block
-        super().__init__(graph)
-
-    def replace(self, layer: Layer) -> list[NodeProto]:
-        nodes, slots = replace_layer(layer, self.graph.parameters[layer.weight].shape, self._block)
-        self.slots.update(slots)
-        return nodes
-
-    def refusal(self, operator: str) -> str:
-        return f"operator {operator} has no kernel for 4-bit weights; use fp16 or fp32"
-
-
-def replace_layer(
-    layer: Layer, shape: tuple[int, ...], block: int = _DEFAULT_BLOCK
-) -> tuple[list[NodeProto], dict[str, Slot]]:
-    """The nodes that replace a layer, and the initializers for its weight of the given shape."""
-    codes, scale = f"{layer.stem}:codes", f"{layer.stem}:scale"
-    if layer.is_convolution:
-        real = helper.make_node(
-            "DequantizeLinear", [codes, scale], [layer.stem], name=f"{layer.stem}/real", domain=MICROSOFT, axis=0
-        )
-        copy = NodeProto()
-        copy.CopyFrom(layer.node)
-        copy.input[1] = layer.stem
-        return [real, copy], {codes: Slot(shape, TensorProto.INT4), scale: Slot((shape[0],))}
-    outputs, inputs = shape if layer.transposed else shape[::-1]
-    blocks = -(-inputs // block)
-    node = helper.make_node(
-        "MatMulNBits",
-        [layer.node.input[0], codes, scale, "", "", layer.bias],
-        layer.node.output,
-        name=layer.node.name,
-        domain=MICROSOFT,
-        K=inputs,
-        N=outputs,
-        bits=4,
-        block_size=block,
-        accuracy_level=_INT8_ACTIVATIONS,
-    )
-    return [node], {codes: Slot((outputs, blocks, block // 2), TensorProto.UINT8), scale: Slot((outputs * blocks,))}
-
-
-def layer_writer(layers: Sequence[Layer], graph: PolicyGraph, block: int = _DEFAULT_BLOCK) -> NibbleWriter:
-    """The writer for these layers, to pass to ``write_layer``."""
-    sizes = []
-    for layer in layers:
-        shape = graph.parameters[layer.weight].shape
-        matrix = shape if layer.transposed else shape[::-1]
-        sizes.append(math.prod(shape) if layer.is_convolution else padded_size(matrix, block))
-    return NibbleWriter(sizes)
-
-
-def write_layer(
-    layer: Layer, weight: Array, views: Mapping[str, Array], writer: NibbleWriter, block: int = _DEFAULT_BLOCK
-) -> None:
-    """Write a replaced layer's codes and scales into a model's bytes. Raises WeightsError: a weight is not finite."""
-    codes = views[f"{layer.stem}:codes"]
-    if layer.is_convolution:
-        scales = writer.write_channels(layer.name, weight, codes)
-    else:
-        scales = writer.write_blocks(layer.name, weight if layer.transposed else weight.T, block, codes)
-    views[f"{layer.stem}:scale"][...] = scales
-
-
-def make_int4(arguments: tuple[str, ...], context: Context) -> Int4:
-    """The ``int4`` method; its one argument is the block size."""
-    block_size = parse_int4(arguments)
-    return Int4() if block_size is None else Int4(block_size)
-
-
-class NibbleWriter:
-    """Quantises weights to 4 bits; reuses its working memory.
-
-    Uses torch, whose reductions of blocks are ten times as fast as numpy's.
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        """Allocate working memory for weights of these numbers of elements, padding included."""
-        greatest = max(sizes, default=0)
-        self._scratch = torch.zeros(greatest + 1)
-        self._codes = np.zeros(greatest + 1, dtype=np.uint8)
-        self._words = np.empty((greatest + 1) // 2, dtype=np.uint16)
-
-    def write_blocks(self, name: str, weight: Array, block: int, target: Array) -> NDArray[np.float32]:
-        """Write the codes of a matrix [N, K] in blocks along K, the last one padded with zeros.
-
-        Args:
-            name: the layer's name in messages.
-            weight: [N, K].
-            block: weights that share a scale; even.
-            target: [N, ⌈K / block⌉, block / 2] bytes, the first of two codes in the lower half.
-        Returns:
-            The scales, [N · ⌈K / block⌉].
-        Raises:
-            WeightsError: a weight is not finite.
-        """
-        groups = _in_blocks(weight, block)
-        scales, inverse = _block_scales(name, groups)
-        room = self._scratch[: groups.numel()].view_as(groups)
-        # two additions: adding 8.5 at once would round differently
-        torch.mul(groups, inverse, out=room).add_(8.0).add_(0.5).clamp_max_(15.0)
-        codes = self._codes[: room.numel()]
-        np.copyto(codes, room.view(-1).numpy(), casting="unsafe")
-        self._pack(codes, target)
-        return scales.reshape(-1)
-
-    def write_channels(self, name: str, kernel: Array, target: Array) -> NDArray[np.float32]:
-        """Write the codes of a convolution kernel [O, …] to ``target``, [⌈size / 2⌉] bytes; returns its scales [O].
-
-        Raises:
-            WeightsError: a weight is not finite.
-        """
-        flat = _as_tensor(kernel).reshape(len(kernel), -1)
-        scales: FloatArray = np.maximum(flat.amax(1).numpy(), -flat.amin(1).numpy())
-        scales /= np.float32(7.0)
-        _require_finite(name, scales)
-        scales[scales < _TINY] = 1.0
-        even = flat.numel() + flat.numel() % 2
-        room = self._scratch[:even]
-        room[-1] = 0.0
-        torch.div(flat, torch.from_numpy(scales)[:, None], out=room[: flat.numel()].view_as(flat)).round_()
-        codes = self._codes[:even]
-        np.copyto(codes.view(np.int8), room.numpy(), casting="unsafe")
-        np.bitwise_and(codes, 15, out=codes)
-        self._pack(codes, target)
-        return scales
-
-    def _pack(self, codes: NDArray[np.uint8], target: Array) -> None:
-        """Pack two codes per byte: v | v >> 4 of a 16-bit word v with a code in the lower half of each byte."""
-        words = codes.view(np.dtype("<u2"))
-        joined = self._words[: target.size]
-        np.right_shift(words, 4, out=joined)
-        np.bitwise_or(joined, words, out=joined)
-        np.copyto(target, joined.reshape(target.shape), casting="unsafe")
-
-
-def padded_size(shape: tuple[int, int], block: int) -> int:
-    """Number of elements of a matrix [N, K] with its rows padded to whole blocks."""
-    return shape[0] * -(-shape[1] // block) * block
-
-
-def _block_scales(name: str, groups: torch.Tensor) -> tuple[NDArray[np.float32], torch.Tensor]:
-    """Scales [N, blocks], and their reciprocals [N, blocks, 1], 1 where the scale is zero."""
-    low, high = groups.amin(2).numpy(), groups.amax(2).numpy()
-    scales: FloatArray = np.where(high > -low, high, low)
-    scales /= np.float32(-8.0)
-    _require_finite(name, scales)
-    divisors = scales
-    tiny = np.abs(scales) < _TINY
-    if tiny.any():
-        scales[tiny] = 0.0
-        divisors = np.where(tiny, np.float32(1.0), scales)
-    return scales, torch.from_numpy(np.float32(1.0) / divisors)[:, :, None]
-
-
-def _in_blocks(weight: Array, block: int) -> torch.Tensor:
-    matrix = _as_tensor(weight)
-    outputs, inputs = matrix.shape
-    padding = -inputs % block
-    if padding:
-        matrix = torch.nn.functional.pad(matrix, (0, padding))
-    return matrix.contiguous().view(outputs, -1, block)
-
-
-def _as_tensor(weight: Array) -> torch.Tensor:
-    values: FloatArray = weight.astype(np.float32, copy=False)
-    return torch.from_numpy(values)
-
-
-def _require_finite(name: str, scales: NDArray[np.float32]) -> None:
-    if not np.isfinite(scales).all():
-        raise WeightsError(
-            f"layer {name!r} has a weight that is not finite; do not publish it, lower the learning rate"
-        )

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Prefix of the layer names of a recurrent policy under ``prune``, which wraps it.
-WRAPPER = "policy."
-
 
 def split_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """A method's plain arguments and its per-layer choices.
@@ -68,13 +65,8 @@ def check_layers(scheme: str, named: Iterable[str], layers: Iterable[str]) -> No
     known = list(layers)
     for name in named:
         if not any(_matches(name, layer) for layer in known):
-            listed = ", ".join(layer.removeprefix(WRAPPER) for layer in known) or "none"
+            listed = ", ".join(known) or "none"
             raise SchemeError(f"{scheme} names {name!r}, which is no layer that it applies to; choose from {listed}")
-
-
-def is_named(layer: str, names: Iterable[str]) -> bool:
-    """Whether a layer is named itself, not only by a prefix."""
-    return any(name in (layer, layer.removeprefix(WRAPPER)) for name in names)
 
 
 def weight_layer(graph: PolicyGraph, weight: str) -> str:
@@ -83,4 +75,4 @@ def weight_layer(graph: PolicyGraph, weight: str) -> str:
 
 
 def _matches(name: str, layer: str) -> bool:
-    return any(own == name or own.startswith(f"{name}.") for own in (layer, layer.removeprefix(WRAPPER)))
+    return layer == name or layer.startswith(f"{name}.")

@@ -29,8 +29,9 @@ class PolicyLayer:
         kind: ``linear`` (an LSTM's step too) or ``convolution``.
         outputs: rows of its weight, seen as a matrix.
         inputs: columns of its weight.
-        units: size of the coupled channel group that ``prune`` knows by this name; 0 where it prunes none, as in heads
-            and in layers whose channels belong to another layer's group.
+        units: size of the coupled channel group that ``prune`` knows by this name; 0 where it prunes none, as in heads,
+            in LSTMs and in layers whose channels belong to another layer's group.
+        factorised: whether ``lowrank`` knows it: not an LSTM.
     """
 
     name: str
@@ -38,14 +39,15 @@ class PolicyLayer:
     outputs: int
     inputs: int
     units: int
+    factorised: bool
 
     def keeps(self, share: float) -> int:
         """How many units ``prune`` keeps when it removes a share of them."""
         return kept_count(self.units, share)
 
     def rank(self, share: float) -> int | None:
-        """The rank under ``lowrank``; None where the factors would be no smaller than the weight."""
-        return factor_rank(self.outputs, self.inputs, share)
+        """The rank under ``lowrank``; None where it has none, or the factors would be no smaller than the weight."""
+        return factor_rank(self.outputs, self.inputs, share) if self.factorised else None
 
 
 def prunable_units(module: nn.Module, example_inputs: Mapping[str, Tensor]) -> dict[str, int]:
@@ -72,5 +74,5 @@ def policy_layers(graph: PolicyGraph, module: nn.Module, units: Mapping[str, int
         matrices = [shape for own, shape in shapes.items() if own.rpartition(".")[0] == name and len(shape) > 1]
         inputs = sum(int(np.prod(shape[1:])) for shape in matrices)
         kind = "convolution" if node.op_type == "Conv" else "linear"
-        layers[name] = PolicyLayer(name, kind, matrices[0][0], inputs, units.get(name, 0))
+        layers[name] = PolicyLayer(name, kind, matrices[0][0], inputs, units.get(name, 0), len(matrices) == 1)
     return tuple(layers.values())

@@ -1,13 +1,13 @@
 """The arguments of a scheme's methods, parsed and checked without torch: a launcher refuses a scheme before it starts.
 
-A method's factory and ``check_scheme`` parse by the same function, so that they agree.
+``make_compressor`` and ``check_scheme`` parse by the same function, so that they agree.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 from accel.compressors.errors import SchemeError
 from accel.compressors.layer_choices import parse_ratios, split_arguments
@@ -16,7 +16,6 @@ from accel.compressors.scheme import MethodText, Scheme, parse_scheme
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
 LayerFormat = Literal["int8", "x16", "float", "int4"]
 """How a layer computes under ``int8``: integers, integers on activations of two bytes, floats, or 4-bit weights."""
-BLOCK_SIZES = (16, 32, 64, 128)
 
 _FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int4"})
 _VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -30,22 +29,6 @@ _REFUSED_BY_QAT = {
 }
 
 
-class Int8Arguments(NamedTuple):
-    """Of ``int8`` and ``qat``; see ``Int8``."""
-
-    variant: Variant | None
-    layers: tuple[tuple[str, LayerFormat], ...]
-    weight_bits: int | None
-    input_bits: int | None
-
-
-class Shares(NamedTuple):
-    """Of ``prune`` and ``lowrank``: a share of every layer's units or rank, and those of single layers."""
-
-    ratio: float
-    layers: tuple[tuple[str, float], ...]
-
-
 def check_scheme(text: str) -> Scheme:
     """Parse a scheme and check it as far as that can be done without the policy's network.
 
@@ -54,20 +37,41 @@ def check_scheme(text: str) -> Scheme:
     """
     scheme = parse_scheme(text)
     for method in scheme.methods:
-        _check_arguments(method)
-    check_order(scheme, _FORMATS)
+        parse_arguments(method)
+    check_order(scheme)
     return scheme
 
 
-def check_order(scheme: Scheme, formats: Collection[str]) -> None:
-    """Whether the methods can be combined in this order; ``formats`` are the names of those that store numbers.
+def parse_arguments(method: MethodText) -> tuple[object, ...]:
+    """The arguments of a method's class, but for the acting CPU, the student's factory and the divergence.
+
+    Raises:
+        SchemeError: one that the method does not take.
+    """
+    name, arguments = method.name, method.arguments
+    if name in ("int8", "qat"):
+        return _parse_int8(arguments, name)
+    if name == "prune":
+        return _parse_shares(name, arguments, 0.0, "the share to remove")
+    if name == "lowrank":
+        return _parse_shares(name, arguments, 1.0, "the rank as a share of the full one")
+    if name == "distill":
+        if len(arguments) != 1 or not _STUDENT.fullmatch(arguments[0]):
+            raise SchemeError(f"{method}: give the student's size as units x layers, such as 64x2")
+    elif arguments:
+        raise SchemeError(f"{name} takes no arguments, but got {', '.join(arguments)}")
+    return arguments
+
+
+def check_order(scheme: Scheme) -> None:
+    """Whether the methods can be combined in this order.
 
     Raises:
         SchemeError: more than one format, one that is not last, a ``distill`` that is not first, a method twice, a
             reduction that ``qat`` cannot follow.
     """
-    stored = [method for method in scheme.methods if method.name in formats]
-    reductions = [method for method in scheme.methods if method.name not in formats]
+    stored = [method for method in scheme.methods if method.name in _FORMATS]
+    reductions = [method for method in scheme.methods if method.name not in _FORMATS]
     if len(stored) > 1:
         raise SchemeError(f"scheme {str(scheme)!r} has {len(stored)} number formats; keep one, at its end")
     if stored and scheme.methods[-1] is not stored[0]:
@@ -85,18 +89,8 @@ def check_order(scheme: Scheme, formats: Collection[str]) -> None:
             )
 
 
-def check_none(name: str, arguments: Sequence[str]) -> None:
-    """``fp32`` and ``fp16`` take no arguments. Raises SchemeError."""
-    if arguments:
-        raise SchemeError(f"{name} takes no arguments, but got {', '.join(arguments)}")
-
-
-def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
-    """One of the variants, one width of weights and one of observations, and formats by layer; messages use ``name``.
-
-    Raises:
-        SchemeError: an unknown option or format, two variants or widths, for ``qat`` a layer with 4-bit weights.
-    """
+def _parse_int8(arguments: Sequence[str], name: str) -> tuple[object, ...]:
+    """One of the variants, formats by layer, one width of weights and one of observations, as ``Int8`` has them."""
     plain, choices = split_arguments(arguments)
     variants = [variant for variant in _VARIANTS if variant in plain]
     widths = [bits for option, bits in WEIGHT_BITS.items() if option in plain]
@@ -120,53 +114,14 @@ def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
         layers.append((layer, chosen))
     variant = variants[0] if variants else None
     width, input_bits = (chosen[0] if chosen else None for chosen in (widths, inputs))
-    return Int8Arguments(variant, tuple(layers), width, input_bits)
+    return variant, tuple(layers), width, input_bits
 
 
-def parse_int4(arguments: Sequence[str]) -> int | None:
-    """The block size, if one was given. Raises SchemeError."""
-    if not arguments:
-        return None
-    if len(arguments) > 1 or arguments[0] not in map(str, BLOCK_SIZES):
-        raise SchemeError(f"int4({','.join(arguments)}): give one block size of {', '.join(map(str, BLOCK_SIZES))}")
-    return int(arguments[0])
+def _parse_shares(name: str, arguments: Sequence[str], unchanged: float, meaning: str) -> tuple[object, ...]:
+    """The share of every layer's units or rank, and those of single layers.
 
-
-def parse_prune(arguments: Sequence[str]) -> Shares:
-    """Shares to remove. Raises SchemeError."""
-    return _parse_shares("prune", arguments, 0.0, "the share to remove")
-
-
-def parse_lowrank(arguments: Sequence[str]) -> Shares:
-    """Ranks as shares of the full ones. Raises SchemeError."""
-    return _parse_shares("lowrank", arguments, 1.0, "the rank as a share of the full one")
-
-
-def parse_distill(arguments: Sequence[str]) -> str:
-    """The student's size, such as ``64x2``. Raises SchemeError."""
-    if len(arguments) != 1 or not _STUDENT.fullmatch(arguments[0]):
-        raise SchemeError(f"distill({','.join(arguments)}): give the student's size as units x layers, such as 64x2")
-    return arguments[0]
-
-
-def _check_arguments(method: MethodText) -> None:
-    match method.name:
-        case "fp32" | "fp16":
-            check_none(method.name, method.arguments)
-        case "int8" | "qat":
-            parse_int8(method.arguments, method.name)
-        case "int4":
-            parse_int4(method.arguments)
-        case "prune":
-            parse_prune(method.arguments)
-        case "lowrank":
-            parse_lowrank(method.arguments)
-        case "distill":
-            parse_distill(method.arguments)
-
-
-def _parse_shares(name: str, arguments: Sequence[str], unchanged: float, meaning: str) -> Shares:
-    """``unchanged`` is the share that leaves a layer as it is; the opposite one would leave nothing of it."""
+    ``unchanged`` leaves a layer as it is; the opposite one would leave nothing of it.
+    """
     plain, choices = split_arguments(arguments)
     layers = parse_ratios(name, choices)
     if plain or not layers:
@@ -178,7 +133,7 @@ def _parse_shares(name: str, arguments: Sequence[str], unchanged: float, meaning
         raise SchemeError(
             f"{name}({','.join(arguments)}): give {meaning}, between 0 and 1; layer=share for single layers"
         )
-    return Shares(ratio, layers)
+    return ratio, layers
 
 
 def _ratio(words: Sequence[str]) -> float:

@@ -5,17 +5,31 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from accel.compressors.arrays import Array, State
 from accel.compressors.artifact import Optimisation
 from accel.compressors.graph.policy_graph import PolicyGraph
-from accel.compressors.plan import PlanStatistics
 from accel.compressors.quantisation.ranges import Range
 from accel.compressors.scheme import MethodText
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class PlanStatistics:
+    """What a plan has measured so far.
+
+    Attributes:
+        calibrations: how often activation ranges were measured; 0 for schemes without.
+        drifted_activations: how many activations, counted over all calibrations but the first, left their range by more
+            than 5 % of its width.
+    """
+
+    calibrations: int = 0
+    drifted_activations: int = 0
 
 
 class Method(ABC):
@@ -101,13 +115,11 @@ class BoundReduction(ABC):
 
     Attributes:
         module: the smaller module, exported once; its own weights are not used.
-        prefix: prefix of the policy's layer names in the smaller module.
         has_student: whether the smaller module is a student, trained by ``distill_step``.
     """
 
     module: torch.nn.Module
     has_student: bool = False
-    prefix: str = ""
 
     @abstractmethod
     def project(self, state: State) -> State:

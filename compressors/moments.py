@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,80 +18,72 @@ KEEP = 0.5
 # ridge: this share of the mean variance, times inputs / samples
 RIDGE = 0.1
 MAXIMAL_ROWS, MAXIMAL_IMAGES, MAXIMAL_SAMPLES = 2048, 64, 8192
-_UNFOLDED_IMAGES = 8
+_TINY = 1e-6
 
 
-class InputMoments:
-    """Moments of the inputs of some layers: Linear [in], Conv2d [in · kernel] (unfolded; one group, zero padding),
-    LSTM [in + hidden].
+@dataclass(frozen=True)
+class Moments:
+    """Running moments of a layer's inputs.
 
     Attributes:
-        seen: whether anything was observed.
+        samples: weight of the rows observed.
+        mean: [channels, S], one for each position.
+        covariance: [channels, channels] about the means.
     """
 
-    def __init__(self, layers: Iterable[str]) -> None:
-        self.seen = False
-        self._layers = tuple(layers)
-        self._means: dict[str, Tensor] = {}
-        self._samples: dict[str, float] = {}
-        self._totals: dict[str, Tensor] = {}
-        self._products: dict[str, Tensor] = {}
+    samples: float
+    mean: Tensor
+    covariance: Tensor
 
-    def observe(self, policy: nn.Module, inputs: Mapping[str, Array]) -> None:
-        """Measure on the policy's present weights; inputs [N, *shape] by name, in the order of its arguments."""
-        with ExitStack() as stack, torch.no_grad():
-            for name in self._layers:
-                stack.enter_context(policy.get_submodule(name).register_forward_pre_hook(self._watch(name)))
-            policy(*to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
-        self.seen = True
+    @classmethod
+    def of(cls, values: Tensor) -> Moments:
+        """Of [N, channels, S]."""
+        mean = values.mean(0)
+        centred = (values - mean).transpose(1, 2).reshape(-1, values.shape[1])
+        return cls(len(values), mean, centred.t() @ centred / len(centred))
 
-    def mean(self, layer: str) -> Tensor | None:
-        """[inputs] float32 mean, None before anything was observed."""
-        return self._means.get(layer)
+    def after(self, older: Moments | None) -> Moments:
+        """Both combined, the older ones with ``KEEP`` times their weight."""
+        if older is None:
+            return self
+        samples = KEEP * older.samples + self.samples
+        share = self.samples / samples
+        shift = self.mean - older.mean
+        between = share * (1.0 - share) / shift.shape[1] * (shift @ shift.t())
+        within = older.covariance.lerp(self.covariance, share)
+        return Moments(samples, older.mean + share * shift, within + between)
 
-    def covariance(self, layer: str, *, about_zero: bool = False) -> Tensor | None:
-        """[inputs, inputs] float64 covariance plus a ridge against few samples; None before anything was observed.
-        Second moments about zero instead if ``about_zero``, with the same ridge."""
-        if layer not in self._totals:
-            return None
-        samples = self._samples[layer]
-        mean = self._totals[layer] / samples
-        covariance = self._products[layer] / samples - torch.outer(mean, mean)
-        size = len(mean)
-        ridge = RIDGE * covariance.diagonal().mean() * size / samples
-        if about_zero:
-            covariance = covariance + torch.outer(mean, mean)
-        regular: Tensor = covariance + ridge * torch.eye(size, dtype=covariance.dtype)
-        return regular
+    def spread(self, *, about_zero: bool) -> Tensor:
+        """[channels, channels] covariance, or second moments about zero."""
+        return self.covariance + self.mean @ self.mean.t() / self.mean.shape[1] if about_zero else self.covariance
 
-    def _watch(self, name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
-        def hook(layer: nn.Module, arguments: tuple[object, ...]) -> None:
-            rows = _rows(layer, arguments)
-            rows = rows[:: max(1, len(rows) // MAXIMAL_SAMPLES)].double()
-            total, products = rows.sum(0), rows.t() @ rows
-            self._samples[name] = len(rows) + KEEP * self._samples.get(name, 0.0)
-            self._totals[name] = total + KEEP * self._totals.get(name, torch.zeros_like(total))
-            self._means[name] = (self._totals[name] / self._samples[name]).float()
-            self._products[name] = products + KEEP * self._products.get(name, torch.zeros_like(products))
-
-        return hook
+    def ridge(self, kept: int) -> float:
+        """λ, against overfitting to few samples."""
+        places = self.mean.shape[1]
+        return _TINY + RIDGE * float(self.covariance.diagonal().mean()) * kept / (self.samples * places)
 
 
-def _rows(layer: nn.Module, arguments: tuple[object, ...]) -> Tensor:
-    """[samples, inputs]: the vectors that a layer's weight matrix multiplies."""
-    x = arguments[0]
-    if not isinstance(x, Tensor):
-        raise TypeError(f"a {type(layer).__name__} was called with a {type(x).__name__} instead of a tensor")
-    if isinstance(layer, nn.Conv2d):
-        patches = nn.functional.unfold(
-            x[:_UNFOLDED_IMAGES],
-            layer.kernel_size,
-            layer.dilation,
-            layer.padding,  # type: ignore[arg-type]
-            layer.stride,
-        )
-        return patches.transpose(1, 2).flatten(0, 1)
-    if isinstance(layer, nn.LSTM | nn.LSTMCell):
-        hidden: Tensor = arguments[1][0]  # type: ignore[index]
-        return torch.cat([x.reshape(-1, x.shape[-1]), hidden.reshape(-1, hidden.shape[-1])], dim=1)
-    return x.reshape(-1, x.shape[-1])
+def watch_inputs(
+    policy: nn.Module, inputs: Mapping[str, Array], watchers: Mapping[str, Callable[[nn.Module, Tensor], None]]
+) -> None:
+    """Call a policy, and with what some of its layers read their watchers.
+
+    Args:
+        policy: with its present weights.
+        inputs: [N, *shape] by name, in the order of its arguments; so many rows as moments need.
+        watchers: by the layer's name; called with the layer and its first argument.
+    """
+    with ExitStack() as stack, torch.no_grad():
+        for name, watcher in watchers.items():
+            stack.enter_context(policy.get_submodule(name).register_forward_pre_hook(partial(_show, watcher)))
+        policy(*to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
+
+
+def some_rows(rows: Tensor) -> Tensor:
+    """At most twice ``MAXIMAL_SAMPLES`` of the rows, at even distances."""
+    return rows[:: max(1, len(rows) // MAXIMAL_SAMPLES)]
+
+
+def _show(watcher: Callable[[nn.Module, Tensor], None], layer: nn.Module, arguments: tuple[object, ...]) -> None:
+    if isinstance(arguments[0], Tensor):
+        watcher(layer, arguments[0])

@@ -1,4 +1,4 @@
-"""The protocols of the package: bind a policy module once (Compressor), refresh its artifact often (Plan).
+"""A policy bound to a scheme: refreshed often, changed in between by updates that are prepared beside its refreshes.
 
 ``Compressor.bind`` is slow and rare: export through torch, recognise the graph, fuse, lay out the serialised model with
 places for the weights. ``Plan.refresh`` is fast and frequent: quantise with numpy, write into those places, copy out
@@ -7,52 +7,198 @@ the bytes; no protobuf work, no export and no change to a session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from accel.compressors.arrays import Array
+from accel.compressors.arrays import Array, State
 from accel.compressors.artifact import CompressedPolicy, Json
+from accel.compressors.graph.policy_graph import PolicyGraph
+from accel.compressors.methods import BoundReduction, Encoder, PlanStatistics
+from accel.compressors.module_state import read_state
+from accel.compressors.quantisation.ranges import Range, check_inputs
 
 if TYPE_CHECKING:
     import torch
 
-    from accel.compressors.graph.policy_graph import PolicyGraph
 
-
-@dataclass(frozen=True)
-class PlanStatistics:
-    """What a plan has measured so far.
+class Plan:
+    """One policy architecture under one scheme; owns the template, ranges and selections that refreshes reuse.
 
     Attributes:
-        calibrations: how often activation ranges were measured; 0 for schemes without.
-        drifted_activations: how many activations, counted over all calibrations but the first, left their range by more
-            than 5 % of its width.
+        scheme: the scheme's text form.
+        graph: the exported policy.
+        encoder: the bound format.
+        reductions: compute the graph's parameters from the module's own, in order.
+        reductions_lock: held while an update copies reductions, and while ``refit`` changes them in place.
     """
 
-    calibrations: int = 0
-    drifted_activations: int = 0
+    def __init__(
+        self,
+        scheme: str,
+        reductions: tuple[BoundReduction, ...],
+        graph: PolicyGraph,
+        encoder: Encoder,
+        metadata: Mapping[str, Json],
+        module: torch.nn.Module,
+    ) -> None:
+        """Use ``Compressor.bind``."""
+        self.scheme = scheme
+        self._module = module
+        self.reductions = reductions
+        self.graph = graph
+        self.encoder = encoder
+        contract = (graph.inputs, graph.outputs, metadata, encoder.cpu_features)
+        self._contract = CompressedPolicy(scheme, 0, *contract, b"", encoder.optimisation, encoder.variant)
+        self.reductions_lock = threading.Lock()
+
+    @property
+    def statistics(self) -> PlanStatistics:
+        """What the plan has measured so far."""
+        return self.encoder.statistics
+
+    def refresh(self, module: torch.nn.Module, version: int) -> CompressedPolicy:
+        """The artifact of the module's present weights; fast, and never changes the module.
+
+        Raises:
+            WeightsError: the module lacks a parameter of the one bound, or a weight is not finite.
+        """
+        self._module = module
+        return self._contract.with_model(self.encoder.encode(self.begin_update(module).parameters), version)
+
+    def fit(self, module: torch.nn.Module, inputs: Mapping[str, Array], version: int) -> CompressedPolicy:
+        """The artifact of a finished policy, fitted to real inputs ([N, *shape] by name); seconds.
+
+        Raises:
+            WeightsError, CalibrationError: as for ``refresh`` and ``calibrate``.
+        """
+        self._module = module
+        return self._contract.with_model(self.encoder.fit(self.begin_update(module).parameters, inputs), version)
+
+    def calibrate(self, inputs: Mapping[str, Array]) -> None:
+        """Merge the activation ranges on recent real inputs ([N, *shape] by name) into the running ones.
+
+        Measured with the present weights of the module last refreshed, selected for or bound. Nothing to do for
+        ``fp32``.
+
+        Raises:
+            CalibrationError: an input is missing, empty, misshapen or leads to activations that are not finite.
+        """
+        update = self.begin_update(self._module)
+        update.calibrate(inputs)
+        update.commit()
+
+    def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
+        """Widen the ranges if an activation leaves its own on recent inputs; returns how many do.
+
+        No range gets narrower, so a few rows are enough.
+
+        Raises:
+            CalibrationError: as for ``calibrate``.
+        """
+        update = self.begin_update(self._module)
+        drifted = update.recalibrate_on_drift(inputs)
+        update.commit()
+        return drifted
+
+    def refit(self, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
+        """Fit the least-squares compensation for pruned channels again, on recent real inputs; some milliseconds.
+
+        A fit is outdated some tens of optimiser steps later. Nothing to do without ``prune``.
+
+        Raises:
+            CalibrationError: as for ``calibrate``.
+        """
+        with self.reductions_lock:
+            if self.reductions:
+                check_inputs(self.graph.inputs, inputs)
+                state: State = read_state(module)
+                for reduction in self.reductions:
+                    reduction.refit(state, inputs)
+                    state = reduction.project(state)
+
+    def reselect(self, module: torch.nn.Module) -> None:
+        """Select pruned channels and low-rank bases again for the present weights; slow, on a schedule.
+
+        Raises:
+            WeightsError: as for ``refresh``.
+        """
+        self._module = module
+        update = self.begin_update(module)
+        update.reselect()
+        update.commit()
+
+    def distill_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
+        """One training step of a distilled student towards the module on real [N, *shape] inputs; slow.
+
+        Returns:
+            The divergence before the step, in its own unit; None for schemes without a student.
+        """
+        update = self.begin_update(module)
+        loss = update.distill_step(inputs)
+        update.commit()
+        return loss
+
+    def begin_update(self, module: torch.nn.Module) -> PlanUpdate:
+        """Start an update for the module's present weights, to be prepared in any thread."""
+        return PlanUpdate(self, module)
 
 
-class PlanUpdate(Protocol):
+class PlanUpdate:
     """Changes to a plan, prepared beside its refreshes: the plan stays as it is until ``commit``.
 
     One thread works on an update, which need not be the one that refreshes. The module keeps its weights until the
-    update is prepared. A plan has at most one open update.
+    update is prepared. A plan has at most one open update. It works on copies of the plan's reductions.
+
+    Attributes:
+        changed: whether selections or ranges changed; distillation steps do not count.
     """
 
+    def __init__(self, plan: Plan, module: torch.nn.Module) -> None:
+        self.changed = False
+        self._plan = plan
+        self._module = module
+        self._reductions = list(plan.reductions)
+        self._ranges: list[Mapping[str, Range]] = []
+        self._copied: set[int] = set()
+        self._state: State | None = None
+        self._parameters: Mapping[str, Array] | None = None
+
     @property
-    def changed(self) -> bool:
-        """Whether selections or ranges changed; distillation steps do not count."""
-        ...
+    def reductions(self) -> tuple[BoundReduction, ...]:
+        """The plan's reductions; the changed ones are copies."""
+        return tuple(self._reductions)
+
+    @property
+    def parameters(self) -> Mapping[str, Array]:
+        """The parameters of the plan's graph, with this update's changes."""
+        if self._parameters is None:
+            state = self._policy_state()
+            for reduction in self._reductions:
+                state = reduction.project(state)
+            self._parameters = self._plan.graph.read(state)
+        return self._parameters
 
     def distill_step(self, inputs: Mapping[str, torch.Tensor]) -> float | None:
         """See ``Plan.distill_step``."""
-        ...
+        loss: float | None = None
+        for index, reduction in enumerate(self._reductions):
+            if reduction.has_student:
+                loss, self._parameters = self._own(index).distill_step(self._module, inputs), None
+        return loss
 
     def reselect(self) -> None:
         """See ``Plan.reselect``."""
-        ...
+        self._parameters = None
+        if not self._reductions:
+            return
+        state = self._policy_state()
+        for index in range(len(self._reductions)):
+            reduction = self._own(index)
+            reduction.reselect(state)
+            state = reduction.project(state)
+        self._parameters = self._plan.graph.read(state)
+        self.changed = True
 
     def calibrate(
         self, inputs: Mapping[str, Array], *, reselect: bool = False, between: Callable[[], object] = lambda: None
@@ -64,130 +210,50 @@ class PlanUpdate(Protocol):
             reselect: select channels and bases again as well, by what was just observed.
             between: called between two parts of the work; an exception that it raises ends the work.
         """
-        ...
+        if self._reductions:
+            check_inputs(self._plan.graph.inputs, inputs)
+            state = self._policy_state()
+            for index in range(len(self._reductions)):
+                reduction = self._own(index)
+                has_selected = reduction.observe(state, inputs)
+                if reselect and not has_selected:
+                    between()
+                    reduction.reselect(state)
+                state = reduction.project(state)
+                between()
+            self._parameters = self._plan.graph.read(state)
+            self.changed = True
+        self._add_ranges(self._plan.encoder.measure(self.parameters, inputs))
 
     def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
         """See ``Plan.recalibrate_on_drift``."""
-        ...
+        encoder = self._plan.encoder
+        measured = encoder.measure(self.parameters, inputs, quick=True)
+        drifted = encoder.drifted(measured)
+        if drifted or not encoder.statistics.calibrations:
+            # a few rows show what has to be covered, not what no longer occurs
+            self._add_ranges(encoder.covering(measured))
+        return drifted
 
     def commit(self) -> None:
         """Apply the changes to the plan, all of them, between two refreshes; fast."""
-        ...
+        self._plan.reductions = self.reductions
+        for measured in self._ranges:
+            self._plan.encoder.merge_ranges(measured)
 
+    def _add_ranges(self, measured: Mapping[str, Range]) -> None:
+        self._ranges.append(measured)
+        self.changed |= bool(measured)
 
-class Plan(Protocol):
-    """One policy architecture under one scheme; owns the template, ranges and selections that refreshes reuse."""
+    def _policy_state(self) -> State:
+        if self._state is None:
+            self._state = read_state(self._module, None if self._reductions else self._plan.graph.leaves)
+        return self._state
 
-    @property
-    def scheme(self) -> str:
-        """The scheme's text form."""
-        ...
-
-    def refresh(self, module: torch.nn.Module, version: int) -> CompressedPolicy:
-        """The artifact of the module's present weights; fast, and never changes the module.
-
-        Raises:
-            WeightsError: the module lacks a parameter of the one bound, or a weight is not finite.
-        """
-        ...
-
-    def fit(self, module: torch.nn.Module, inputs: Mapping[str, Array], version: int) -> CompressedPolicy:
-        """The artifact of a finished policy, fitted to real inputs ([N, *shape] by name); seconds.
-
-        Raises:
-            WeightsError, CalibrationError: as for ``refresh`` and ``calibrate``.
-        """
-        ...
-
-    def calibrate(self, inputs: Mapping[str, Array]) -> None:
-        """Merge the activation ranges on recent real inputs ([N, *shape] by name) into the running ones.
-
-        Measured with the present weights of the module last refreshed, selected for or bound. Nothing to do for
-        ``fp32``.
-
-        Raises:
-            CalibrationError: an input is missing, empty, misshapen or leads to activations that are not finite.
-        """
-        ...
-
-    def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
-        """Widen the ranges if an activation leaves its own on recent inputs; returns how many do.
-
-        No range gets narrower, so a few rows are enough.
-
-        Raises:
-            CalibrationError: as for ``calibrate``.
-        """
-        ...
-
-    def refit(self, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
-        """Fit the least-squares compensation for pruned channels again, on recent real inputs; some milliseconds.
-
-        A fit is outdated some tens of optimiser steps later. Nothing to do without ``prune``.
-
-        Raises:
-            CalibrationError: as for ``calibrate``.
-        """
-        ...
-
-    def reselect(self, module: torch.nn.Module) -> None:
-        """Select pruned channels and low-rank bases again for the present weights; slow, on a schedule.
-
-        Raises:
-            WeightsError: as for ``refresh``.
-        """
-        ...
-
-    def distill_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
-        """One training step of a distilled student towards the module on real [N, *shape] inputs; slow.
-
-        Returns:
-            The divergence before the step, in its own unit; None for schemes without a student.
-        """
-        ...
-
-    def begin_update(self, module: torch.nn.Module) -> PlanUpdate:
-        """Start an update for the module's present weights, to be prepared in any thread."""
-        ...
-
-    @property
-    def statistics(self) -> PlanStatistics:
-        """What the plan has measured so far."""
-        ...
-
-
-class Compressor(Protocol):
-    """A compression scheme, not yet bound to a policy."""
-
-    @property
-    def scheme(self) -> str:
-        """The scheme's text form."""
-        ...
-
-    def bind(
-        self,
-        module: torch.nn.Module,
-        example_inputs: Mapping[str, torch.Tensor],
-        calibration: Mapping[str, Array] | None = None,
-        *,
-        output_names: Sequence[str],
-        metadata: Mapping[str, Json] | None = None,
-        graph: PolicyGraph | None = None,
-    ) -> Plan:
-        """Export, fuse and lay out a policy; slow, once per architecture.
-
-        Args:
-            module: the acting policy; its forward takes the inputs in order and returns the outputs in order.
-            example_inputs: name to tensor [N, *shape], in the order of forward's arguments; N is any.
-            calibration: name to array [N, *shape] of real inputs, for schemes with activation ranges.
-            output_names: names of the outputs, in order.
-            metadata: plain JSON carried by every artifact.
-            graph: what ``export_policy`` makes of these, where it is there already; schemes that reduce the module
-                export what they make of it.
-
-        Raises:
-            GraphError: the module cannot be exported so that its weights can be refreshed.
-            UnsupportedLayerError: it has a layer that this scheme cannot compress.
-            CalibrationError: the scheme needs calibration inputs and got none, or unusable ones.
-        """
-        ...
+    def _own(self, index: int) -> BoundReduction:
+        """A reduction's copy, made on first use."""
+        if index not in self._copied:
+            with self._plan.reductions_lock:
+                self._reductions[index] = self._reductions[index].copy()
+            self._copied.add(index)
+        return self._reductions[index]

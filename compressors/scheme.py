@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _METHOD = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\(([^()+]*)\))?\s*")
 _ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.-]+)?")
 
-# method name -> module:factory; resolved on demand because most of these modules import torch
+# method name -> module:class; resolved on demand because most of these modules import torch
 METHODS = {
-    "fp32": "accel.compressors.fp32:make_fp32",
-    "fp16": "accel.compressors.fp16:make_fp16",
-    "int8": "accel.compressors.int8.static:make_int8",
-    "qat": "accel.compressors.qat.fake_quantiser:make_qat",
-    "int4": "accel.compressors.int4:make_int4",
-    "prune": "accel.compressors.prune.structured:make_prune",
-    "lowrank": "accel.compressors.lowrank:make_lowrank",
-    "distill": "accel.compressors.distill:make_distill",
+    "fp32": "accel.compressors.fp32:Float32",
+    "fp16": "accel.compressors.fp16:Float16",
+    "int8": "accel.compressors.int8.static:Int8",
+    "qat": "accel.compressors.qat.fake_quantiser:Qat",
+    "int4": "accel.compressors.int4:Int4",
+    "prune": "accel.compressors.prune.structured:Prune",
+    "lowrank": "accel.compressors.lowrank:LowRank",
+    "distill": "accel.compressors.distill:Distill",
 }
 
 
@@ -54,21 +54,6 @@ class Scheme:
 
     def __str__(self) -> str:
         return "+".join(str(method) for method in self.methods)
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a method may need besides its arguments.
-
-    Attributes:
-        cpu: features of the CPU that will act.
-        student_factory: for ``distill``: (size, policy) to a student with the policy's inputs and outputs.
-        divergence: for ``distill``: (student's distribution parameters, policy's), both [N, P], to a scalar.
-    """
-
-    cpu: frozenset[str]
-    student_factory: StudentFactory | None = None
-    divergence: Divergence | None = None
 
 
 def scheme_names() -> tuple[str, ...]:

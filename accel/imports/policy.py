@@ -49,7 +49,7 @@ class ImportedPolicy(TrainedPolicy):
         adapted: the module that acts.
         name: what it is called in tables and cards.
         acts_by: how its outputs become actions.
-        source: the command-line arguments that name it; None for a module that only this process has.
+        source: the command-line arguments that name it; None where it was not given by such.
         rows: recorded inputs in place of an environment. space: its action space then.
     """
 
@@ -140,6 +140,7 @@ def import_policy(
     normaliser: Path | None = None,
     observations: Path | None = None,
     discrete: bool = False,
+    arguments: tuple[str, ...] | None = None,
 ) -> ImportedPolicy:
     """A policy that others trained: a file of any known kind (``accel.imports.readers``), or a torch module.
 
@@ -154,6 +155,7 @@ def import_policy(
         normaliser: a file with the statistics that observations are normalised with.
         observations: recorded ones in place of the environment (``accel.imports.recorded_observations``).
         discrete: whether outputs are logits or Q-values then, where the file does not say; else they are means.
+        arguments: the options of a command that name all of this.
     Raises:
         ConfigError, CheckpointError: it cannot be read or made, or is no policy for this environment; names the layer.
         CompressorError: it cannot be exported, or its graph answers observations of the environment differently.
@@ -176,23 +178,7 @@ def import_policy(
             f"--rule stochastic is for policies of PPO and A2C: of {read.architecture} the greedy actions alone are "
             "imported; choose greedy"
         )
-    environment = config.environment
-    given: dict[str, object] = {
-        "--policy": policy,
-        "--module": module,
-        "--activation": activation,
-        "--normaliser": normaliser,
-        "--rule": None if rule == GREEDY else rule,
-        "--observations": observations,
-        "--discrete": discrete,
-        "--env": None if observations else environment.env,
-        "--env-arg": environment.env_arg,
-        "--wrapper": environment.wrapper,
-        "--squash-actions": environment.squash_actions and not read.squashes,
-        "--backend": None if environment.backend == "gymnasium" else environment.backend,
-    }
-    arguments = None if isinstance(policy, nn.Module) else _command_line(given)
-    config = config.replace(squash_actions=read.squashes or environment.squash_actions)
+    config = config.replace(squash_actions=read.squashes or config.environment.squash_actions)
     recorded = None if observations is None else RecordedObservations.read(observations)
     if recorded is None:
         played = _environment(config, read)
@@ -224,9 +210,8 @@ def _adopted(
         normaliser=None if normaliser is None else read_normaliser(normaliser, _shape_of_numbers(spec)),
         scales_images=read.scales_images or _makes_bytes(config),
     )
-    found = ImportedPolicy(
-        path, config, spec, read.env_steps, 0, adapted, read.architecture, _rule(rule, adapted, spec), arguments
-    )
+    acts_by = _rule(rule, adapted, spec)
+    found = ImportedPolicy(path, config, spec, read.env_steps, 0, adapted, read.architecture, acts_by, arguments)
     if recorded is not None:
         found = replace(found, rows=recorded.inputs(adapted), space=space)
     return _proved(found, read.source)
@@ -240,17 +225,6 @@ def _shape_of_numbers(spec: EnvSpec) -> tuple[int, ...]:
             "--normaliser is for observations of one array, and the environment's are a Dict: leave it out"
         )
     return parts[0].shape
-
-
-def _command_line(given: Mapping[str, object]) -> tuple[str, ...]:
-    """Options of ``PolicySource`` as arguments, without those that are not given."""
-    arguments: list[str] = []
-    for name, value in given.items():
-        if isinstance(value, tuple):
-            arguments += [text for item in value for text in (name, str(item))]
-        elif value is not None and value is not False:
-            arguments += [name] if value is True else [name, str(value)]
-    return tuple(arguments)
 
 
 def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:

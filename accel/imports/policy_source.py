@@ -101,9 +101,8 @@ class PolicySource:
         if self.run is None and self.module is None and self.policy is None:
             raise ConfigError("give one policy: a run directory, --policy FILE, or --module package:factory")
         if self.run is not None:
-            said = [f.name for f in fields(PolicySource)[2:] if getattr(self, f.name) != f.default]
-            if said:
-                raise ConfigError(f"a run brings its own policy and environment: leave out {_flags(said)}")
+            if self._given:
+                raise ConfigError(f"a run brings its own policy and environment: leave out {', '.join(self._given)}")
             from accel.runs.loading import load_run
 
             return load_run(self.run, which=self.which)
@@ -129,6 +128,11 @@ class PolicySource:
             raise ConfigError("--policy brings its own weights: leave out --weights")
         from accel.imports.policy import import_policy
 
+        words = [
+            [name] if value is True else [name, str(value)]
+            for name, values in self._given.items()
+            for value in (values if isinstance(values, tuple) else (values,))
+        ]
         return import_policy(
             self.policy or self.weights,
             config,
@@ -138,13 +142,17 @@ class PolicySource:
             normaliser=self.normaliser,
             observations=self.observations,
             discrete=self.discrete,
+            arguments=tuple(word for pair in words for word in pair),
         )
+
+    @property
+    def _given(self) -> dict[str, object]:
+        """The options of an imported policy that are not left at their defaults, as they are written."""
+        named = {f"--{option.name.replace('_', '-')}": option for option in fields(PolicySource)[2:]}
+        values = {name: getattr(self, option.name) for name, option in named.items()}
+        return {name: value for name, value in values.items() if value != named[name].default}
 
     def check_sampling(self, sample: bool) -> None:
         """Raise ConfigError where --sample is given for a policy that is only played greedily."""
         if sample and self.run is None and self.rule == "greedy":
             raise ConfigError("--sample needs outputs that are a distribution: give --rule stochastic too")
-
-
-def _flags(names: list[str]) -> str:
-    return ", ".join(f"--{name.replace('_', '-')}" for name in names)

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from accel.errors import CheckpointError, ConfigError
+from accel.imports.normaliser import GREATEST, FixedNormaliser
 from accel.imports.policy_file import PolicyFile, PolicyReader, ReadPolicy
 from accel.imports.recurrent import SteppedPolicy, read_cores
 from accel.imports.stable_baselines3 import ACTIVATIONS, dense_layers
@@ -26,26 +26,6 @@ _NORMALISERS = ("obs_normalizer.", "actor_obs_normalizer.", "student_obs_normali
 _MEMORIES = ("memory_a.rnn.", "memory_s.rnn.", "rnn.rnn.")
 _DEVIATIONS = ("std", "log_std", "distribution.")
 _OTHERS = ("critic", "teacher", "memory_c.", "memory_t.")
-
-
-class DeviationNormaliser(nn.Module):
-    """(x − mean) / (std + 0.01).
-
-    Args:
-        mean, deviation: [n].
-    """
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, mean: Tensor, deviation: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mean", mean.to(torch.float32).reshape(-1))
-        self.register_buffer("deviation", deviation.to(torch.float32).reshape(-1) + _EPSILON)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, n] to [B, n]."""
-        return (x - self.mean) / self.deviation
 
 
 class RslRl(PolicyReader):
@@ -92,11 +72,13 @@ class RslRl(PolicyReader):
         )
 
 
-def _normaliser(weights: Mapping[str, Tensor], prefix: str, path: Path) -> DeviationNormaliser:
+def _normaliser(weights: Mapping[str, Tensor], prefix: str, path: Path) -> FixedNormaliser:
+    """As one of variances, which clips nothing."""
     mean, deviation = weights[f"{prefix}_mean"], weights.get(f"{prefix}_std")
     if deviation is None or deviation.shape != mean.shape or not (deviation > -_EPSILON).all():
         raise CheckpointError(f"{path}: the normaliser {prefix!r} lacks its deviations: give what rsl_rl wrote")
-    return DeviationNormaliser(mean, deviation)
+    variance = (deviation.double().reshape(-1) + _EPSILON).square()
+    return FixedNormaliser(mean.reshape(-1), variance, clip=GREATEST, epsilon=0.0)
 
 
 def _log_std(weights: Mapping[str, Tensor]) -> Tensor | None:

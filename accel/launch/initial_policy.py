@@ -25,7 +25,6 @@ from accel.envs.spaces import ACTION_MASK, EnvSpec
 from accel.errors import CheckpointError, ConfigError
 from accel.imports.normaliser import FixedNormaliser
 from accel.imports.policy import ImportedPolicy, import_policy
-from accel.imports.rsl_rl import DeviationNormaliser
 from accel.networks.factory import build_network
 from accel.networks.heads import GaussianHead
 from accel.networks.normaliser import CLIP, ObservationNormaliser
@@ -169,16 +168,13 @@ def _normaliser_of(source: Source) -> tuple[Tensor, Tensor] | nn.Module | None:
     """(mean, 1/deviation) of a file, or a run's own module; None where observations are not normalised."""
     if isinstance(source, TrainedRun):
         return source.network.normaliser
-    fixed = source.adapted.normaliser
-    if isinstance(fixed, FixedNormaliser):
-        if fixed.clip != CLIP:
-            raise ConfigError(
-                f"{source.path} clips normalised observations at {fixed.clip:g}, and training does at {CLIP:g}: write "
-                f"the statistics with clip = {CLIP:g}, where that makes no difference"
-            )
-        return fixed.mean, fixed.rstd
-    inside = next((part for part in source.adapted.modules() if isinstance(part, DeviationNormaliser)), None)
-    return None if inside is None else (inside.mean, 1.0 / inside.deviation)
+    fixed = next((part for part in source.adapted.modules() if isinstance(part, FixedNormaliser)), None)
+    if fixed is not None and fixed is source.adapted.normaliser and fixed.clip != CLIP:
+        raise ConfigError(
+            f"{source.path} clips normalised observations at {fixed.clip:g}, and training does at {CLIP:g}: write "
+            f"the statistics with clip = {CLIP:g}, where that makes no difference"
+        )
+    return None if fixed is None else (fixed.mean, fixed.rstd)
 
 
 def _fill_normaliser(network: PolicyNetwork, source: Source) -> None:

@@ -14,8 +14,6 @@ Metrics, as ``name/scheme``:
     reselections            selections of channels and bases; reselect_ms: mean time of one, over the whole run
     distill_kl              mean divergence of the student from the policy, nats, at its last training step
     distill_steps           the student's training steps
-    qat_differences         share of activation codes in which a learner at a qat level and its artifact differed at the
-                            last full check, in [0, 1]; qat_greatest_difference: by how many steps at most
 
 A metric is absent where the scheme does not have it, or before its first value.
 """
@@ -342,7 +340,7 @@ class Level:
     def metrics(self) -> dict[str, float]:
         """Metrics by name, without the scheme; resets means. See the module's docstring."""
         statistics, checks, plan = self._statistics, self._validator.statistics, self._plan.statistics
-        differences, count = checks.code_differences, statistics.reselections
+        count = statistics.reselections
         is_checked = checks.divergence is not None
         found: dict[str, float | None] = {
             "payload_bytes": statistics.payload_bytes or None,
@@ -357,8 +355,6 @@ class Level:
             "reselect_ms": 1e3 * statistics.reselect_s / count if count else None,
             "distill_kl": statistics.student_divergence,
             "distill_steps": statistics.distill_steps or None,
-            "qat_differences": None if differences is None else differences.rate,
-            "qat_greatest_difference": None if differences is None else differences.greatest,
         }
         if statistics.refreshes:
             found["refresh_ms"] = 1e3 * statistics.refresh_s / statistics.refreshes

@@ -36,7 +36,6 @@ from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.checks.verify import check_outputs, reference_outputs, verify_artifact
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import ArtifactError, VerificationError
-from accel.compressors.qat.differences import CodeDifferences, code_differences
 from accel.compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
 from accel.envs.spaces import EnvSpec
 from accel.publishing.inputs import RecentInputs, random_inputs, rows_within
@@ -125,7 +124,6 @@ class ValidationStatistics:
             duration of the last full check. quick_checks: since the last reset, by the reader. quick_check_s: their
             total time.
         inconclusive_checks: quick checks after which a full one had to decide, over the whole run.
-        code_differences: between the learner and its artifact at the last full check of a ``qat`` level.
     """
 
     divergence: float | None = None
@@ -134,7 +132,6 @@ class ValidationStatistics:
     quick_checks: int = 0
     quick_check_s: float = 0.0
     inconclusive_checks: int = 0
-    code_differences: CodeDifferences | None = None
 
 
 class Validator:
@@ -192,9 +189,6 @@ class Validator:
             started = perf_counter()
             try:
                 self.check_fully(artifact, reference)
-                if quantiser is not None:
-                    differences = code_differences(quantiser, artifact, module, self._inputs.full())
-                    self.statistics.code_differences = differences
             finally:
                 self.statistics.full_check_s = perf_counter() - started
         self._passed = payload

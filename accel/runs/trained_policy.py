@@ -19,8 +19,8 @@ from accel.acting.rules import ActionRule, ActorPlace, RuleSpec, make_rule
 from accel.algorithms.distributions import ActionDistribution
 from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.graph.policy_graph import PolicyGraph, export_policy
-from accel.compressors.pipeline import make_compressor
-from accel.compressors.plan import Compressor, Plan
+from accel.compressors.pipeline import Compressor, make_compressor
+from accel.compressors.plan import Plan
 from accel.config import TrainConfig
 from accel.envs.actions import action_converter
 from accel.envs.base import Actions, Seed, VectorEnvironment

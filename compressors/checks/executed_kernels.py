@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Set
-from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 from onnx import NodeProto
 
 from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.graph.optimise import optimised_graph
 from accel.compressors.graph.wiring import int_attribute, layer_name
-from accel.compressors.runtime import session_options
 
-INTEGER_KERNELS = frozenset(
-    {
-        "QGemm",
-        "QLinearConv",
-        "QLinearAdd",
-        "QLinearMatMul",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
-        "QAttention",
-    }
-)
+INTEGER_KERNELS = frozenset({"QGemm", "QLinearConv", "QLinearAdd"})
 FLOAT_KERNELS = frozenset({"Gemm", "FusedGemm", "MatMul", "FusedMatMul", "Conv", "FusedConv", "LSTM", "GRU", "RNN"})
 _NIBBLES, _INT8_ACTIVATIONS = "MatMulNBits", 4
 _WIDENING = frozenset({"DequantizeLinear", "Cast"})
@@ -72,10 +59,4 @@ def _is_integer(node: NodeProto) -> bool:
 
 
 def _executed(artifact: CompressedPolicy) -> list[NodeProto]:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "optimised.onnx"
-        options = session_options(artifact.optimisation)
-        options.optimized_model_filepath = str(path)
-        options.log_severity_level = 4  # it warns that the file is for this kind of machine only
-        ort.InferenceSession(artifact.model, options, providers=["CPUExecutionProvider"])
-        return list(onnx.load(path).graph.node)
+    return list(optimised_graph(artifact.model, artifact.optimisation).node)

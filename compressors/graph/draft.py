@@ -41,16 +41,11 @@ class Draft:
         """Whether a value is known at each refresh: a leaf, or computed by the prologue."""
         return name in self.leaf_names or any(name in node.output for node in self.prologue)
 
-    def replace(self, removed: Sequence[NodeProto], node: NodeProto) -> None:
-        """Replace several nodes by one, at the position of the last of them."""
+    def replace(self, removed: Sequence[NodeProto], *nodes: NodeProto) -> None:
+        """Replace nodes by others, at the position of the last of them."""
         position = max(index for index, old in enumerate(self.nodes) if any(old is r for r in removed))
-        self.nodes[position] = node
-        self.nodes = [old for old in self.nodes if not any(old is r for r in removed)]
-
-    def replace_by_many(self, removed: NodeProto, nodes: Sequence[NodeProto]) -> None:
-        """Replace one node by several."""
-        position = next(index for index, old in enumerate(self.nodes) if old is removed)
         self.nodes[position : position + 1] = nodes
+        self.nodes = [old for old in self.nodes if not any(old is r for r in removed)]
 
     def bypass(self, node: NodeProto, value: str) -> None:
         """Remove a node that only forwards ``value``; it takes the node's output name if that is a graph output."""

@@ -31,19 +31,21 @@ def optimised_nodes(payload: Payload, written: Collection[str]) -> Sequence[Node
         elif view.dtype == np.int32:
             view[...] = 1 + index
     model = payload.to_bytes()
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "optimised.onnx"
-        options = session_options("all")
-        options.optimized_model_filepath = str(path)
-        options.log_severity_level = (
-            4  # it warns that the file is for this kind of machine; layouts of codes are for any
-        )
-        ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        optimised = onnx.load(path).graph
+    optimised = optimised_graph(model, "all")
     before, after = _initializers(onnx.load_from_string(model).graph), _initializers(optimised)
     if not after.items() <= before.items() or not set(written) <= after.keys():
         return None
     return list(optimised.node)
+
+
+def optimised_graph(model: bytes, level: str) -> onnx.GraphProto:
+    """What onnxruntime executes for a model, after the optimisations of a level."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "optimised.onnx"
+        options = session_options(level)
+        options.optimized_model_filepath = str(path)
+        ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return onnx.load(path).graph
 
 
 def _initializers(graph: onnx.GraphProto) -> dict[str, tuple[int, tuple[int, ...], bytes]]:

@@ -8,7 +8,6 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from accel.compressors.graph.draft import Draft, rename_readers
-from accel.compressors.graph.lstm_step import unroll_one_step
 from accel.compressors.graph.payload import MICROSOFT
 from accel.compressors.graph.sizes import Shape
 from accel.compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm
@@ -25,7 +24,7 @@ def simplify(draft: Draft) -> None:
     _dequantise_images(draft)
     _matmul_to_gemm(draft)
     _join_reshapes(draft)
-    unroll_one_step(draft)
+    _bypass_added_axes(draft)
     _merge_heads(draft)
     _repeat_by_sums(draft)
     _remove_unused(draft)
@@ -120,14 +119,15 @@ def _matmul_to_gemm(draft: Draft) -> None:
         removed = [node, add] if bias and add is not None else [node]
         rows, product = (x, output) if len(shape) == 2 else (f"{output}:rows", f"{output}:product")
         made = helper.make_node("Gemm", [rows, weight, bias] if bias else [rows, weight], [product], name=node.name)
-        draft.replace(removed, made)
+        nodes = [made]
         if len(shape) > 2:
             draft.sizes.shapes[product] = (None, shape[-1])
             flat = _target(draft, f"{rows}:sizes", (None, draft.width(x)))
             back = _target(draft, f"{product}:sizes", shape)
             before = helper.make_node("Reshape", [x, flat], [rows], name=f"{node.name}/rows")
             after = helper.make_node("Reshape", [product, back], [output], name=f"{node.name}/back")
-            draft.replace_by_many(made, [before, made, after])
+            nodes = [before, made, after]
+        draft.replace(removed, *nodes)
 
 
 def _join_reshapes(draft: Draft) -> None:
@@ -156,6 +156,23 @@ def _join_reshapes(draft: Draft) -> None:
             second.input[0] = node.input[0]
             if draft.sizes.shapes.get(node.input[0]) == tuple(None if size < 0 else size for size in target.tolist()):
                 draft.bypass(second, node.input[0])
+
+
+def _bypass_added_axes(draft: Draft) -> None:
+    """An axis that is added and taken away again, as around one step of a sequence, is left out."""
+    for node in list(draft.nodes):
+        producer = draft.wiring().producer
+        added = producer.get(node.input[0]) if node.op_type in ("Squeeze", "Gather") and len(node.input) == 2 else None
+        if added is None or added.op_type != "Unsqueeze":
+            continue
+        axes, taken = (draft.constants.get(reader.input[1]) for reader in (added, node))
+        if axes is None or taken is None:
+            continue
+        wanted = axes.tolist() if node.op_type == "Squeeze" else 0
+        value, made = added.input[0], node.output[0]
+        keeps_name = made not in draft.outputs or (value in producer and value not in draft.outputs)
+        if taken.tolist() == wanted and axes.tolist() == [int_attribute(node, "axis", axes.tolist()[0])] and keeps_name:
+            draft.bypass(node, value)
 
 
 def _merge_heads(draft: Draft) -> None:
@@ -254,7 +271,7 @@ def _repeat_by_sums(draft: Draft) -> None:
             draft.constants[f"{stem}:zero"] = np.zeros((), dtype=np.float32)
             zeros = helper.make_node("Mul", [value, f"{stem}:zero"], [f"{stem}:zeros"], name=f"{stem}:zeros")
             repeated = helper.make_node("Add", [f"{stem}:zeros", node.input[0]], [stem], name=node.name)
-            draft.replace_by_many(node, [zeros, repeated])
+            draft.replace([node], zeros, repeated)
 
 
 def _remove_unused(draft: Draft) -> None:

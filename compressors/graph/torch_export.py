@@ -52,7 +52,7 @@ def export_model(
 
 
 class _Decomposed(TorchFunctionMode):
-    """Computes by other operations what ONNX's operators of this version do not have."""
+    """Computes by other operations what ONNX's operators of this version do not have, or no scheme could compress."""
 
     def __torch_function__(
         self,
@@ -73,21 +73,53 @@ def _rms_norm(
     return normal if weight is None else normal * weight
 
 
-def _bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W_o y for each output o: products of x with all columns at once, and then with y."""
-    outputs, _, columns = weight.shape
-    rows = (x @ weight.permute(1, 0, 2).flatten(1)).reshape(*x.shape[:-1], outputs, columns)
-    made = torch.matmul(rows, y.unsqueeze(-1)).squeeze(-1)
-    return made if bias is None else made + bias
-
-
 def _vdot(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum()
 
 
+def _lstm(*arguments: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - as nn.LSTM calls torch.lstm
+    """One step of one layer as a matrix product and element-wise operations, which every format knows; others stay.
+
+    i, f, g, o = [W, R] · [x, h] + b_W + b_R;   c' = σ(f) ⊙ c + σ(i) ⊙ tanh(g);   h' = σ(o) ⊙ tanh(c')
+    """
+    if not _is_one_step(*arguments):
+        made: tuple[Tensor, ...] = torch.lstm(*arguments)
+        return made
+    x, state, weights, *_, batch_first = arguments
+    time = 1 if batch_first else 0
+    w_input, w_hidden, *biases = weights
+    size = int(w_hidden.shape[1])
+
+    def sigmoids_first(rows: Tensor) -> Tensor:
+        return torch.cat((rows[: 2 * size], rows[3 * size :], rows[2 * size : 3 * size]))
+
+    h, c = (part.squeeze(0) for part in state)
+    weight = sigmoids_first(torch.cat((w_input, w_hidden), 1))
+    bias = sigmoids_first(biases[0] + biases[1]) if biases else None
+    opening, candidate = torch.split(
+        functional.linear(torch.cat((x.squeeze(time), h), 1), weight, bias), [3 * size, size], 1
+    )
+    i, f, o = torch.split(torch.sigmoid(opening), [size] * 3, 1)
+    c = f * c + i * torch.tanh(candidate)
+    h = o * torch.tanh(c)
+    return h.unsqueeze(time), h.unsqueeze(0), c.unsqueeze(0)
+
+
+def _is_one_step(x: Tensor, state: object, weights: Sequence[Tensor], *options: object) -> bool:
+    """Whether an LSTM has one layer and direction, no projection, and reads one step, not a packed sequence."""
+    if isinstance(state, Tensor):  # sizes of batches
+        return False
+    has_biases, layers, _, _, is_bidirectional, batch_first = options
+    is_plain = layers == 1 and not is_bidirectional and len(weights) == (4 if has_biases else 2)
+    return is_plain and x.shape[1 if batch_first else 0] == 1
+
+
 _DECOMPOSITIONS: dict[Callable[..., object], Callable[..., object]] = {
-    functional.rms_norm: _rms_norm, functional.bilinear: _bilinear, torch.vdot: _vdot, torch.dot: _vdot,
-}  # fmt: skip
+    functional.rms_norm: _rms_norm,
+    torch.vdot: _vdot,
+    torch.dot: _vdot,
+    torch.lstm: _lstm,
+}
 
 
 @contextmanager

@@ -16,7 +16,6 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from accel.compressors.errors import UnsupportedLayerError
-from accel.compressors.graph.layer_rewriter import Layer
 from accel.compressors.graph.optimise import optimised_nodes
 from accel.compressors.graph.payload import MICROSOFT, Payload, Slot
 from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
@@ -29,10 +28,10 @@ from accel.compressors.graph.wiring import (
     layer_name,
     optional_input,
 )
-from accel.compressors.int4 import replace_layer
 from accel.compressors.layer_choices import weight_layer
 from accel.compressors.method_arguments import LayerFormat
 from accel.compressors.quantisation.affine import IntegerType
+from accel.compressors.quantisation.nibbles import Layer, replace_layer
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,6 @@ class SumOfCodes:
 
 # Operators that move codes and keep their scale.
 _PASS_THROUGH = frozenset({"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"})
-_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div"})
 
 
 class IntegerGraph:
@@ -276,8 +274,7 @@ class IntegerGraph:
         """A node without weights computes in float."""
         for name in () if node.op_type in WITHOUT_PRODUCTS else node.input:
             array = self._graph.parameters.get(name)
-            is_weight = array is not None and array.ndim > 1 and array.dtype.kind == "f"
-            if is_weight and node.op_type not in _ELEMENTWISE:
+            if array is not None and array.ndim > 1 and array.dtype.kind == "f":
                 self._refuse(node, f"operator {node.op_type} has no static integer kernel")
         self.nodes.append(self._on_floats(node))
 

@@ -30,16 +30,14 @@ from accel.compressors.artifact import Optimisation
 from accel.compressors.cpu import ARM, VNNI, cpu_features
 from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
 from accel.compressors.graph.policy_graph import PolicyGraph
-from accel.compressors.int4 import layer_writer, write_layer
 from accel.compressors.int8.calibrated import fitted_weight, rounded_codes
 from accel.compressors.int8.feature_steps import feature_steps, folds, largest_weights
 from accel.compressors.int8.input_layers import observed_values, small_input_layers
 from accel.compressors.int8.integer_graph import IntegerGraph, IntegerLayer, lay_out
 from accel.compressors.layer_choices import check_layers, choice_for
-from accel.compressors.method_arguments import LayerFormat, Variant, parse_int8
-from accel.compressors.methods import Encoder, Format
+from accel.compressors.method_arguments import LayerFormat, Variant
+from accel.compressors.methods import Encoder, Format, PlanStatistics
 from accel.compressors.module_state import require_finite
-from accel.compressors.plan import PlanStatistics
 from accel.compressors.quantisation.affine import (
     BIAS_MARGIN,
     GREATEST_HIGH,
@@ -59,10 +57,11 @@ from accel.compressors.quantisation.affine import (
     symmetric_codes,
     two_byte_parameters,
 )
+from accel.compressors.quantisation.nibbles import layer_writer, write_layer
 from accel.compressors.quantisation.ranges import Range, RangeObserver, check_inputs
 from accel.compressors.quantisation.weight_codes import CodeWriter, as_float
 from accel.compressors.runtime import session_options
-from accel.compressors.scheme import Context, MethodText
+from accel.compressors.scheme import MethodText
 
 _MATRIX = 2
 # of a layer that is fitted; wider ones, behind images, are rounded to the nearest
@@ -78,18 +77,18 @@ class Int8(Format):
         variant: ``u8s8``: unsigned activations and signed weights, exact on x86 with VNNI and on ARM, refused
             elsewhere; ``reduce_range``: the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed activations,
             faster on ARM. None: the best one for the CPU.
-        cpu: features of the CPU that will act; this machine's when None.
         layers: formats by layer.
         weight_bits: bits of a weight's code, 2 to 4; None: as many as the variant has.
         input_bits: bits of the observations that layers read, 2 to 8, where ``layers`` has no format for these; None:
             small ones read floats.
+        cpu: features of the CPU that will act; this machine's when None.
     """
 
     variant: Variant | None = None
-    cpu: frozenset[str] | None = None
     layers: tuple[tuple[str, LayerFormat], ...] = ()
     weight_bits: int | None = None
     input_bits: int | None = None
+    cpu: frozenset[str] | None = None
     # whether steps by feature and biases make up for rounding; not where the learner trains with the codes
     makes_up: ClassVar[bool] = True
 
@@ -388,9 +387,3 @@ class Int8Encoder(Encoder):
     def _set_bounds(self, name: str, least: np.float32, greatest: np.float32) -> None:
         self.payload.views[f"{name}:least"][...] = least
         self.payload.views[f"{name}:greatest"][...] = greatest
-
-
-def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:
-    """The ``int8`` method; see ``parse_int8``."""
-    parsed = parse_int8(arguments)
-    return Int8(parsed.variant, context.cpu, *parsed[1:])

@@ -16,7 +16,6 @@ from torch import nn
 from accel.compressors.errors import UnsupportedLayerError
 
 IndexArray = NDArray[np.int64]
-_LSTM_GATES = 4
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,15 @@ class ChannelGroup:
         name: the layer that produces them.
         size: number of channels.
         cuts: their indices in every parameter that produces or reads them.
-        recurrent: whether they are an LSTM's hidden units, part of the policy's state.
     """
 
     name: str
     size: int
     cuts: tuple[Cut, ...]
-    recurrent: bool
 
 
 def find_groups(module: nn.Module, example_inputs: Mapping[str, torch.Tensor]) -> list[ChannelGroup]:
-    """The groups of all layers but heads, whose removal would change the shapes of outputs.
+    """The groups of all layers but heads and LSTMs, whose removal would change the shapes of outputs and states.
 
     Raises:
         UnsupportedLayerError: the policy has a layer other than Linear, Conv2d and a plain nn.LSTM.
@@ -68,7 +65,7 @@ def find_groups(module: nn.Module, example_inputs: Mapping[str, torch.Tensor]) -
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")  # about parameters outside of layers, such as a head's log standard deviations
         graph = torch_pruning.DependencyGraph().build_dependency(module, tuple(example_inputs.values()))
-        for items in graph.get_all_groups(root_module_types=[nn.Linear, nn.Conv2d, nn.LSTM]):
+        for items in graph.get_all_groups(root_module_types=[nn.Linear, nn.Conv2d]):
             group = _group(items, names)
             if group is not None:
                 found.append(group)
@@ -108,11 +105,9 @@ def _has_weights(layer: nn.Module) -> bool:
 
 def _group(items: torch_pruning.dependency.Group, names: Mapping[nn.Module, str]) -> ChannelGroup | None:
     root = items[0].dep.target.module
-    recurrent = isinstance(root, nn.LSTM)
     reaches_output = any(type(item.dep.target.module).__name__ == "_OutputOp" for item in items)
     lone_parameter = any(isinstance(item.dep.target.module, nn.Parameter) for item in items)
-    is_head = (reaches_output and not recurrent) or lone_parameter or not _is_read(items, names)
-    if is_head:
+    if reaches_output or lone_parameter or not _is_read(items, names):
         return None
     cuts: list[Cut] = []
     for item in items:
@@ -120,11 +115,13 @@ def _group(items: torch_pruning.dependency.Group, names: Mapping[nn.Module, str]
         if layer in names:
             index, channel = (np.asarray(values, dtype=np.int64) for values in (item.idxs, item.root_idxs))
             produces = item.dep.handler.__name__ == "prune_out_channels"
+            if produces and isinstance(layer, nn.LSTM):
+                return None  # its units are a part of the policy's state
             cuts += _cuts(layer, names[layer], index, channel, produces)
     size = 1 + max(int(cut.channel.max()) for cut in cuts)
     if any(len(np.unique(cut.channel)) < size for cut in cuts):
         return None  # a layer reads some of the channels, as of the gates that a GRU computes at once
-    return ChannelGroup(names[root], size, tuple(cuts), recurrent)
+    return ChannelGroup(names[root], size, tuple(cuts))
 
 
 def _is_read(items: torch_pruning.dependency.Group, names: Mapping[nn.Module, str]) -> bool:
@@ -135,14 +132,7 @@ def _is_read(items: torch_pruning.dependency.Group, names: Mapping[nn.Module, st
 def _cuts(layer: nn.Module, name: str, index: IndexArray, channel: IndexArray, produces: bool) -> list[Cut]:
     prefix = f"{name}." if name else ""
     if isinstance(layer, nn.LSTM):
-        if not produces:
-            return [Cut(f"{prefix}weight_ih_l0", 1, index, channel, False)]
-        hidden = layer.hidden_size
-        rows = np.concatenate([gate * hidden + index for gate in range(_LSTM_GATES)])
-        channels = np.tile(channel, _LSTM_GATES)
-        own = [p for p in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0") if hasattr(layer, p)]
-        made = [Cut(f"{prefix}{parameter}", 0, rows, channels, True) for parameter in own]
-        return [*made, Cut(f"{prefix}weight_hh_l0", 1, index, channel, False)]
+        return [Cut(f"{prefix}weight_ih_l0", 1, index, channel, False)]
     weight = Cut(f"{prefix}weight", 0 if produces else 1, index, channel, produces)
     if not produces or getattr(layer, "bias", None) is None:
         return [weight]

@@ -16,63 +16,22 @@ policy, a fresh one 0.06 to 0.13, and pruning without compensation 4 to 36.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from accel.compressors.arrays import Array, FloatArray, State
-from accel.compressors.moments import KEEP, MAXIMAL_SAMPLES, RIDGE
+from accel.compressors.moments import Moments, some_rows, watch_inputs
 from accel.compressors.prune.channels import ChannelGroup, IndexArray
 
 FOLD_PER_REFRESH = 2**22
 """W_R P is computed at each refresh, for the present weights, up to this number of multiplications; in wider layers
 only when P is fitted or channels are selected."""
-_TINY = 1e-6
-_BIASES = {"weight": "bias", "weight_ih_l0": "bias_ih_l0", "weight_hh_l0": "bias_hh_l0"}
-
-
-@dataclass(frozen=True)
-class _Moments:
-    """Running moments of a layer's inputs.
-
-    Attributes:
-        samples: weight of the rows observed.
-        mean: [channels, S], one for each position.
-        covariance: [channels, channels] about the means.
-    """
-
-    samples: float
-    mean: Tensor
-    covariance: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor) -> _Moments:
-        """Of [N, channels, S]."""
-        mean = values.mean(0)
-        centred = (values - mean).transpose(1, 2).reshape(-1, values.shape[1])
-        return cls(len(values), mean, centred.t() @ centred / len(centred))
-
-    def with_newer(self, newer: _Moments) -> _Moments:
-        """Both combined, the older ones with ``KEEP`` times their weight."""
-        samples = KEEP * self.samples + newer.samples
-        share = newer.samples / samples
-        shift = newer.mean - self.mean
-        between = share * (1.0 - share) / shift.shape[1] * (shift @ shift.t())
-        within = self.covariance.lerp(newer.covariance, share)
-        return _Moments(samples, self.mean + share * shift, within + between)
-
-    def spread(self, *, about_zero: bool) -> Tensor:
-        """[channels, channels] covariance, or second moments about zero."""
-        return self.covariance + self.mean @ self.mean.t() / self.mean.shape[1] if about_zero else self.covariance
-
-    def ridge(self, kept: int) -> float:
-        """λ, against overfitting to few samples."""
-        places = self.mean.shape[1]
-        return _TINY + RIDGE * float(self.covariance.diagonal().mean()) * kept / (self.samples * places)
+_BIASES = {"weight": "bias", "weight_ih_l0": "bias_ih_l0"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +44,7 @@ class _Prediction:
     constant: Tensor
 
     @classmethod
-    def solve(cls, moments: _Moments, kept: IndexArray, *, about_zero: bool) -> _Prediction:
+    def solve(cls, moments: Moments, kept: IndexArray, *, about_zero: bool) -> _Prediction:
         """The least-squares prediction; without a constant if ``about_zero``, as the layer has no bias to add it to."""
         removed = np.setdiff1d(np.arange(len(moments.mean)), kept)
         k, r = torch.from_numpy(kept), torch.from_numpy(removed)
@@ -110,16 +69,16 @@ class _Reader:
 
     group: str
     places: IndexArray
-    moments: _Moments | None = None
+    moments: Moments | None = None
     prediction: _Prediction | None = None
     columns: IndexArray | None = None
     folded: tuple[FloatArray, FloatArray] | None = None
 
     def observe(self, inputs: Tensor) -> None:
         """Update the moments with values [N, input axis], unless some are not finite: moments would stay so."""
-        newer = _Moments.of(inputs[:, torch.from_numpy(self.places)].float())
+        newer = Moments.of(inputs[:, torch.from_numpy(self.places)].float())
         if bool(torch.isfinite(newer.covariance).all()):
-            self.moments = newer if self.moments is None else self.moments.with_newer(newer)
+            self.moments = newer.after(self.moments)
 
     def predict(self, kept: IndexArray, columns: IndexArray, *, has_bias: bool) -> None:
         """Fit the prediction from the channels ``kept``, where ``columns`` of the weight are kept, ascending."""
@@ -171,13 +130,9 @@ class Compensation:
         """Whether anything was observed."""
         return all(reader.moments is not None for readers in self._readers.values() for reader in readers)
 
-    def observe(self, policy: nn.Module, inputs: Sequence[Tensor]) -> None:
-        """Measure on the policy's present weights; inputs are its arguments, [N, *shape] each."""
-        with ExitStack() as stack, torch.no_grad():
-            for parameter in self._readers:
-                owner = policy.get_submodule(parameter.rpartition(".")[0])
-                stack.enter_context(owner.register_forward_pre_hook(self._watch(parameter)))
-            policy(*inputs)
+    def observe(self, policy: nn.Module, inputs: Mapping[str, Array]) -> None:
+        """Measure on the policy's present weights; see ``watch_inputs``."""
+        watch_inputs(policy, inputs, {name.rpartition(".")[0]: partial(self._take, name) for name in self._readers})
 
     def readers_of(self, group: str, state: State) -> list[tuple[Tensor, Tensor, float]]:
         """For each layer that reads a group: the covariance of its inputs and WᵀW, [channels, channels] each, and λ.
@@ -227,20 +182,12 @@ class Compensation:
                 corrections[_bias_of(parameter)] = constants
         return corrections
 
-    def _watch(self, parameter: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
-        recurrent = parameter.endswith("weight_hh_l0")
-
-        def hook(layer: nn.Module, arguments: tuple[object, ...]) -> None:
-            value = arguments[1][0] if recurrent else arguments[0]  # type: ignore[index]
-            if not isinstance(value, Tensor):
-                return
-            if isinstance(layer, nn.Conv2d):
-                value = value.movedim(1, -1)
-            rows = value.reshape(-1, value.shape[-1])
-            for reader in self._readers[parameter]:
-                reader.observe(rows[:: max(1, len(rows) // MAXIMAL_SAMPLES)])
-
-        return hook
+    def _take(self, parameter: str, layer: nn.Module, value: Tensor) -> None:
+        if isinstance(layer, nn.Conv2d):
+            value = value.movedim(1, -1)
+        rows = some_rows(value.reshape(-1, value.shape[-1]))
+        for reader in self._readers[parameter]:
+            reader.observe(rows)
 
 
 def _bias_of(weight: str) -> str:

@@ -4,9 +4,8 @@
 
 Channels are selected when the scheme is bound, at the first real inputs and by ``reselect``: always the same number, so
 the graph stays the same. A refresh gathers the kept rows and columns. After the first real inputs it also adds the
-least-squares compensation for pruned channels, which ``refit`` and ``calibrate`` fit again. An LSTM's state keeps the
-policy's own shape for actors and learner: the pruned policy gathers its units from it and returns zeros for removed
-ones.
+least-squares compensation for pruned channels, which ``refit`` and ``calibrate`` fit again. The state of a recurrent
+policy is never pruned.
 """
 
 from __future__ import annotations
@@ -22,19 +21,16 @@ from torch import Tensor, nn
 
 from accel.compressors.arrays import Array, State
 from accel.compressors.errors import UnsupportedLayerError
-from accel.compressors.layer_choices import check_layers, choice_for, is_named
-from accel.compressors.method_arguments import parse_prune
+from accel.compressors.layer_choices import check_layers, choice_for
 from accel.compressors.methods import BoundReduction, Reduction
-from accel.compressors.module_state import load_state, read_state, to_tensors
-from accel.compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
+from accel.compressors.module_state import load_state, read_state
 from accel.compressors.prune.channels import ChannelGroup, IndexArray, find_groups
 from accel.compressors.prune.compensation import Compensation
 from accel.compressors.prune.importance import magnitude, residual
-from accel.compressors.scheme import Context, MethodText
+from accel.compressors.scheme import MethodText
 
 _CHECK_SEED = 7
 _REFIT_UNITS = 1024
-_INNER, _KEPT, _PLACES = "policy", "kept_units", "places"
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,7 @@ class PrunedModule(BoundReduction):
         groups = find_groups(whole, examples)
         check_layers(options.scheme, dict(options.layers), [group.name for group in groups])
         for group in groups:
-            shares = dict(options.layers)
-            if is_named(group.name, [name for name in shares if shares[name]]) and options.kept(group) == group.size:
+            if dict(options.layers).get(group.name) and options.kept(group) == group.size:
                 raise UnsupportedLayerError(
                     f"{options.scheme}: {group.name!r} has {group.size} units, which are kept in multiples of 16, or "
                     "of 8 below 64, so none is removed; remove a greater share, or omit the layer"
@@ -92,15 +87,12 @@ class PrunedModule(BoundReduction):
                 "or of 8 below 64, heads and layers of fewer than 16 are not pruned; remove a greater share, or use a "
                 "scheme without prune"
             )
-        self._recurrent = _recurrent_group(self._groups, len(example_inputs))
-        self.prefix = "" if self._recurrent is None else f"{_INNER}."
         self.kept: dict[str, IndexArray] = {}
         self._indices: dict[str, dict[int, IndexArray]] = {}
         self._compensation = Compensation(self._groups)
         state = read_state(whole)
         self.reselect(state)
-        smaller = _slice_module(whole, self._indices)
-        self.module = smaller if self._recurrent is None else _StatefulPolicy(smaller, *self._state_indices())
+        self.module = _slice_module(whole, self._indices)
         self._check(whole, examples)
         self._whole = whole
 
@@ -112,18 +104,16 @@ class PrunedModule(BoundReduction):
             for axis, index in sorted(self._indices.get(name, {}).items()):
                 # rows first, as they are contiguous; torch gathers columns nearly twice as fast as numpy
                 array = torch.from_numpy(array).index_select(axis, torch.from_numpy(index)).numpy()
-            projected[f"{self.prefix}{name}"] = np.add(array, corrections[name]) if name in corrections else array
-        if self._recurrent is not None:
-            projected[_KEPT], projected[_PLACES] = self._state_indices()
+            projected[name] = np.add(array, corrections[name]) if name in corrections else array
         return projected
 
     def zero_filled(self, projected: State, state: State) -> State:
         """See ``BoundReduction.zero_filled``."""
         filled: dict[str, Array] = {}
         for name, array in state.items():
-            kept, filled[name] = projected[f"{self.prefix}{name}"], np.zeros_like(array)
-            axes = self._indices.get(name, {})
-            filled[name][np.ix_(*(axes.get(axis, np.arange(size)) for axis, size in enumerate(array.shape)))] = kept
+            axes, filled[name] = self._indices.get(name, {}), np.zeros_like(array)
+            kept = np.ix_(*(axes.get(axis, np.arange(size)) for axis, size in enumerate(array.shape)))
+            filled[name][kept] = projected[name]
         return filled
 
     def reselect(self, state: State) -> None:
@@ -146,7 +136,7 @@ class PrunedModule(BoundReduction):
         """See ``BoundReduction.observe``."""
         first = not self._compensation.seen
         load_state(self._whole, state)
-        self._compensation.observe(self._whole, to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
+        self._compensation.observe(self._whole, inputs)
         if first:
             self.reselect(state)
             return True
@@ -162,15 +152,6 @@ class PrunedModule(BoundReduction):
         """Residual variance, which needs real inputs; magnitude until there are any."""
         readers = self._compensation.readers_of(group.name, state)
         return residual(self._options.kept(group), readers) if readers else magnitude(group, state)
-
-    def _state_indices(self) -> tuple[IndexArray, IndexArray]:
-        """The kept units [k]; and for each unit of the policy [H] its index among them, k where it is removed."""
-        if self._recurrent is None:
-            raise UnsupportedLayerError("the policy has no LSTM, so no state to prune; bind the scheme to it again")
-        kept = self.kept[self._recurrent.name]
-        places = np.full(self._recurrent.size, len(kept), dtype=np.int64)
-        places[kept] = np.arange(len(kept))
-        return kept, places
 
     def _check(self, whole: nn.Module, examples: Mapping[str, Tensor]) -> None:
         """Check that the pruned policy equals the policy whose readers of removed channels have zero weights."""
@@ -194,42 +175,12 @@ class PrunedModule(BoundReduction):
                     f"fit together ({str(error).splitlines()[0]}); use a scheme without prune"
                 ) from error
         wanted, found = ((r,) if isinstance(r, Tensor) else r for r in (wanted, found))
-        for index, (theirs, ours) in enumerate(zip(wanted, found, strict=True)):
-            if index and self._recurrent is not None:
-                kept = torch.from_numpy(self._state_indices()[0])
-                theirs, ours = theirs[:, kept], ours[:, kept]
+        for theirs, ours in zip(wanted, found, strict=True):
             if theirs.shape != ours.shape or not torch.allclose(theirs, ours, atol=1e-3, rtol=1e-3):
                 raise UnsupportedLayerError(
                     f"{self._options.scheme} cannot remove units of {', '.join(self.kept)} without changing the other "
                     "units of this policy; use a scheme without prune"
                 )
-
-
-_STATES = 2  # h and c, a policy's last inputs
-
-
-class _StatefulPolicy(nn.Module):
-    """A pruned recurrent policy with the full policy's state: gathers kept units, returns zeros for the others."""
-
-    kept_units: Tensor
-    places: Tensor
-
-    def __init__(self, policy: nn.Module, kept_units: IndexArray, places: IndexArray) -> None:
-        super().__init__()
-        self.policy = policy
-        self.register_buffer(_KEPT, torch.from_numpy(kept_units))
-        self.register_buffer(_PLACES, torch.from_numpy(places))
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Observations [N, *shape], then h and c [N, H], to what the policy returns, its next state [N, H]."""
-        observations, state = inputs[:-_STATES], inputs[-_STATES:]
-        params, *following = self.policy(*observations, *(_pick(part, self.kept_units) for part in state))
-        return (params, *(_pick(nn.functional.pad(part, (0, 1)), self.places) for part in following))
-
-
-def _pick(rows: Tensor, columns: Tensor) -> Tensor:
-    """``rows[:, columns]``; onnxruntime gathers rows several times faster than single elements."""
-    return rows.t().index_select(0, columns).t()
 
 
 def kept_count(size: int, ratio: float) -> int:
@@ -238,21 +189,6 @@ def kept_count(size: int, ratio: float) -> int:
         return size
     multiple = 16 if size >= 64 else 8
     return min(size, max(multiple, multiple * round(size * (1.0 - ratio) / multiple)))
-
-
-def make_prune(arguments: tuple[str, ...], context: Context) -> Prune:
-    """The ``prune`` method; see ``parse_prune``."""
-    return Prune(*parse_prune(arguments))
-
-
-def _recurrent_group(groups: list[ChannelGroup], inputs: int) -> ChannelGroup | None:
-    recurrent = [group for group in groups if group.recurrent]
-    if len(recurrent) > 1 or (recurrent and inputs <= _STATES):
-        raise UnsupportedLayerError(
-            f"prune supports one LSTM with its state h and c, not {', '.join(group.name for group in recurrent)}; use "
-            "a scheme without prune"
-        )
-    return recurrent[0] if recurrent else None
 
 
 def _slice_module(whole: nn.Module, indices: Mapping[str, Mapping[int, IndexArray]]) -> nn.Module:
@@ -271,6 +207,5 @@ def _slice_module(whole: nn.Module, indices: Mapping[str, Mapping[int, IndexArra
         elif isinstance(layer, nn.Conv2d):
             layer.out_channels, layer.in_channels = (int(size) for size in layer.weight.shape[:2])
         elif isinstance(layer, nn.LSTM):
-            weights = dict(layer.named_parameters())
-            layer.input_size, layer.hidden_size = (int(weights[f"weight_{w}_l0"].shape[1]) for w in ("ih", "hh"))
+            layer.input_size = layer.weight_ih_l0.shape[1]
     return smaller

@@ -47,17 +47,18 @@ class Scaled:
 
 def quantise(value: Tensor, how: Scaled) -> Tensor:
     """Codes of a value, minus their zero point."""
-    return cast("Tensor", _Quantise.apply(value, how.scale, how.least, how.greatest))  # type: ignore[no-untyped-call]
+    # divide by a tensor: for a Python number CUDA multiplies by the reciprocal, which rounds differently
+    return _rounded(value, value.detach() / value.new_full((), how.scale), 1.0 / how.scale, how)
 
 
 def requantise(total: Tensor, factor: Tensor, how: Scaled) -> Tensor:
     """Codes of a layer's sums, minus their zero point; ``factor`` s_x s_w / s_y is [] or broadcasts over the sums."""
-    return cast("Tensor", _Requantise.apply(total, factor, how.least, how.greatest))  # type: ignore[no-untyped-call]
+    return _rounded(total, total.detach() * factor, factor, how)
 
 
 def round_through(value: Tensor) -> Tensor:
     """Round to integers; the gradient is passed straight through."""
-    return cast("Tensor", _Round.apply(value))  # type: ignore[no-untyped-call]
+    return value + (value.round() - value).detach()
 
 
 def add(total: Tensor, a: Tensor, b: Tensor, of_a: Scaled, of_b: Scaled, how: Scaled) -> Tensor:
@@ -71,7 +72,17 @@ def add(total: Tensor, a: Tensor, b: Tensor, of_a: Scaled, of_b: Scaled, how: Sc
     with torch.no_grad():
         codes = _sum_codes(a, b, of_a, of_b, how)
         inside = (total >= how.least * how.scale) & (total <= how.greatest * how.scale)
-    return cast("Tensor", _Substitute.apply(total, codes, inside / how.scale))  # type: ignore[no-untyped-call]
+    return _put_through(total, codes, 1.0 / how.scale, inside)
+
+
+def _rounded(value: Tensor, scaled: Tensor, slope: Tensor | float, how: Scaled) -> Tensor:
+    """Codes from the quotient ``scaled``, whose derivative by the value is ``slope``."""
+    inside = (scaled >= how.least) & (scaled <= how.greatest)
+    return _put_through(value, scaled.clamp_(how.least, how.greatest).round_(), slope, inside)
+
+
+def _put_through(value: Tensor, result: Tensor, slope: Tensor | float, inside: Tensor) -> Tensor:
+    return cast("Tensor", _StraightThrough.apply(value, result, slope, inside))  # type: ignore[no-untyped-call]
 
 
 def weight_scales(greatest: Tensor, codes: IntegerType) -> Tensor:
@@ -105,51 +116,16 @@ def _sum_codes(a: Tensor, b: Tensor, of_a: Scaled, of_b: Scaled, how: Scaled) ->
     return whole.round_().sub_(how.zero).clamp_(how.least, how.greatest)
 
 
-class _Quantise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, value: Tensor, scale: float, least: int, greatest: int) -> Tensor:
-        # divide by a tensor: for a Python number CUDA multiplies by the reciprocal, which rounds differently
-        scaled = value / value.new_full((), scale)
-        ctx.save_for_backward((scaled >= least) & (scaled <= greatest))
-        ctx.scale = scale  # type: ignore[attr-defined]
-        return scaled.clamp_(least, greatest).round_()
+class _StraightThrough(torch.autograd.Function):
+    """Another tensor in place of a value, whose gradient is passed on times ``slope``, and where ``inside`` holds."""
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (inside,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return (gradient / ctx.scale) * inside, None, None, None  # type: ignore[attr-defined]
-
-
-class _Requantise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, total: Tensor, factor: Tensor, least: int, greatest: int) -> Tensor:
-        scaled = total * factor
-        ctx.save_for_backward((scaled >= least) & (scaled <= greatest), factor)
-        return scaled.clamp_(least, greatest).round_()
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inside, factor = ctx.saved_tensors  # type: ignore[attr-defined]
-        return (gradient * factor) * inside, None, None, None
-
-
-class _Round(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, value: Tensor) -> Tensor:
-        return value.round()
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-class _Substitute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, value: Tensor, result: Tensor, slope: Tensor) -> Tensor:
-        ctx.save_for_backward(slope)
+    def forward(ctx: FunctionCtx, value: Tensor, result: Tensor, slope: Tensor | float, inside: Tensor) -> Tensor:
+        ctx.save_for_backward(inside)
+        ctx.slope = slope  # type: ignore[attr-defined]
         return result
 
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return gradient * slope, None, None
+        (inside,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return (gradient * ctx.slope) * inside, None, None, None  # type: ignore[attr-defined]

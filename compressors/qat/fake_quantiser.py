@@ -8,13 +8,12 @@ Source: Jacob et al. 2018, arXiv:1712.05877, section 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from onnx import NodeProto
 from torch import Tensor, nn
 
@@ -22,13 +21,11 @@ from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedL
 from accel.compressors.graph.wiring import layer_name
 from accel.compressors.int8.integer_graph import SumOfCodes
 from accel.compressors.int8.static import Int8, Int8Encoder
-from accel.compressors.method_arguments import parse_int8
 from accel.compressors.module_state import load_state, read_state
-from accel.compressors.pipeline import PipelinePlan
 from accel.compressors.plan import Plan
 from accel.compressors.qat.arithmetic import Scaled
 from accel.compressors.qat.forward_pass import QuantisationRules, QuantisedLayer, QuantisedPass
-from accel.compressors.scheme import Context, MethodText
+from accel.compressors.scheme import MethodText
 
 NAME = "qat"
 
@@ -64,8 +61,8 @@ class FakeQuantiser:
             SchemeError: the scheme has another format, or replaces the policy's layers.
             UnsupportedLayerError: a layer cannot be fake-quantised; names it and the remedy.
         """
-        encoder = plan.encoder if isinstance(plan, PipelinePlan) else None
-        if not isinstance(plan, PipelinePlan) or not isinstance(encoder, Int8Encoder):
+        encoder = plan.encoder
+        if not isinstance(encoder, Int8Encoder):
             raise SchemeError(f"quantisation-aware training follows int8 plans, not {plan.scheme!r}")
         if len(plan.reductions) > 1 or any(reduction.zero_filled({}, {}) is None for reduction in plan.reductions):
             raise SchemeError(
@@ -74,34 +71,27 @@ class FakeQuantiser:
             )
         self._plan = plan
         self._encoder = encoder
-        self._prefix = plan.reductions[0].prefix if plan.reductions else ""
         self._masks: dict[str, Tensor] = {}
-        self._units: dict[str, Tensor] = {}
-        self._kept: dict[str, NDArray[np.int64]] = {}
         layers = tuple(self._layer(index) for index in range(len(encoder.layers)))
-        sums = tuple(SumOfCodes(self._own(s.module), s.addends, s.made) for s in encoder.sums)
-        self._rules = QuantisationRules(layers, sums, self._coding, encoder.weight_codes)
-        check_rules(self._rules, policy, plan.graph.nodes, self._prefix)
+        self._rules = QuantisationRules(layers, tuple(encoder.sums), self._coding, encoder.weight_codes)
+        check_rules(self._rules, policy, plan.graph.nodes)
 
-    def __call__(
-        self, module: nn.Module, *inputs: Tensor, record: MutableMapping[str, Tensor] | None = None
-    ) -> tuple[Tensor, ...]:
+    def __call__(self, module: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The module's outputs as the int8 graph computes them.
 
         Args:
             module: the acting policy.
             inputs: [N, *shape], in the order of its forward.
-            record: see ``QuantisedPass``.
         Raises:
             CalibrationError: the plan has no ranges yet.
         """
-        result = self.start(dict(module.named_parameters()), record).call("", module, *inputs)
+        result = self.start(dict(module.named_parameters())).call("", module, *inputs)
         return result if isinstance(result, tuple) else (cast("Tensor", result),)
 
-    def start(self, tensors: Mapping[str, Tensor], record: MutableMapping[str, Tensor] | None = None) -> QuantisedPass:
+    def start(self, tensors: Mapping[str, Tensor]) -> QuantisedPass:
         """A pass over the policy with these parameters by name; see ``QuantisedPass``. Raises as ``__call__``."""
         masked = {name: tensors[name] * mask for name, mask in self._masks.items()}
-        return QuantisedPass(self._rules, {**tensors, **masked}, self._units, record)
+        return QuantisedPass(self._rules, {**tensors, **masked})
 
     def prune(self, module: nn.Module) -> None:
         """Prune the module itself: set the parameters of removed channels to zero and apply the compensation.
@@ -123,7 +113,6 @@ class FakeQuantiser:
             if name in ones and not ones[name].all()
         }
         load_state(module, {name: pruned[name] for name in parameters})
-        self._find_kept()
 
     def apply_masks(self, module: nn.Module) -> None:
         """Set pruned parameters to zero again after an optimiser step, whose momentum may have moved them."""
@@ -136,28 +125,6 @@ class FakeQuantiser:
         """The layers and additions that are quantised."""
         return self._rules
 
-    @property
-    def kept(self) -> Mapping[str, NDArray[np.int64]]:
-        """The channels that pruning kept: inputs by their layer's stem, outputs and additions by activation."""
-        return self._kept
-
-    def _find_kept(self) -> None:
-        for layer in self._rules.layers:
-            masks = [self._masks.get(name) for name in layer.weights]
-            if all(mask is None for mask in masks):
-                continue
-            found = [mask if mask is not None else torch.ones(()) for mask in masks]
-            reads = torch.cat([mask.flatten(2).amax(2) if mask.dim() > 2 else mask for mask in found[:2]], 1).amax(0)
-            self._kept[layer.stem] = _places(reads)
-            if layer.is_lstm:
-                self._units[layer.modules[0]] = found[1].amax(0)
-            elif layer.made is not None:
-                self._kept[layer.made] = _places(found[0].flatten(1).amax(1))
-        for total in self._rules.sums:
-            known = [codes.activation for codes in total.addends if codes.activation in self._kept]
-            if known:
-                self._kept[total.made] = self._kept[known[0]]
-
     def _layer(self, index: int) -> QuantisedLayer:
         encoder, graph = self._encoder, self._plan.graph
         layer = encoder.layers[index]
@@ -165,18 +132,13 @@ class FakeQuantiser:
         weights = tuple(name for name in sources if graph.leaf_ranks[name] > 1)
         modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in weights))
         return QuantisedLayer(
-            stem=layer.stem,
-            modules=tuple(map(self._own, modules)),
-            weights=tuple(map(self._own, weights)),
-            biases=tuple(map(self._own, graph.sources(layer.bias) if layer.bias else ())),
+            modules=modules,
+            weights=weights,
+            biases=graph.sources(layer.bias) if layer.bias else (),
             activation=layer.activation,
             made=encoder.coded.get(modules[0]) if len(modules) == 1 else None,
             is_lstm=len(weights) > 1 and len(modules) == 1,
         )
-
-    def _own(self, name: str) -> str:
-        """The policy's name for a name in the smaller module."""
-        return name.removeprefix(self._prefix)
 
     def _coding(self, activation: str) -> Scaled:
         try:
@@ -199,12 +161,6 @@ class FakeQuantisedPolicy(nn.Module):
         return self._quantiser(self.policy, *inputs)
 
 
-def make_qat(arguments: tuple[str, ...], context: Context) -> Qat:
-    """The ``qat`` method; see ``parse_int8``."""
-    parsed = parse_int8(arguments, NAME)
-    return Qat(parsed.variant, context.cpu, *parsed[1:])
-
-
 def is_quantisation_aware(scheme: str) -> bool:
     """Whether the learner trains with fake quantisation under this scheme."""
     from accel.compressors.scheme import parse_scheme
@@ -212,22 +168,16 @@ def is_quantisation_aware(scheme: str) -> bool:
     return parse_scheme(scheme).methods[-1].name == NAME
 
 
-def _places(mask: Tensor) -> NDArray[np.int64]:
-    places: NDArray[np.int64] = np.flatnonzero(mask.cpu().numpy())
-    return places
-
-
 _KINDS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LSTM)
 
 
-def check_rules(rules: QuantisationRules, policy: nn.Module, nodes: Sequence[NodeProto], prefix: str) -> None:
+def check_rules(rules: QuantisationRules, policy: nn.Module, nodes: Sequence[NodeProto]) -> None:
     """Check that the layers and additions of a plan can be fake-quantised.
 
     Args:
         rules: those of the plan.
         policy: the module that it is bound to.
         nodes: the unfused graph.
-        prefix: prefix of the policy's module names in the graph.
     Raises:
         UnsupportedLayerError: one cannot; names it and the remedy.
     """
@@ -247,16 +197,16 @@ def check_rules(rules: QuantisationRules, policy: nn.Module, nodes: Sequence[Nod
         seen.add(name)
     modules = dict(policy.named_modules())
     for total in rules.sums:
-        if total.module not in modules or not _ends(total, rules.sums, nodes, prefix):
+        if total.module not in modules or not _ends(total, rules.sums, nodes):
             raise UnsupportedLayerError(
                 f"{total.module!r} computes on after an addition in 8 bits: qat needs the addition at the end of a "
                 "module, as in a residual block; move it there, or use int8"
             )
 
 
-def _ends(total: SumOfCodes, sums: Sequence[SumOfCodes], nodes: Sequence[NodeProto], prefix: str) -> bool:
+def _ends(total: SumOfCodes, sums: Sequence[SumOfCodes], nodes: Sequence[NodeProto]) -> bool:
     """Whether an addition is the last operation of its module."""
     inside = f"{total.module}."
-    readers = [layer_name(node).removeprefix(prefix) for node in nodes if total.made in node.input]
+    readers = [layer_name(node) for node in nodes if total.made in node.input]
     alone = sum(other.module == total.module for other in sums) == 1
     return alone and not any(name == total.module or name.startswith(inside) for name in readers)

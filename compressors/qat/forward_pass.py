@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,7 +25,6 @@ class QuantisedLayer:
     """A layer of the int8 graph, in terms of the policy.
 
     Attributes:
-        stem: name of its weight in the graph.
         modules: the modules that compute it; several where heads over one input are merged.
         weights, biases: parameters, in the graph's order. An LSTM has two of each; its biases are added.
         activation: its input.
@@ -33,7 +32,6 @@ class QuantisedLayer:
         is_lstm: whether its one module is an LSTM.
     """
 
-    stem: str
     modules: tuple[str, ...]
     weights: tuple[str, ...]
     biases: tuple[str, ...]
@@ -64,23 +62,12 @@ class QuantisedPass:
     Args:
         rules: those of the plan.
         tensors: the policy's parameters, and its buffers if they differ from the module's own.
-        units: masks [H] of pruned LSTMs by name: 0 for removed units, else 1.
-        record: receives the codes that each layer reads, by its stem, and that layers and additions output, by
-            activation.
     Attributes:
         codes: codes of weights and biases by name; an LSTM's summed bias has the name of the first.
     """
 
-    def __init__(
-        self,
-        rules: QuantisationRules,
-        tensors: Mapping[str, Tensor],
-        units: Mapping[str, Tensor],
-        record: MutableMapping[str, Tensor] | None = None,
-    ) -> None:
+    def __init__(self, rules: QuantisationRules, tensors: Mapping[str, Tensor]) -> None:
         self._rules = rules
-        self._units = units
-        self._record = record
         self._others = dict(tensors)
         self._made: dict[str, Tensor] = {}
         self._steps: dict[str, Tensor] = {}
@@ -117,15 +104,12 @@ class QuantisedPass:
         w_input, w_hidden = (self.codes[weight] for weight in layer.weights)
         x_codes = arithmetic.quantise(x, how)
         totals = F.linear(x_codes, w_input, self.codes[layer.biases[0]] if layer.biases else None)
-        units = self._units.get(name)
-        hidden, cell = state if units is None else (part * units for part in state)
+        hidden, cell = state
         rows = []
         for t, total in enumerate(totals):
             if keep is not None:
                 hidden, cell = hidden * keep[t], cell * keep[t]
-            h_codes = arithmetic.quantise(hidden, how)
-            self._note(layer.stem, torch.cat((x_codes[t], h_codes), 1), how)
-            i, f, g, o = ((total + F.linear(h_codes, w_hidden)) * step).chunk(4, 1)
+            i, f, g, o = ((total + F.linear(arithmetic.quantise(hidden, how), w_hidden)) * step).chunk(4, 1)
             cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
             hidden = torch.sigmoid(o) * torch.tanh(cell)
             rows.append(hidden)
@@ -203,7 +187,6 @@ class QuantisedPass:
 
         def forward(x: Tensor) -> Tensor:
             codes = arithmetic.quantise(x, how)
-            self._note(layer.stem, codes, how)
             if isinstance(module, nn.Linear):
                 total = F.linear(codes, weight, bias)
             else:
@@ -245,12 +228,7 @@ class QuantisedPass:
 
     def _output(self, activation: str, codes: Tensor, how: Scaled) -> Tensor:
         self._made[activation] = codes
-        self._note(activation, codes, how)
         return codes * how.scale
-
-    def _note(self, name: str, codes: Tensor, how: Scaled) -> None:
-        if self._record is not None:
-            self._record[name] = codes.detach() + how.zero
 
 
 def _inside(part: nn.Module, name: str, wanted: str) -> nn.Module | None:

@@ -576,7 +576,8 @@ def test_an_imported_policy_is_swept_and_its_front_exported(tmp_path: Path, caps
 
 def test_options_that_make_a_policy_again(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "a.zip", ppo_weights(3, 1, log_std=torch.tensor([-1.0])))
-    policy = import_policy(path, PENDULUM.replace(env_arg=("g=9.8",)), activation="relu", rule="stochastic")
+    given = {"env": "Pendulum-v1", "env_arg": ("g=9.8",), "activation": "relu", "rule": "stochastic"}
+    policy = PolicySource(policy=path, **given).load()
     assert policy.arguments is not None
     again = tyro.cli(PolicySource, args=policy.arguments, config=CLI).load()
     assert again.identity == policy.identity and again.arguments == policy.arguments and again.config == policy.config

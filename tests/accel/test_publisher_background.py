@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from accel.compressors.distill import Student
-from accel.compressors.pipeline import PipelineUpdate
+from accel.compressors.plan import PlanUpdate
 from accel.compressors.prune.structured import PrunedModule
 from accel.networks import PolicyNetwork
 from accel.publishing.level import Intervals
@@ -168,7 +168,7 @@ def test_a_level_that_comes_back_waits_for_a_new_selection(monkeypatch: pytest.M
         _make_ready(publisher, net, RANKED)
         publisher.use("fp32")
         _update(publisher, net, 3)
-        gate = Gate(monkeypatch, PipelineUpdate, "calibrate")  # which selects on the way
+        gate = Gate(monkeypatch, PlanUpdate, "calibrate")  # which selects on the way
         publisher.use(RANKED)
         assert gate.reached.wait(LIMIT_S)
         assert published(publisher) == "fp32" and publisher.offers(RANKED), "late, but not unfit"
@@ -181,7 +181,7 @@ def test_a_level_that_comes_back_at_once_keeps_its_selection_and_ranges(monkeypa
     """As one does that was timed beside another and is then taken: to renew it may hold the learner up for long."""
     with _publisher(RANKED, drift=2) as (publisher, net):
         _make_ready(publisher, net, RANKED)
-        gate = Gate(monkeypatch, PipelineUpdate, "calibrate")
+        gate = Gate(monkeypatch, PlanUpdate, "calibrate")
         for _ in range(2):
             publisher.use("fp32")
             publisher.use(RANKED)
@@ -264,7 +264,7 @@ def test_an_unexpected_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
         def fail(*arguments: object, **options: object) -> None:
             raise MemoryError("no room for a basis")
 
-        monkeypatch.setattr(PipelineUpdate, "calibrate", fail)
+        monkeypatch.setattr(PlanUpdate, "calibrate", fail)
         with pytest.raises(MemoryError, match="no room for a basis"):  # whoever finds the job done first
             _update(publisher, net, 2)
             _finish_work(publisher)

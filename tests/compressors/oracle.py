@@ -21,7 +21,8 @@ from torch import nn
 from accel.compressors.graph.policy_graph import OPSET
 from accel.compressors.int8.integer_graph import IntegerLayer
 from accel.compressors.int8.static import Int8, Int8Encoder
-from accel.compressors.pipeline import Pipeline, PipelinePlan, make_compressor
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.plan import Plan
 from tests.compressors.policies import Case
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -36,7 +37,7 @@ def initializers(model: bytes) -> Arrays:
     return {t.name: numpy_helper.to_array(t) for t in onnx.load_from_string(model).graph.initializer}
 
 
-def float_model(plan: PipelinePlan, module: nn.Module) -> onnx.ModelProto:
+def float_model(plan: Plan, module: nn.Module) -> onnx.ModelProto:
     """The policy, smaller if the plan makes it so, as a plain float ONNX model with its weights."""
     graph = plan.graph
     arrays = {**graph.constants, **plan.begin_update(module).parameters}
@@ -73,19 +74,17 @@ class RoundedInt8(Int8):
     makes_up = False
 
 
-def rounded_plan(case: Case, scheme: str, module: nn.Module) -> PipelinePlan:
+def rounded_plan(case: Case, scheme: str, module: nn.Module) -> Plan:
     """As ``Case.bind``, with ``RoundedInt8``."""
-    pipeline = make_compressor(scheme)
-    assert isinstance(pipeline, Pipeline) and isinstance(pipeline.format, Int8)
-    options = {field.name: getattr(pipeline.format, field.name) for field in fields(Int8)}
-    plan = replace(pipeline, format=RoundedInt8(**options)).bind(
+    compressor = make_compressor(scheme)
+    assert isinstance(compressor.format, Int8)
+    options = {field.name: getattr(compressor.format, field.name) for field in fields(Int8)}
+    return replace(compressor, format=RoundedInt8(**options)).bind(
         module, case.examples(), case.inputs(128, seed=1), output_names=case.outputs
     )
-    assert isinstance(plan, PipelinePlan)
-    return plan
 
 
-def quantised_by_onnxruntime(plan: PipelinePlan, module: nn.Module) -> Arrays:
+def quantised_by_onnxruntime(plan: Plan, module: nn.Module) -> Arrays:
     """Initializers of the QDQ model at the ranges of an int8 plan, in its variant."""
     encoder = plan.encoder
     assert isinstance(encoder, Int8Encoder)
@@ -111,7 +110,7 @@ def quantised_by_onnxruntime(plan: PipelinePlan, module: nn.Module) -> Arrays:
     return initializers(quantizer.quantize_model().SerializeToString())
 
 
-def assert_codes_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> None:
+def assert_codes_are_the_oracles(plan: Plan, module: nn.Module) -> None:
     """Every code, scale and zero point of every layer and of every activation, pixels included."""
     found = initializers(plan.refresh(module, version=1).model)
     wanted = quantised_by_onnxruntime(plan, module)

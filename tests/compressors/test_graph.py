@@ -240,26 +240,14 @@ def test_attention_is_exported_in_parts() -> None:
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
-class _Squared(nn.Module):
-    """A bilinear layer of a value with itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Bilinear(11, 11, 5)
-
-    def forward(self, observations: Tensor) -> Tensor:
-        return self.layer(observations, observations)
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda: nn.RMSNorm(11),
         lambda: nn.RMSNorm((11,), eps=0.1, elementwise_affine=False),
-        _Squared,
         lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(11, 5)),
     ],
-    ids=["RMSNorm", "RMSNorm without weight", "Bilinear", "spectral norm"],
+    ids=["RMSNorm", "RMSNorm without weight", "spectral norm"],
 )
 def test_what_onnx_has_no_operator_for_is_exported_in_parts(make: Callable[[], nn.Module]) -> None:
     """Beside what the module computes without the export."""

@@ -12,18 +12,18 @@ from torch import nn
 
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
 from accel.compressors.errors import WeightsError
-from accel.compressors.int4 import NibbleWriter, padded_size
+from accel.compressors.quantisation.nibbles import NibbleWriter, padded_size
 from tests.compressors.policies import CASES, Case, run_artifact
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
 
-def _block_codes(weight: Floats, block: int) -> tuple[Codes, Floats]:
+def _block_codes(weight: Floats) -> tuple[Codes, Floats]:
     outputs, inputs = weight.shape
-    codes = np.zeros((outputs, -(-inputs // block), block // 2), dtype=np.uint8)
-    writer = NibbleWriter([padded_size(weight.shape, block)])
-    return codes, writer.write_blocks("layer", weight, block, codes)
+    codes = np.zeros((outputs, -(-inputs // 32), 16), dtype=np.uint8)
+    writer = NibbleWriter([padded_size(weight.shape)])
+    return codes, writer.write_blocks("layer", weight, codes)
 
 
 def _channel_codes(kernel: Floats) -> tuple[NDArray[np.int8], Floats]:
@@ -37,31 +37,29 @@ def _nibbles(codes: Codes) -> Codes:
     return np.stack([codes & 15, codes >> 4], axis=-1)
 
 
-def _of_onnxruntime(weight: Floats, block: int) -> tuple[Codes, Floats]:
+def _of_onnxruntime(weight: Floats) -> tuple[Codes, Floats]:
     outputs, inputs = weight.shape
-    blocks = -(-inputs // block)
-    codes = np.zeros((outputs, blocks, block // 2), dtype=np.uint8)
+    blocks = -(-inputs // 32)
+    codes = np.zeros((outputs, blocks, 16), dtype=np.uint8)
     scales = np.zeros(outputs * blocks, dtype=np.float32)
     zeros = np.zeros(outputs * ((blocks + 1) // 2), dtype=np.uint8)
-    quantize_matmul_4bits(codes, weight.T.copy(), scales, zeros, block, outputs, inputs, True)
+    quantize_matmul_4bits(codes, weight.T.copy(), scales, zeros, 32, outputs, inputs, True)
     return codes, scales
 
 
-def _compare_with_oracle(weight: Floats, block: int) -> bool:
+def _compare_with_oracle(weight: Floats) -> bool:
     """Whether scales and codes are the same, but for the padding, which the kernel does not read."""
-    (codes, scales), (wanted, wanted_scales) = _block_codes(weight, block), _of_onnxruntime(weight, block)
+    (codes, scales), (wanted, wanted_scales) = _block_codes(weight), _of_onnxruntime(weight)
     outputs, inputs = weight.shape
     ours, theirs = (_nibbles(c).reshape(outputs, -1)[:, :inputs] for c in (codes, wanted))
     return bool((ours == theirs).all() and (scales == wanted_scales).all())
 
 
-@given(st.integers(1, 150), st.integers(1, 5), st.sampled_from([16, 32, 64, 128]), st.integers(0, 99), st.booleans())
-def test_codes_are_those_of_onnxruntimes_quantiser(
-    inputs: int, outputs: int, block: int, seed: int, halves: bool
-) -> None:
+@given(st.integers(1, 150), st.integers(1, 5), st.integers(0, 99), st.booleans())
+def test_codes_are_those_of_onnxruntimes_quantiser(inputs: int, outputs: int, seed: int, halves: bool) -> None:
     """Weights in quarters put many quotients halfway between two codes."""
     weight = np.random.default_rng(seed).standard_normal((outputs, inputs)).astype(np.float32)
-    assert _compare_with_oracle(np.round(4 * weight) / np.float32(4) if halves else weight, block)
+    assert _compare_with_oracle(np.round(4 * weight) / np.float32(4) if halves else weight)
 
 
 @pytest.mark.parametrize("extreme", [7.0, -7.0, 1e-30, 1e30, 0.0], ids=str)
@@ -71,20 +69,20 @@ def test_corner_cases_are_those_of_onnxruntimes_quantiser(extreme: float) -> Non
     weight[0, 5] = extreme
     weight[1, 5:7] = extreme, -extreme
     weight[2] = 0.0
-    assert _compare_with_oracle(weight, 32)
+    assert _compare_with_oracle(weight)
 
 
 def test_the_comparison_with_the_oracle_can_fail() -> None:
     weight = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-    codes, _ = _block_codes(weight, 32)
+    codes, _ = _block_codes(weight)
     weight[1, 3] += 0.5
-    assert (codes != _of_onnxruntime(weight, 32)[0]).any()
+    assert (codes != _of_onnxruntime(weight)[0]).any()
 
 
 def test_a_block_of_nothing_but_zeros_or_subnormals_is_zero() -> None:
     weight = np.zeros((2, 40), dtype=np.float32)
     weight[1] = 1e-40
-    codes, scales = _block_codes(weight, 32)
+    codes, scales = _block_codes(weight)
     assert (codes == 0x88).all() and (scales == 0).all()
 
 
@@ -118,7 +116,7 @@ def test_outputs_are_those_of_integer_arithmetic() -> None:
     case = Case(lambda: module, {"observations": (64,)})
     inputs = case.inputs(16)
     found = run_artifact(case.bind("int4", module).refresh(module, version=1), inputs)[0]
-    codes, scales = _block_codes(module.weight.detach().numpy(), 32)
+    codes, scales = _block_codes(module.weight.detach().numpy())
     signed = _nibbles(codes).reshape(24, 2, 32).astype(np.float64) - 8.0
     blocks = inputs["observations"].reshape(16, 2, 32).astype(np.float64)
     step = np.abs(blocks).max(axis=2, keepdims=True) / 127.0

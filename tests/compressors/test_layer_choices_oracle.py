@@ -11,7 +11,7 @@ from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 from torch import nn
 
 from accel.compressors.int8.static import Int8Encoder
-from accel.compressors.pipeline import PipelinePlan
+from accel.compressors.plan import Plan
 from tests.compressors.oracle import (
     assert_activations_are_the_oracles,
     assert_layer_is_the_oracles,
@@ -35,10 +35,11 @@ SCHEMES = [
     "lowrank(0.5,{layer}=0.25)+int8({v},{layer}=int4)",
     "prune({layer}=0.5)+lowrank(head=1,{layer}=0.25)+int8({v})",
 ]
-CHOICES = [(scheme, name) for scheme in SCHEMES for name in CHOSEN]
+# prune and lowrank take no LSTM
+CHOICES = [(scheme, name) for scheme in SCHEMES for name in CHOSEN if name != "lstm" or scheme.startswith("int8")]
 
 
-def _refreshed(scheme: str, name: str, variant: str, module: nn.Module) -> PipelinePlan:
+def _refreshed(scheme: str, name: str, variant: str, module: nn.Module) -> Plan:
     plan = rounded_plan(CASES[name], scheme.format(v=variant, layer=CHOSEN[name]), module)
     plan.refresh(module, version=1)
     return plan
@@ -69,7 +70,7 @@ def _channels(kernel: NDArray[np.float32]) -> Mapping[str, NDArray[np.generic]]:
     return {"codes": (even[::2] + 16 * even[1::2]).astype(np.uint8), "scale": scales}
 
 
-def assert_choices_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> None:
+def assert_choices_are_the_oracles(plan: Plan, module: nn.Module) -> None:
     """Every layer as last refreshed, each by the oracle of its own format."""
     encoder = plan.encoder
     assert isinstance(encoder, Int8Encoder)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.methods import PlanStatistics
 from accel.compressors.pipeline import make_compressor
-from accel.compressors.plan import Plan, PlanStatistics
+from accel.compressors.plan import Plan
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import scheme_names
 from tests.compressors.policies import CASES, MLP, randomise, run_artifact
@@ -33,13 +34,16 @@ SCHEMES = [
     "distill(16x2)",
     "distill(16x2)+int8",
 ]
-# distillation takes policies without state; pruning takes nn.LSTM
-EXCLUDED = {("distill", "lstm"), ("distill", "lstm-cell"), ("prune", "lstm-cell"), ("distill", "nature-cnn")}
+# distillation takes policies without state; pruning takes nn.LSTM; what is pruned is too small to be factorised
+EXCLUDED = {
+    *(("distill", "lstm"), ("distill", "lstm-cell"), ("prune", "lstm-cell"), ("distill", "nature-cnn")),
+    ("prune(0.25)+lowrank(0.3)+fp16", "lstm"),
+}
 PAIRS = [
     (scheme, name)
     for scheme in SCHEMES
     for name in ("tanh-mlp", "nature-cnn", "lstm", "lstm-cell")
-    if (scheme.partition("(")[0], name) not in EXCLUDED
+    if not {(scheme.partition("(")[0], name), (scheme, name)} & EXCLUDED
 ]
 
 

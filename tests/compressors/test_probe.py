@@ -64,9 +64,8 @@ def test_another_layout_does_not_fit() -> None:
     assert len(broken) == len(artifact.model) and not probe.fits(dataclasses.replace(artifact, model=broken))
 
 
-@pytest.mark.parametrize(("name", "fits"), [("relu-mlp", True), ("nature-cnn", True), ("lstm", False)])
-def test_channels_chosen_anew_are_those_that_run(name: str, fits: bool) -> None:
-    """Which units of a recurrent state are kept is part of the layout."""
+@pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "lstm"])
+def test_channels_chosen_anew_are_those_that_run(name: str) -> None:
     case = CASES[name]
     module = randomise(case.make(), seed=0)
     plan, inputs = case.bind("prune(0.5)+int8(s8s8)", module), case.inputs(8)
@@ -74,8 +73,7 @@ def test_channels_chosen_anew_are_those_that_run(name: str, fits: bool) -> None:
     randomise(module, seed=1)
     plan.reselect(module)
     artifact = plan.refresh(module, version=2)
-    assert probe.fits(artifact) == fits
-    probe = probe if fits else ArtifactProbe.open(artifact, inputs)
+    assert probe.fits(artifact)
     found = {key: array.copy() for key, array in probe.run(artifact, inputs).items()}
     for key, wanted in _acted(artifact, inputs).items():
         np.testing.assert_allclose(found[key], wanted, atol=1e-5 * max(float(np.abs(wanted).max()), 1.0))

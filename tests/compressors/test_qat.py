@@ -11,12 +11,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Plan
 from accel.compressors.qat import arithmetic
 from accel.compressors.qat.arithmetic import Scaled
-from accel.compressors.qat.differences import code_differences
 from accel.compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
 from accel.compressors.quantisation.affine import UINT8
 from accel.compressors.scheme import parse_scheme
@@ -37,17 +37,26 @@ def _bound(name: str, scheme: str, seed: int = 1) -> tuple[Case, nn.Module, Plan
     return case, module, plan, FakeQuantiser(plan, module)
 
 
-def _allowed(name: str) -> tuple[float, int]:
-    """Share of codes and count of rows that may differ: the last bit of a float decides on the edge of two codes.
+def _allowed(name: str) -> int:
+    """How many rows may differ: the last bit of a float decides on the edge of two codes.
 
-    Of a ReLU policy only the normalised input is a float. tanh and sigmoid have other last bits on other CPUs, and
-    codes that follow in such a row may differ too.
+    Of a ReLU policy only the normalised input is a float, and nothing between pixels and codes. tanh and sigmoid have
+    other last bits on other CPUs.
     """
-    return (5e-3, 2) if name in {"tanh-mlp", "lstm"} else (2e-4, 1)
+    return {"nature-cnn": 0, "resnet": 0, "tanh-mlp": 2, "lstm": 2}.get(name, 1)
 
 
 def _tensors(inputs: dict[str, np.ndarray]) -> list[Tensor]:
     return [torch.from_numpy(array) for array in inputs.values()]
+
+
+def _apart(
+    quantiser: FakeQuantiser, artifact: CompressedPolicy, module: nn.Module, inputs: dict[str, np.ndarray]
+) -> np.ndarray:
+    """Greatest difference in each row of what the learner and the artifact compute: one wrong code is far more than the
+    last bits of floats."""
+    pairs = zip(quantiser(module, *_tensors(inputs)), run_artifact(artifact, inputs), strict=True)
+    return np.max([np.abs(ours.detach().numpy() - theirs).max(axis=1) for ours, theirs in pairs], axis=0)
 
 
 @pytest.mark.parametrize(("name", "options"), ROUNDED)
@@ -72,25 +81,6 @@ def test_weights_and_biases_have_the_codes_of_the_next_refresh(name: str, option
     assert compared >= 2
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [*ROUNDED, *product(["relu-mlp", "lstm"], ["u8s8,x3", "s8s8,w3,x6"])],
-)
-def test_activations_have_the_codes_of_the_artifact(name: str, options: str) -> None:
-    """All of them, residual sums included: sums of codes are whole numbers on both sides."""
-    case, module, plan, quantiser = _bound(name, f"qat({options})")
-    artifact = plan.refresh(module, version=1)
-    inputs = case.inputs(64, seed=3)
-    found = code_differences(quantiser, artifact, module, inputs)
-    assert found.rate <= _allowed(name)[0] and found.greatest <= 1 and found.compared > 64 * 40
-    if "observations" in inputs and inputs["observations"].dtype == np.uint8:
-        assert found.greatest == 0, "nothing between pixels and codes is a float"
-    with torch.no_grad():
-        module.torso[0].weight.mul_(-1.0)
-    other = code_differences(quantiser, artifact, module, inputs)
-    assert other.rate > 0.05, "weights of another version have other codes"
-
-
 @pytest.mark.parametrize("options", ["u8s8", "s8s8"])
 def test_a_dead_layer_has_the_codes_of_the_artifact(options: str) -> None:
     """What is always zero has an empty range; the ReLU is in its codes all the same."""
@@ -102,24 +92,34 @@ def test_a_dead_layer_has_the_codes_of_the_artifact(options: str) -> None:
     quantiser = FakeQuantiser(plan, module)
     artifact = plan.refresh(module, version=1)
     inputs = case.inputs(16, seed=3)
-    assert code_differences(quantiser, artifact, module, inputs).greatest == 0
     ours = quantiser(module, *_tensors(inputs))[0].detach().numpy()
     np.testing.assert_allclose(ours, run_artifact(artifact, inputs)[0], atol=1e-5)
     assert np.abs(ours - run_module(module, inputs)[0]).max() < 0.05
 
 
-@pytest.mark.parametrize("scheme", ["qat", "prune(0.5)+qat(u8s8)"])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        *product(POLICIES, ["qat", "prune(0.5)+qat(u8s8)"]),
+        *product(["relu-mlp", "resnet", "lstm"], ["qat(s8s8)", "qat(reduce_range,w2)"]),
+        *product(["relu-mlp", "lstm"], ["qat(u8s8,x3)", "qat(s8s8,w3,x6)"]),
+    ],
+)
 def test_the_rounded_forward_is_what_the_artifact_computes(name: str, scheme: str) -> None:
+    """Residual sums included: sums of codes are whole numbers on both sides."""
     case, module, plan, quantiser = _bound(name, scheme, seed=2)
     quantiser.prune(module)
     inputs = case.inputs(64, seed=1)
     plan.calibrate(inputs)
-    wanted = run_artifact(plan.refresh(module, version=1), inputs)
-    for ours, theirs in zip(FakeQuantisedPolicy(quantiser, module)(*_tensors(inputs)), wanted, strict=True):
-        rows = np.abs(ours.detach().numpy() - theirs).max(axis=1)
-        assert rows.max() < 0.02 and (rows > 1e-5).sum() <= _allowed(name)[1], "but for a float on a code's edge"
-    assert np.abs(run_module(module, inputs)[0] - wanted[0]).max() > 1e-3, "the whole policy is another"
+    artifact = plan.refresh(module, version=1)
+    rows = _apart(quantiser, artifact, module, inputs)
+    assert (rows > 1e-5).sum() <= _allowed(name), "but for a float on a code's edge"
+    assert np.abs(run_module(module, inputs)[0] - run_artifact(artifact, inputs)[0]).max() > 1e-3, (
+        "the whole is another"
+    )
+    with torch.no_grad():
+        module.torso[0].weight.mul_(-1.0)
+    assert (_apart(quantiser, artifact, module, inputs) > 1e-3).mean() > 0.5, "weights of another version are others"
 
 
 @pytest.mark.parametrize("name", ["tanh-mlp", "relu-mlp", "nature-cnn", "resnet", "lstm"])
@@ -128,9 +128,7 @@ def test_pruning_takes_from_the_policy_what_the_artifact_lacks(name: str) -> Non
     inputs = case.inputs(64, seed=3)
     quantiser.prune(module)
     plan.calibrate(inputs)
-    found = code_differences(quantiser, plan.refresh(module, version=1), module, inputs)
-    assert found.rate <= _allowed(name)[0] and found.greatest <= 1 and quantiser.kept
-    fewer = {weight for layer in quantiser.rules.layers if layer.made in quantiser.kept for weight in layer.weights}
+    fewer = {f"{layer}.weight" for layer in plan.reductions[0].kept}
     gone = {name: (p == 0).flatten(1).all(1) for name, p in module.named_parameters() if name in fewer}
     assert all(0.4 < rows.float().mean() < 0.6 for rows in gone.values())
     before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
@@ -145,8 +143,7 @@ def test_pruning_takes_from_the_policy_what_the_artifact_lacks(name: str) -> Non
     for name, rows in gone.items():
         parameter = module.get_parameter(name)
         assert (parameter[rows] == 0).all() and not torch.equal(parameter, before[name])
-    found = code_differences(quantiser, plan.refresh(module, version=2), module, inputs)
-    assert found.greatest <= 1
+    assert (_apart(quantiser, plan.refresh(module, version=2), module, inputs) > 1e-5).sum() <= _allowed(name)
 
 
 @pytest.mark.parametrize("options", ["x8", "x4", "x6"])
@@ -169,10 +166,8 @@ def test_a_residual_on_observations_has_the_codes_of_the_artifact(options: str) 
     )
     quantiser, artifact = FakeQuantiser(plan, module), plan.refresh(module, 1)
     for factor in (1.0, 3.0):
-        found = code_differences(
-            quantiser, artifact, module, {"observations": inputs["observations"] * np.float32(factor)}
-        )
-        assert found.rate <= 2e-4 and found.greatest <= 1 and found.compared > 256 * 24
+        beyond = {"observations": inputs["observations"] * np.float32(factor)}
+        assert (_apart(quantiser, artifact, module, beyond) > 1e-5).sum() <= 2
 
 
 def test_a_policy_of_one_layer_trains_with_its_rounding() -> None:
@@ -226,8 +221,7 @@ def test_gradients_are_those_of_the_definition() -> None:
     x[0, 0], x[1, 1] = 1e4, -1e4
     x.requires_grad_()
     linear, direction = module.torso[0], torch.randn(16, 32, generator=torch.Generator().manual_seed(6))
-    record: dict[str, Tensor] = {}
-    rounded = quantiser.start(dict(module.named_parameters()), record)
+    rounded = quantiser.start(dict(module.named_parameters()))
     y = rounded.call("torso.0", linear, x)
     (y * direction).sum().backward()
 
@@ -373,10 +367,9 @@ def test_a_layer_kept_whole_is_kept_whole() -> None:
     case, module, plan, quantiser = _bound("relu-mlp", "qat(u8s8,head=float)")
     assert all("head" not in layer.modules for layer in quantiser.rules.layers)
     inputs = case.inputs(64, seed=3)
-    found = code_differences(quantiser, plan.refresh(module, version=1), module, inputs)
-    assert found.greatest <= 1 and found.rate < 1e-3
     theirs = run_artifact(plan.refresh(module, version=1), inputs)[0]
-    np.testing.assert_allclose(quantiser(module, *_tensors(inputs))[0].detach().numpy(), theirs, atol=1e-5)
+    (ours,) = FakeQuantisedPolicy(quantiser, module)(*_tensors(inputs))
+    np.testing.assert_allclose(ours.detach().numpy(), theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize("text", ["qat", "prune(0.5)+qat", "qat(u8s8,torso.0=float)"])
