@@ -17,7 +17,7 @@ from accel.config.actor import ActorConfig
 from accel.learning.device import choose_device
 from accel.learning.learner import Learner
 from accel.system.timing import interleave, torch_threads
-from accel.transport import LocalTransport
+from accel.transport.local import LocalTransport
 
 _SEED = 0
 

@@ -17,8 +17,9 @@ from accel.launch.starting import initialiser
 from accel.monitor.errors import MonitorError
 from accel.monitor.plain_text import without_controls
 from accel.system.signals import StopRequest
-from accel.transport import LaunchInfo, Topology, TransportOptions, join_world
-from accel.transport.join import START_TIMEOUT_S
+from accel.transport.base import TransportOptions
+from accel.transport.join import START_TIMEOUT_S, join_world
+from accel.transport.launcher import LaunchInfo, Topology
 from accel.transport.learners import LearnerLink, give_roles
 from accel.transport.pinning import all_cores, free_cores, local_size, pin_rank, share_cores
 from accel.transport.remote_learner import RemoteLearner

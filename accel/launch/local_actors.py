@@ -9,7 +9,8 @@ from accel.launch.actor import command
 from accel.launch.outcome import noting_how_to_continue, registered_here
 from accel.launch.starting import initialiser
 from accel.system.signals import StopRequest
-from accel.transport import LaunchInfo, TransportOptions
+from accel.transport.base import TransportOptions
+from accel.transport.launcher import LaunchInfo
 from accel.transport.pinning import all_cores, free_cores, pin_rank
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from accel.launch.learners import FORMATS, USER_ERRORS, follow
 from accel.launch.outcome import EXIT_ABORTED
 from accel.system.signals import end_with_parent, ignore_stop_signals
 from accel.system.untrusted import read_toml
-from accel.transport import LaunchInfo, Role, TransportOptions, detect_launch, join_world
+from accel.transport.base import TransportOptions
 from accel.transport.inference import Questions
-from accel.transport.join import START_TIMEOUT_S
+from accel.transport.join import START_TIMEOUT_S, join_world
+from accel.transport.launcher import LaunchInfo, Role, detect_launch
 from accel.transport.learners import take_role
 from accel.transport.pinning import pin_rank
 from accel.transport.remote_actor import RemoteActor

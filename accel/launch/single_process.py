@@ -12,7 +12,7 @@ from accel.launch.outcome import EXIT_ABORTED, how_to_continue, noting_how_to_co
 from accel.launch.starting import initialiser
 from accel.supervision.activity import WAITING, Activity, Watchdog
 from accel.system.signals import Interrupted, StopRequest, interruptible
-from accel.transport import TransportOptions
+from accel.transport.base import TransportOptions
 from accel.transport.pinning import all_cores
 
 if TYPE_CHECKING:

@@ -36,15 +36,10 @@ sys.path[:0] = [str(PROJECT)]
 
 from accel.bench.rows import provenance  # noqa: E402
 from accel.system.signals import end_with_parent  # noqa: E402
-from accel.transport import (  # noqa: E402
-    Stopped,
-    Topology,
-    TransportOptions,
-    detect_launch,
-    join_world,
-    mpirun_command,
-)  # fmt: skip
+from accel.transport.base import Stopped, TransportOptions  # noqa: E402
 from accel.transport.endpoint import Endpoint  # noqa: E402
+from accel.transport.join import join_world  # noqa: E402
+from accel.transport.launcher import Topology, detect_launch, mpirun_command  # noqa: E402
 from accel.transport.node_memory import node_name  # noqa: E402
 from accel.transport.remote_actor import RemoteActor  # noqa: E402
 from accel.transport.remote_learner import RemoteLearner  # noqa: E402

@@ -19,7 +19,8 @@ from accel.learning.session import Session
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job, check_config
-from accel.transport import LocalTransport, TransportOptions
+from accel.transport.base import TransportOptions
+from accel.transport.local import LocalTransport
 
 
 def never() -> str | None:

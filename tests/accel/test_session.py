@@ -40,8 +40,7 @@ from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.runs.checkpoint import CheckpointState, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
-from accel.transport import LocalTransport
-from accel.transport.local import LocalLearner
+from accel.transport.local import LocalLearner, LocalTransport
 from tests.accel import late_report
 from tests.contracts.ranks import ROOT
 

@@ -24,20 +24,10 @@ from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.supervision.child import begin_child
-from accel.transport import (
-    Aborted,
-    ActorTransport,
-    Arrival,
-    LearnerTransport,
-    Role,
-    Stopped,
-    Topology,
-    TransportOptions,
-    connect,
-    detect_launch,
-    join_world,
-)
+from accel.transport.base import Aborted, ActorTransport, Arrival, LearnerTransport, Stopped, TransportOptions
 from accel.transport.child_actor import ActorMemory, ChildActor
+from accel.transport.join import connect, join_world
+from accel.transport.launcher import Role, Topology, detect_launch
 
 Messages = list[tuple[int, dict[str, Any]]]
 FORMATS = {"unroll": 3, "artifact": 1}

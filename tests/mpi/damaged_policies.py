@@ -10,7 +10,9 @@ from typing import Any
 
 from accel.config import TrainConfig
 from accel.launch.roles import act
-from accel.transport import Topology, TransportOptions, connect, detect_launch, join_world
+from accel.transport.base import TransportOptions
+from accel.transport.join import connect, join_world
+from accel.transport.launcher import Topology, detect_launch
 from accel.transport.learners import give_roles
 from accel.transport.remote_learner import RemoteLearner
 from tests.accel.live_policies import payload_of

@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 from accel.errors import TransportError
 from accel.system.signals import end_with_parent
-from accel.transport import Role, Stopped, Topology, TransportOptions, connect, detect_launch, join_world, mpi
-from accel.transport.base import Bytes
+from accel.transport import mpi
+from accel.transport.base import Bytes, Stopped, TransportOptions
+from accel.transport.join import connect, join_world
+from accel.transport.launcher import Role, Topology, detect_launch
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 

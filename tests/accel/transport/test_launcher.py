@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from accel.errors import LaunchError
-from accel.transport import LaunchInfo, Role, Topology, detect_launch, mpirun_command, verify_world
-from accel.transport.launcher import verify_library
+from accel.transport.launcher import (
+    LaunchInfo,
+    Role,
+    Topology,
+    detect_launch,
+    mpirun_command,
+    verify_library,
+    verify_world,
+)
 from tests.contracts.ranks import ROOT, need_mpirun
 
 NONE = LaunchInfo(0, 1, 0, "none")
@@ -142,7 +149,8 @@ def test_a_launcher_that_mpi_does_not_see() -> None:
     need_mpirun()
     program = (
         "from accel.errors import LaunchError\n"
-        "from accel.transport import detect_launch, join_world\n"
+        "from accel.transport.join import join_world\n"
+        "from accel.transport.launcher import detect_launch\n"
         "try:\n    join_world(detect_launch())\n"
         "except LaunchError as error:\n    print(error)\n"
     )
