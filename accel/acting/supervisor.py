@@ -225,7 +225,7 @@ class ActorSupervisor:
         if not self._ring:
             self._ring = self._memory.buffers(unroll_bytes, buffers)
             self._numbers = {id(buffer): number for number, buffer in enumerate(self._ring)}
-            transport.configure(unroll_bytes, ring=self._ring)
+            transport.share(self._ring)
         for number in self._lent:
             self._child.send("free", {"buffer": number})
         self._child.began_work(self._clock.s)

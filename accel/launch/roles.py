@@ -14,7 +14,6 @@ from accel.launch.learners import FORMATS, USER_ERRORS, follow
 from accel.launch.outcome import EXIT_ABORTED
 from accel.system.signals import end_with_parent, ignore_stop_signals
 from accel.system.untrusted import read_toml
-from accel.transport.base import TransportOptions
 from accel.transport.inference import Questions
 from accel.transport.join import START_TIMEOUT_S, join_world
 from accel.transport.launcher import LaunchInfo, Role, detect_launch
@@ -47,8 +46,7 @@ def act(
         topology, job = take_role(endpoint)
         role, group = topology.role(endpoint.rank), topology.group(endpoint.rank)
         if role is not Role.LEARNER:
-            options = TransportOptions(in_flight=2, max_held=2, prefetch=1)
-            transport = RemoteActor(endpoint, group, options=options, formats=FORMATS)
+            transport = RemoteActor(endpoint, group, formats=FORMATS)
             try:
                 if role is Role.ACTOR:
                     return supervisor.serve(transport)

@@ -123,9 +123,9 @@ class LocalPort(_ActorEnd):
         """Whether ``poll_welcome`` or ``pull`` would answer."""
         return len(self.hub.welcomes) > self._welcomed or self.hub.board.has_offer(self.actor)
 
-    def configure(self, unroll_bytes: int, ring: Sequence[Bytes]) -> None:
-        """The child's buffers."""
-        self.hub.configure(unroll_bytes)
+    def share(self, ring: Sequence[Bytes]) -> None:
+        """The child's buffers, all of them free now."""
+        self.hub.configure(ring[0].nbytes)
         self._free, self._buffers = list(ring), len(ring)
 
     def try_acquire(self) -> Bytes | None:

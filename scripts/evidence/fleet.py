@@ -36,7 +36,7 @@ sys.path[:0] = [str(PROJECT)]
 
 from accel.bench.rows import provenance  # noqa: E402
 from accel.system.signals import end_with_parent  # noqa: E402
-from accel.transport.base import Stopped, TransportOptions  # noqa: E402
+from accel.transport.base import TransportOptions  # noqa: E402
 from accel.transport.endpoint import Endpoint  # noqa: E402
 from accel.transport.join import join_world  # noqa: E402
 from accel.transport.launcher import Topology, detect_launch, mpirun_command  # noqa: E402
@@ -251,16 +251,15 @@ def act(endpoint: Endpoint, a_node: int) -> None:
     """An actor's case: looks for policies, and pushes unrolls as it is told."""
     group = Topology.single_learner(endpoint.size).groups[0]
     node = f"{node_name()} {(endpoint.rank - 1) // a_node}"
-    transport = RemoteActor(endpoint, group, options=TransportOptions(in_flight=1), node=node)
+    transport = RemoteActor(endpoint, group, node=node)
     actors = endpoint.size - 1
-    name = str(transport.welcome(600.0)["board"])
+    while (welcome := transport.poll_welcome()) is None:
+        time.sleep(_LOOK_S)
+    name = str(welcome["board"])
     board = np.memmap(name, np.int64, "r+", shape=(actors + 1, 2))
     transport.hello({})
-    transport.configure(UNROLL_BYTES)
-    try:
-        for _ in turns(transport, board, actors):
-            pass
-    except Stopped:
+    transport.share([np.zeros(UNROLL_BYTES, np.uint8) for _ in range(2)])
+    for _ in turns(transport, board, actors):
         pass
     transport.close(PATIENCE_S)
 

@@ -26,8 +26,9 @@ from accel.errors import TransportError
 from accel.supervision.child import begin_child
 from accel.transport.base import Aborted, ActorTransport, Arrival, LearnerTransport, Stopped, TransportOptions
 from accel.transport.child_actor import ActorMemory, ChildActor
-from accel.transport.join import connect, join_world
+from accel.transport.join import join_world
 from accel.transport.launcher import Role, Topology, detect_launch
+from tests.contracts.rank_ends import WaitingActor, connect
 
 Messages = list[tuple[int, dict[str, Any]]]
 FORMATS = {"unroll": 3, "artifact": 1}
@@ -489,7 +490,7 @@ class EarlyGoodbye(Scene):
 
 
 class Misuse(Scene):
-    """Wrong calls are named errors at once, and do no harm."""
+    """Wrong calls are named errors at once, and do no harm; of actors, those of a process that acts for its rank."""
 
     options = TransportOptions(in_flight=1)
 
@@ -502,6 +503,11 @@ class Misuse(Scene):
         transport.release(receive_next(transport))
 
     def actor(self, transport: ActorTransport) -> None:
+        if isinstance(transport, WaitingActor):
+            answer(transport, self.unroll_bytes)
+            transport.push(transport.acquire())
+            assert "over the limit" in complaint(lambda: transport.report({"text": "x" * (1 << 20)}))
+            return
         assert "configure" in complaint(transport.acquire)
         assert "bytes" in complaint(lambda: transport.configure(0))
         answer(transport, self.unroll_bytes)
@@ -664,7 +670,7 @@ def play_remote(names: Sequence[str]) -> None:
     topology = Topology.single_learner(endpoint.size)
     for name in names:
         scene = SCENES[name]()
-        transport = connect(endpoint, topology, options=scene.options, formats=FORMATS)
+        transport = connect(endpoint, topology, scene.options, FORMATS)
         if topology.role(endpoint.rank) is Role.LEARNER:
             began_s = time.monotonic()
             failure = play_learner(scene, transport)

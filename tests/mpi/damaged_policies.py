@@ -10,8 +10,7 @@ from typing import Any
 
 from accel.config import TrainConfig
 from accel.launch.roles import act
-from accel.transport.base import TransportOptions
-from accel.transport.join import connect, join_world
+from accel.transport.join import join_world
 from accel.transport.launcher import Topology, detect_launch
 from accel.transport.learners import give_roles
 from accel.transport.remote_learner import RemoteLearner
@@ -58,9 +57,8 @@ def main(case: str) -> int:
 
     endpoint = join_world(info)
     given = give_roles(endpoint, Topology.single_learner(2))
-    transport = connect(endpoint, Topology.single_learner(2), options=TransportOptions(in_flight=1), formats=FORMATS)
+    transport = RemoteLearner(endpoint, Topology.single_learner(2).groups[0], formats=FORMATS)
     assert given.sends
-    assert isinstance(transport, RemoteLearner)
     transport.welcome(ActorConfig.of(CONFIG).to_json())
     group = wait_for_actors(transport, 60, lambda: None)
     algorithm = make_algorithm(CONFIG, group.spec, torch.device("cpu"))

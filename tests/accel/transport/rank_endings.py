@@ -14,10 +14,10 @@ from accel.errors import TransportError
 from accel.system.signals import end_with_parent
 from accel.transport import mpi
 from accel.transport.base import Bytes, Stopped, TransportOptions
-from accel.transport.join import connect, join_world
+from accel.transport.join import join_world
 from accel.transport.launcher import Role, Topology, detect_launch
-from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
+from tests.contracts.rank_ends import WaitingActor, connect
 
 UNROLL_BYTES = 1 << 18
 SILENT = sys.argv[1] in ("silent_actor", "late_unrolls", "stopped_relay")
@@ -55,7 +55,7 @@ def take_until(transport: RemoteLearner, enough: Callable[[list[int]], object]) 
     return counts
 
 
-def act(transport: RemoteActor, unrolls: int | None = None) -> None:
+def act(transport: WaitingActor, unrolls: int | None = None) -> None:
     """Welcome, then so many unrolls; None: for as long as it is allowed to."""
     transport.welcome(PATIENCE_S)
     transport.hello({})
@@ -66,7 +66,7 @@ def act(transport: RemoteActor, unrolls: int | None = None) -> None:
         transport.pull()
 
 
-def wait_for_buffer(transport: RemoteActor) -> Bytes:
+def wait_for_buffer(transport: WaitingActor) -> Bytes:
     """A free buffer, with signs of life meanwhile."""
     while not transport.stopping:
         if (buffer := transport.try_acquire()) is not None:
@@ -77,7 +77,7 @@ def wait_for_buffer(transport: RemoteActor) -> Bytes:
     return transport.acquire()
 
 
-def act_to_the_end(transport: RemoteActor) -> None:
+def act_to_the_end(transport: WaitingActor) -> None:
     """``act``, ended in order and told."""
     try:
         act(transport)
@@ -89,7 +89,7 @@ def act_to_the_end(transport: RemoteActor) -> None:
         transport.close(PATIENCE_S)
 
 
-def killed_actor(transport: RemoteLearner | RemoteActor) -> None:
+def killed_actor(transport: RemoteLearner | WaitingActor) -> None:
     """An actor is killed in the middle of large sends; the learner carries on with the others."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -109,7 +109,7 @@ def killed_actor(transport: RemoteLearner | RemoteActor) -> None:
         act_to_the_end(transport)
 
 
-def killed_before_hello(transport: RemoteLearner | RemoteActor) -> None:
+def killed_before_hello(transport: RemoteLearner | WaitingActor) -> None:
     """An actor dies before it says a word, with the learner's welcome on its way to it."""
     if isinstance(transport, RemoteLearner):
         time.sleep(0.2)
@@ -123,7 +123,7 @@ def killed_before_hello(transport: RemoteLearner | RemoteActor) -> None:
         act_to_the_end(transport)
 
 
-def killed_while_stopping(transport: RemoteLearner | RemoteActor) -> None:
+def killed_while_stopping(transport: RemoteLearner | WaitingActor) -> None:
     """An actor dies after the learner asked it to stop, before its goodbye."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -140,7 +140,7 @@ def killed_while_stopping(transport: RemoteLearner | RemoteActor) -> None:
         transport.close(PATIENCE_S)
 
 
-def silent_actor(transport: RemoteLearner | RemoteActor) -> None:
+def silent_actor(transport: RemoteLearner | WaitingActor) -> None:
     """An actor behind a link that was cut: it falls silent in the middle of large sends, and MPI never tells."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -158,7 +158,7 @@ def silent_actor(transport: RemoteLearner | RemoteActor) -> None:
         act_to_the_end(transport)
 
 
-def late_unrolls(transport: RemoteLearner | RemoteActor) -> None:
+def late_unrolls(transport: RemoteLearner | WaitingActor) -> None:
     """An actor is heard again while the learner takes no unrolls: it starts anew all the same, without its old ones."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -195,7 +195,7 @@ def late_unrolls(transport: RemoteLearner | RemoteActor) -> None:
     transport.close(PATIENCE_S)
 
 
-def killed_relay(transport: RemoteLearner | RemoteActor) -> None:
+def killed_relay(transport: RemoteLearner | WaitingActor) -> None:
     """The actor that relays policies dies in the middle of one; the others report every version that they get."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -209,7 +209,7 @@ def killed_relay(transport: RemoteLearner | RemoteActor) -> None:
         report_versions(transport)
 
 
-def stopped_relay(transport: RemoteLearner | RemoteActor) -> None:
+def stopped_relay(transport: RemoteLearner | WaitingActor) -> None:
     """The actor that relays policies is stopped for a moment: the others do without, and it takes part again."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -242,7 +242,7 @@ def policy_reaches(transport: RemoteLearner, actors: set[int], times: int) -> No
                 raise TransportError(f"version {version} never reached actors {waits}")
 
 
-def report_versions(transport: RemoteActor) -> None:
+def report_versions(transport: WaitingActor) -> None:
     """Reports every policy, checked, until the learner stops this actor."""
     transport.welcome(PATIENCE_S)
     transport.hello({"pid": os.getpid()})
@@ -263,7 +263,7 @@ def report_versions(transport: RemoteActor) -> None:
     say(actor=transport.actor, ended="stopped")
 
 
-def learner_that_stays(transport: RemoteLearner | RemoteActor) -> None:
+def learner_that_stays(transport: RemoteLearner | WaitingActor) -> None:
     """An actor died; the learner has more to do after the others said goodbye than these wait for it in MPI."""
     mpi.LEAVE_S = 0.5
     if isinstance(transport, RemoteLearner):
@@ -279,7 +279,7 @@ def learner_that_stays(transport: RemoteLearner | RemoteActor) -> None:
         act_to_the_end(transport)
 
 
-def killed_learner(transport: RemoteLearner | RemoteActor) -> None:
+def killed_learner(transport: RemoteLearner | WaitingActor) -> None:
     """The learner is killed while actors wait for buffers, compute, or wait for a policy."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -298,7 +298,7 @@ def killed_learner(transport: RemoteLearner | RemoteActor) -> None:
         transport.close(float("inf"))  # Nobody is left to wait for.
 
 
-def failing_learner(transport: RemoteLearner | RemoteActor) -> None:
+def failing_learner(transport: RemoteLearner | WaitingActor) -> None:
     """The learner's program ends with an exception, and nobody called stop."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -307,7 +307,7 @@ def failing_learner(transport: RemoteLearner | RemoteActor) -> None:
     act_to_the_end(transport)
 
 
-def failing_actor(transport: RemoteLearner | RemoteActor) -> None:
+def failing_actor(transport: RemoteLearner | WaitingActor) -> None:
     """An actor's program ends with an exception, and nobody called close."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -321,7 +321,7 @@ def failing_actor(transport: RemoteLearner | RemoteActor) -> None:
         act_to_the_end(transport)
 
 
-def unfinished_abort(transport: RemoteLearner | RemoteActor) -> None:
+def unfinished_abort(transport: RemoteLearner | WaitingActor) -> None:
     """An actor that never listens again can only be ended together with the job."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -337,7 +337,7 @@ if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)  # As every rank of accel: prterun leaves sleeping ones behind.
     endpoint = join_world(detect_launch())
     topology = Topology.single_learner(endpoint.size)
-    mine = connect(endpoint, topology, options=OPTIONS)
+    mine = connect(endpoint, topology, OPTIONS)
     if topology.role(endpoint.rank) is Role.LEARNER:
         say(fault_tolerant=mine.fault_tolerant)
     cases = (killed_actor, killed_before_hello, killed_while_stopping, killed_learner, failing_learner, failing_actor)

@@ -1,0 +1,66 @@
+"""Ranks' ends of the transport for scripted jobs: an actor that acts in its rank, and so waits there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from accel.errors import TransportError
+from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions
+from accel.transport.endpoint import Backoff, Endpoint
+from accel.transport.launcher import LearnerGroup, Role, Topology
+from accel.transport.remote_actor import RemoteActor
+from accel.transport.remote_learner import RemoteLearner
+
+Found = TypeVar("Found")
+
+
+class WaitingActor(RemoteActor):
+    """``ActorTransport`` on a rank, with buffers of its own."""
+
+    def __init__(
+        self, endpoint: Endpoint, group: LearnerGroup, options: TransportOptions, formats: Mapping[str, int] | None
+    ) -> None:
+        super().__init__(endpoint, group, formats=formats)
+        self._in_flight = options.in_flight
+
+    def welcome(self, timeout_s: float) -> dict[str, Any]:
+        """See ``ActorTransport.welcome``."""
+        return self._until(self.poll_welcome, timeout_s)
+
+    def configure(self, unroll_bytes: int) -> None:
+        """See ``ActorTransport.configure``."""
+        self.share([np.zeros(unroll_bytes, np.uint8) for _ in range(self._in_flight + 1)])
+
+    def acquire(self) -> Bytes:
+        """See ``ActorTransport.acquire``."""
+        return self._until(self.try_acquire, None)
+
+    def wait_policy(self, timeout_s: float) -> PolicyUpdate:
+        """See ``ActorTransport.wait_policy``."""
+        return self._until(self.pull, timeout_s)
+
+    def _until(self, look: Callable[[], Found | None], timeout_s: float | None) -> Found:
+        backoff = Backoff(timeout_s)
+        while True:
+            self.pump()
+            if self._abort_text is not None:
+                raise Aborted(self._abort_text)
+            if self.stopping:
+                raise Stopped
+            if (found := look()) is not None:
+                return found
+            if not backoff.pause():
+                raise TransportError(f"nothing from the learner within {timeout_s} s")
+
+
+def connect(
+    endpoint: Endpoint, topology: Topology, options: TransportOptions, formats: Mapping[str, int] | None = None
+) -> RemoteLearner | WaitingActor:
+    """This rank's end, as ``topology`` says."""
+    group = topology.group(endpoint.rank)
+    if topology.role(endpoint.rank) is Role.LEARNER:
+        return RemoteLearner(endpoint, group, options=options, formats=formats)
+    return WaitingActor(endpoint, group, options, formats)
