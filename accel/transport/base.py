@@ -91,7 +91,6 @@ class ActorTransport(Protocol):
     """An actor's end. ``activity`` is where its progress is shown to whoever watches it."""
 
     actor: int
-    stopping: bool
     activity: Activity
 
     def welcome(self, timeout_s: float) -> Json:
@@ -118,25 +117,15 @@ class ActorTransport(Protocol):
         ...
 
     def pull(self) -> PolicyUpdate | None:
-        """The newest policy if one came since the last pull. Returns at once; updates ``stopping``."""
+        """The newest policy if one came since the last pull. Returns at once."""
         ...
 
     def wait_policy(self, timeout_s: float) -> PolicyUpdate:
         """Like ``pull``, but waits for a policy. Raises Stopped, Aborted, TransportError (timeout included)."""
         ...
 
-    def pump(self) -> None:
-        """Lets transfers progress, about a microsecond. Worth calling every few milliseconds where ``acquire`` and
-        ``pull`` are rarer, on carriers that need the sender's help."""
-        ...
-
     def report(self, message: Json) -> None:
         """A late message to the learner: a warning, an error."""
-        ...
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Says goodbye after everything pushed has been taken, then waits for the learner's answer. Never raises; with
-        a dead learner returns at once."""
         ...
 
 

@@ -147,12 +147,6 @@ class ChildActor:
         if not self._until(lambda: self._answers > 0, timeout_s):
             raise TransportError(f"no answer from the inference rank within {timeout_s:g} s")
 
-    def pump(self) -> None:
-        """Nothing to do: the rank sees to transfers."""
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Nothing to do: the rank says goodbye."""
-
     def _tell(self, kind: str, message: Json) -> None:
         encode_message(kind, message)  # Raises TransportError here rather than where it is passed on.
         self._channel.send(kind, message)

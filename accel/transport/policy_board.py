@@ -100,11 +100,6 @@ class PolicyBoard:
         news, self._news = tuple(self._news), {}
         return news
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits for anything."""
-        return not self._waiting
-
     def has_offer(self, actor: int) -> bool:
         """Whether ``offer`` would answer for an actor's own policy."""
         return False in self._waiting.get(actor, ())

@@ -58,7 +58,7 @@ def test_an_actor_that_waited_for_the_learner_acts_with_the_policy_of_then() -> 
     config = config_for("mlp:16x1", "fp32", **SMALL)
     with acting(config) as (learner, payload, layout):
         before, until = config.acting.unrolls_in_flight + 1, time.monotonic() + LIMIT_S
-        while learner.hub.under_way[0] < before:  # until it waits for a buffer
+        while learner.under_way[0] < before:  # until it waits for a buffer
             learner.pump(0.1)
             assert time.monotonic() < until
         learner.publish(2, payload)

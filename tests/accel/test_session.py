@@ -515,9 +515,9 @@ def test_actors_are_looked_after_in_the_middle_of_an_update(
         assert isinstance(transport, LocalLearner)
 
         def update(*arguments: Any) -> Update:
-            transport.hub.inbox.append((0, {"warning": "the simulator is warm"}))
+            transport.inbox.append((0, {"warning": "the simulator is warm"}))
             done = learn(*arguments)
-            unread.append(len(transport.hub.inbox))
+            unread.append(len(transport.inbox))
             return done
 
         monkeypatch.setattr(loop.algorithm, "update", update)

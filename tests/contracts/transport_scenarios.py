@@ -130,7 +130,8 @@ def pump_for(transport: LearnerTransport | ActorTransport, seconds: float) -> No
     """Lets transfers progress for a while."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        transport.pump()
+        if not isinstance(transport, ChildActor):  # whose supervisor sees to them
+            transport.pump()  # type: ignore[union-attr]
         time.sleep(1e-3)
 
 
@@ -614,7 +615,8 @@ def play_actor(scene: Scene, transport: ActorTransport) -> None:
         pass
     except Exception:  # noqa: BLE001 - whatever it was, the verdict says so
         transport.report({"ending": True, "failure": f"actor {transport.actor}: {traceback.format_exc()}"})
-    transport.close(LIMIT_S)
+    if isinstance(transport, WaitingActor):
+        transport.close(LIMIT_S)
 
 
 class SceneProcesses(ActorProcesses):

@@ -49,7 +49,6 @@ def test_one_thread_plays_both_ends() -> None:
     with pytest.raises(Stopped):
         actor.acquire()
     assert actor.stopping
-    actor.close()
 
 
 def test_actors_in_turn_arrive_in_turn() -> None:
@@ -132,7 +131,7 @@ def test_arrivals_of_a_leaver_stay() -> None:
     buffer = leaver.acquire()
     buffer[:] = np.arange(16)
     leaver.push(buffer)
-    leaver.close()
+    transport.learner.leave(1)
     assert transport.learner.alive() == {0}
     arrival = transport.learner.receive()
     assert arrival is not None and arrival.actor == 1

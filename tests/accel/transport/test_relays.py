@@ -100,4 +100,4 @@ def test_at_the_end_nobody_is_asked_any_more(three: Learner) -> None:
     for actor in range(3):
         three.relays.leave(actor)
         three.board.forget(actor)
-    assert three.posted == [] and three.board.is_idle
+    assert three.posted == [] and not any(list(three.board.waits_for(actor)) for actor in range(3))
