@@ -305,20 +305,20 @@ class InlineActor:
         self._transport.activity.enter(WAITING)
 
 
-def join(transport: ActorTransport, timeout_s: float, pin: Callable[[int], object] = lambda learners: None) -> Actor:
+def join(transport: ActorTransport, timeout_s: float, pin: Callable[[], object] = lambda: None) -> Actor:
     """Take the learner's welcome, make the environments and answer.
 
     Args:
         transport: this actor's end.
         timeout_s: how long to wait for the configuration.
-        pin: binds this process to its core, beside so many learners; called if the configuration wants that,
-            before environments start threads.
+        pin: binds this process to its core; called if the configuration wants that, before environments start
+            threads.
     Raises:
         AccelError: the environments cannot be made; the learner was told. TransportError: no welcome in time.
     """
     config = ActorConfig.from_json(transport.welcome(timeout_s))
     if config.pin_cores and not config.env_workers:  # Workers would share the actor's core.
-        pin(config.learners)
+        pin()
     return introduce(Actor, config, transport)
 
 

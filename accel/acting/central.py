@@ -136,12 +136,10 @@ class InferenceServer:
     Args:
         transport: its end of the learner's transport, which brings policies.
         questions: its end of the actors' questions.
-        pin: binds this process to its core, beside so many learners.
+        pin: binds this process to its core.
     """
 
-    def __init__(
-        self, transport: RemoteActor, questions: Questions, pin: Callable[[int], object] = lambda learners: None
-    ) -> None:
+    def __init__(self, transport: RemoteActor, questions: Questions, pin: Callable[[], object] = lambda: None) -> None:
         self._transport, self._questions, self._pin = transport, questions, pin
         self._config: ActorConfig | None = None
         self._batcher: PolicyBatcher | None = None
@@ -179,7 +177,7 @@ class InferenceServer:
             if self._config is None:
                 self._config = ActorConfig.from_json(message)
                 if self._config.pin_cores:
-                    self._pin(self._config.learners)
+                    self._pin()
         if (update := self._transport.pull()) is not None and self._config is not None:
             self._load(update, self._config)
 

@@ -21,7 +21,7 @@ from accel.transport.base import TransportOptions
 from accel.transport.join import START_TIMEOUT_S, join_world
 from accel.transport.launcher import LaunchInfo, Topology
 from accel.transport.learners import LearnerLink, give_roles
-from accel.transport.pinning import all_cores, free_cores, local_size, pin_rank, share_cores
+from accel.transport.pinning import all_cores, cores_for, free_cores, local_size, pin_rank
 from accel.transport.remote_learner import RemoteLearner
 
 if TYPE_CHECKING:
@@ -122,17 +122,17 @@ class _LearnerRank:
 
     def pin(self) -> tuple[int, ...]:
         """The cores that this learner computes on; pins it where the configuration wants that."""
-        cores, place = free_cores(all_cores(), local_size(os.environ)), None
-        learners = 1
+        ranks, place = local_size(os.environ), (0, 1)
+        cores = free_cores(all_cores(), ranks)
         if self.link is not None:
             host = os.uname().nodename
-            learners, hosts = self.link.learners, [told["host"] for told in self.link.gather({"host": host})]
+            hosts = [told["host"] for told in self.link.gather({"host": host})]
             place = hosts[: self.link.learner].count(host), hosts.count(host)
-            cores = share_cores(self._info, local_size(os.environ), all_cores(), place)
-            if local_size(os.environ) is None or len(cores) == len(all_cores()):
+            cores = cores_for(self._info, ranks, all_cores(), place)
+            if ranks is None or len(cores) == len(all_cores()):
                 cores = cores[: max(len(cores) // place[1] - 1, 1)]
         if self._job.config.acting.pin_cores:
-            pin_rank(self._info, learners, place)
+            pin_rank(self._info, place)
         return cores
 
     def give_up(self, error: BaseException) -> None:

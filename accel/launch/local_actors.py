@@ -35,7 +35,7 @@ def learn_with_local_actors(job: Job) -> Summary:
             allowed = all_cores()
             cores = free_cores(allowed, ranks)
             if config.acting.pin_cores:
-                pin_rank(LaunchInfo(0, ranks, 0, "local"))
+                pin_rank(LaunchInfo(0, ranks, 0, "local"), (0, 1))
             place = LearnerPlace(transport, stop, cores, allowed_cores=len(allowed))
             return run_session(job, place, initialise=initialise)
         except BaseException as error:

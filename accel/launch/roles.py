@@ -64,7 +64,7 @@ def act(
 def _infer(info: LaunchInfo, transport: RemoteActor, questions: Questions) -> int:
     from accel.acting.central import InferenceServer
 
-    server = InferenceServer(transport, questions, lambda learners: pin_rank(info, learners))
+    server = InferenceServer(transport, questions, lambda: pin_rank(info))
     try:
         return server.serve()
     except USER_ERRORS as error:
