@@ -82,12 +82,12 @@ class _Run:
 
     def collect(self) -> None:
         """One unroll."""
-        self._actor.turn(bool)
+        self._actor.step()
 
     def train(self) -> None:
         """One unroll, and what the learner makes of it."""
         learner = self._learner
-        experience = self._actor.turn(bool)
+        experience = self._actor.step()
         learner.rewards.observe(0, experience.unroll)
         learner.algorithm.observe(experience.unroll)
         learner.store.insert(experience)

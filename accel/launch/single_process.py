@@ -60,8 +60,8 @@ def learn_in_one_process(
             hung = partial(_end_hang, job, interrupt, leave)
 
             def interrupted() -> bool:
-                is_over = inline.actor is not None and bool(inline.actor.is_over())
-                if is_over:
+                asked = inline.is_over
+                if is_over := asked is not None and bool(asked()):
                     interrupt(Interrupted())
                 return is_over
 

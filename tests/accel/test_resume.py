@@ -36,7 +36,7 @@ def open_session(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> 
     transport.learner.welcome(told.to_json())
     local.join()
     group = wait_for_actors(transport.learner, 5.0, never)
-    session = Session(job, run, group, LearnerPlace(transport.learner, stop, (0,)), local.actor)
+    session = Session(job, run, group, LearnerPlace(transport.learner, stop, (0,)), local)
     transport.learner.welcome(session.learner.agreement.to_json())
     return session
 
