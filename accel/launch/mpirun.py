@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +28,7 @@ from accel.supervision.heartbeat import DIRECTORY, HeartbeatFiles, HeartbeatRead
 from accel.supervision.process_tree import ProcessTree
 from accel.supervision.processes import is_running
 from accel.system.request import REQUEST
-from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, handle, parent_death, restore
+from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, handling, parent_death
 from accel.transport.launcher import mpirun_command
 
 SAVE_S = 30.0
@@ -78,7 +77,6 @@ def run(
         patience_s: how long ranks may wait for each other at start and stop, and the learner may be silent.
         request: what its ranks are asked (``accel.system.request``).
     """
-    is_main = threading.current_thread() is threading.main_thread()
     temporary = tempfile.TemporaryDirectory(prefix="accel-heartbeats-", ignore_cleanup_errors=True)
     with temporary as heartbeats, session_directory() as environment:
         process = subprocess.Popen(
@@ -90,11 +88,8 @@ def run(
             preexec_fn=parent_death(signal.SIGTERM),
         )
         job = _Job(process, ranks, can_stop, patience_s, Path(heartbeats))
-        before = handle(STOP_SIGNALS, job.on_signal) if is_main else {}
-        try:
+        with handling(STOP_SIGNALS, job.on_signal):
             return job.watch()
-        finally:
-            restore(before)
 
 
 @contextmanager

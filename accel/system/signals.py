@@ -7,8 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import TypeAlias
 
@@ -54,17 +54,9 @@ class StopRequest:
         self._reason: str | None = None
         self._is_second_interrupt = SecondInterrupt()
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle the stop signals meanwhile; in a thread other than the main one, which gets no signals, nothing."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = handle(STOP_SIGNALS, self._note)
-        try:
-            yield
-        finally:
-            restore(before)
+    def installed(self) -> AbstractContextManager[None]:
+        """Handle the stop signals meanwhile; see ``handling``."""
+        return handling(STOP_SIGNALS, self._note)
 
     def __call__(self) -> str | None:
         """Why the run should stop, or None."""
@@ -77,20 +69,22 @@ class StopRequest:
         self._reason = f"{STOPPED} on request" if number == FORWARDED else f"{STOPPED} by {signal.Signals(number).name}"
 
 
-def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int | None]:
-    """Install a handler in the main thread; what the caller of this process ignores (nohup) stays ignored.
+@contextmanager
+def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
+    """Have a handler meanwhile; what the caller of this process ignores (nohup) stays ignored.
 
-    Returns:
-        What was there before, for ``restore``.
+    In a thread other than the main one, which gets no signals, nothing.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     heard = (number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
-    return {number: signal.signal(number, handler) for number in heard}
-
-
-def restore(before: Mapping[int, Handler | int | None]) -> None:
-    """Put handlers back that ``handle`` has replaced."""
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    before = {number: signal.signal(number, handler) for number in heard}
+    try:
+        yield
+    finally:
+        for number, one in before.items():
+            signal.signal(number, one)
 
 
 @contextmanager
@@ -145,18 +139,10 @@ def ignore_stop_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-@contextmanager
-def terminations_interrupt() -> Iterator[None]:
+def terminations_interrupt() -> AbstractContextManager[None]:
     """Meanwhile SIGTERM and SIGHUP raise KeyboardInterrupt, so that unfinished work is undone; in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = handle((signal.SIGTERM, signal.SIGHUP), interrupt)
-    try:
-        yield
-    finally:
-        restore(before)
+    return handling((signal.SIGTERM, signal.SIGHUP), interrupt)
