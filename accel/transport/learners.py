@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,15 +23,11 @@ _ABORT_S = 2.0
 _HELP_S = 0.01
 
 
-@dataclass(frozen=True)
-class Given:
-    """Sends that last until their receivers have taken them; to be kept until then."""
+def give_roles(endpoint: Endpoint, topology: Topology, job: str = "") -> list[Request]:
+    """Tells every other rank how many learners there are, and learners the job.
 
-    sends: tuple[Request, ...]
-
-
-def give_roles(endpoint: Endpoint, topology: Topology, job: str = "") -> Given:
-    """Tells every other rank how many learners there are, and learners the job. Returns at once."""
+    Returns at once: sends, to be kept until their receivers have taken them.
+    """
     sends = []
     for rank in range(1, endpoint.size):
         told: Json = {"learners": topology.learners, "central": topology.groups[0].inference is not None}
@@ -42,7 +37,7 @@ def give_roles(endpoint: Endpoint, topology: Topology, job: str = "") -> Given:
             sends.append(endpoint.send(encode_message("role", told), rank, TAG_ROLE))
         except PeerFailed:
             continue  # whoever waits for that rank notices
-    return Given(tuple(sends))
+    return sends
 
 
 def take_role(endpoint: Endpoint, timeout_s: float = ROLE_TIMEOUT_S) -> tuple[Topology, str]:
@@ -109,11 +104,11 @@ class LearnerLink:
         self._post(encode_message("abort", {"message": message}))
         backoff = Backoff(_ABORT_S)
         while self._sends and backoff.pause():
-            self._sends = [send for send in self._sends if not self._is_over(send)]
+            self._forget_taken()
 
     def post(self, learner: int, content: bytes) -> None:
         """Send another learner a message that its ``poll`` gives. Helps it along for a moment, and waits for nobody."""
-        self._sends = [send for send in self._sends if not self._is_over(send)]
+        self._forget_taken()
         with self._alive(learner) as rank:
             self._sends.append(send := self._endpoint.send(content, rank, TAG_GRADIENTS))
             self._help(send)
@@ -167,11 +162,9 @@ class LearnerLink:
                 except PeerFailed:
                     continue  # the wait for its message says so
 
-    def _is_over(self, request: Request) -> bool:
-        try:
-            return self._endpoint.is_done(request)
-        except PeerFailed:
-            return True
+    def _forget_taken(self) -> None:
+        over = self._endpoint.over(self._sends)[0]
+        self._sends = [send for place, send in enumerate(self._sends) if place not in over]
 
 
 def _receive(endpoint: Endpoint, rank: int, tag: int, backoff: Backoff) -> tuple[str, Json | None]:

@@ -58,7 +58,7 @@ def main(case: str) -> int:
     endpoint = join_world(info)
     given = give_roles(endpoint, Topology.single_learner(2))
     transport = RemoteLearner(endpoint, Topology.single_learner(2).groups[0], formats=FORMATS)
-    assert given.sends
+    assert given
     transport.welcome(ActorConfig.of(CONFIG).to_json())
     group = wait_for_actors(transport, 60, lambda: None)
     algorithm = make_algorithm(CONFIG, group.spec, torch.device("cpu"))
