@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from contextlib import suppress
+from pathlib import Path
 
+from accel.system.machine import control_group_values
 from accel.transport.launcher import LaunchInfo
 
 _LOCAL_SIZE_VARIABLES = (
@@ -72,30 +74,10 @@ def shared_cores(root: Path) -> frozenset[int]:
     Args:
         root: of the file system with ``proc`` and ``sys``.
     """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        groups = [(controllers, path) for _, controllers, path in (line.split(":", 2) for line in lines)]
-    except (OSError, ValueError):
-        return frozenset()
-    found = _group_of("cpuset", groups)
-    if found is not None:
-        return _cpuset(root / "sys/fs/cgroup/cpuset", found, "cpuset.effective_cpus")
-    unified = _group_of("", groups)
-    return frozenset() if unified is None else _cpuset(root / "sys/fs/cgroup", unified, "cpuset.cpus.effective")
-
-
-def _group_of(controller: str, groups: Sequence[tuple[str, str]]) -> str | None:
-    return next((path for controllers, path in groups if controller in controllers.split(",")), None)
-
-
-def _cpuset(mount: Path, group: str, name: str) -> frozenset[int]:
-    """What the nearest group says; a group without the controller has its parent's cores."""
-    path = PurePosixPath(group.lstrip("/"))
-    for part in (path, *path.parents):
-        try:
-            return parse_cores((mount / part / name).read_text())
-        except (OSError, ValueError):
-            continue
+    for controller, name in (("cpuset", "cpuset.effective_cpus"), ("", "cpuset.cpus.effective")):
+        for text in control_group_values(root, name, controller):
+            with suppress(ValueError):
+                return parse_cores(text)
     return frozenset()
 
 
