@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class RemoteLearner:
         if self._inference is not None:
             for actor in range(self.actors):
                 self._outbox.board.forget(actor)  # policies go to the inference rank only
-        self._receipts = _Receipts(endpoint.is_done)
+        self._receipts: deque[tuple[int, int, Request, Bytes]] = deque()
         self._ready: deque[Arrival] = deque()
         self._inbox: list[tuple[int, Json]] = []
         self._pool: UnrollPool | None = None
@@ -171,7 +171,10 @@ class RemoteLearner:
         self._ended = True
         self._relays.close()
         atexit.unregister(self.close)
-        self._start_draining()
+        self._draining = True
+        for arrival in self._ready:
+            self._drop(arrival.buffer)
+        self._ready.clear()
         for actor in sorted(self._alive - {self._inference}):
             self._tell_to_stop(actor, encoded)
         for actor in sorted(self._silent):  # Nobody waits for them; they end when they hear of it.
@@ -193,13 +196,6 @@ class RemoteLearner:
         if failure is not None:
             raise failure
         return frozenset(self._alive)
-
-    def _start_draining(self) -> None:
-        self._draining = True
-        for arrival in self._ready:
-            if self._pool is not None:
-                self._pool.put_back(arrival.buffer)
-        self._ready.clear()
 
     def _progress(self) -> None:
         """Matches what has arrived, hands on what is complete, and moves sends along. Never waits."""
@@ -276,7 +272,8 @@ class RemoteLearner:
             has_room = len(self._receipts) < 2 * len(self._actor_of)
         else:
             # What a silent actor has under way may never arrive, and must not keep the others out.
-            taken_ahead = self._receipts.unrolls(self._alive) + len(self._ready)
+            coming = sum(tag == TAG_UNROLL and actor in self._alive for actor, tag, *_ in self._receipts)
+            taken_ahead = coming + len(self._ready)
             has_room = self._pool is not None and taken_ahead < self._options.prefetch
         return self._endpoint.any_tag if has_room else TAG_MESSAGE
 
@@ -293,23 +290,30 @@ class RemoteLearner:
         pooled = incoming.tag == TAG_UNROLL and pool is not None and incoming.nbytes == pool.unroll_bytes
         buffer = pool.take() if pool and pooled else np.empty(incoming.nbytes, np.uint8)
         try:
-            self._receipts.add(actor, incoming, buffer)
+            self._receipts.append((actor, incoming.tag, incoming.receive(buffer), buffer))
         except PeerFailed:
             self._drop(buffer)
             raise
 
     def _finish_receipts(self) -> None:
-        complete, failed = self._receipts.finished()
-        for _, _, buffer in failed:
-            self._drop(buffer)
-        if failed:
-            self._bury()
+        """Takes what is complete, in the order in which each actor sent it."""
+        busy, found_dead = set[int](), False
         refusal: TransportError | None = None
-        for actor, tag, buffer in complete:
+        for _ in range(len(self._receipts)):
+            actor, tag, request, buffer = receipt = self._receipts.popleft()
             try:
-                self._take(actor, tag, buffer)
+                if actor in busy or not self._endpoint.is_done(request):
+                    busy.add(actor)
+                    self._receipts.append(receipt)
+                else:
+                    self._take(actor, tag, buffer)
+            except PeerFailed:
+                self._drop(buffer)
+                found_dead = True
             except TransportError as error:
                 refusal = refusal or error
+        if found_dead:
+            self._bury()
         if refusal is not None:
             raise refusal
 
@@ -496,43 +500,3 @@ class _Outbox:
         self._under_way.append((actor, tag != TAG_MESSAGE, send))
         if tag != TAG_MESSAGE:
             self._busy.add(actor)
-
-
-class _Receipts:
-    """Receives under way, handed on in the order in which each actor sent them."""
-
-    def __init__(self, is_done: Callable[[Request], bool]) -> None:
-        self._is_done = is_done
-        self._under_way: deque[tuple[int, int, Request, Bytes]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._under_way)
-
-    def unrolls(self, actors: Set[int]) -> int:
-        """How many unrolls of these actors are under way."""
-        return sum(tag == TAG_UNROLL and actor in actors for actor, tag, _, _ in self._under_way)
-
-    def add(self, actor: int, incoming: Incoming, buffer: Bytes) -> None:
-        """Starts receiving a matched message."""
-        request = incoming.receive(buffer)
-        self._under_way.append((actor, incoming.tag, request, buffer))
-
-    def finished(self) -> tuple[list[tuple[int, int, Bytes]], list[tuple[int, int, Bytes]]]:
-        """(complete, failed) receives as (actor, tag, buffer). Skips an actor whose earlier message is under way."""
-        complete: list[tuple[int, int, Bytes]] = []
-        failed: list[tuple[int, int, Bytes]] = []
-        busy: set[int] = set()
-        for _ in range(len(self._under_way)):
-            entry = self._under_way.popleft()
-            actor, tag, request, buffer = entry
-            try:
-                done = actor not in busy and self._is_done(request)
-            except PeerFailed:
-                failed.append((actor, tag, buffer))
-                continue
-            if done:
-                complete.append((actor, tag, buffer))
-            else:
-                busy.add(actor)
-                self._under_way.append(entry)
-        return complete, failed
