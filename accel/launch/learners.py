@@ -161,7 +161,7 @@ def _end_all(endpoint: Endpoint, error: AccelError) -> None:
     """Make every other rank, which waits for its role, end as an actor of this one does."""
     if endpoint.size == 1:
         return
-    topology = Topology.single_learner(endpoint.size)
+    topology = Topology.of(endpoint.size, 1)
     given = give_roles(endpoint, topology)
     transport = RemoteLearner(endpoint, topology.groups[0], formats=FORMATS)
     transport.abort(str(error))

@@ -139,7 +139,7 @@ def learn(endpoint: Endpoint, policy: str, relays: bool, repeats: int) -> None:
     """The learner's case."""
     actors = endpoint.size - 1
     options = TransportOptions(max_held=4, prefetch=32, relays=relays)
-    transport = RemoteLearner(endpoint, Topology.single_learner(endpoint.size).groups[0], options=options)
+    transport = RemoteLearner(endpoint, Topology.of(endpoint.size, 1).groups[0], options=options)
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         file.truncate(16 * (actors + 1))
         board = np.memmap(file.name, np.int64, "r+", shape=(actors + 1, 2))
@@ -249,7 +249,7 @@ class Case:
 
 def act(endpoint: Endpoint, a_node: int) -> None:
     """An actor's case: looks for policies, and pushes unrolls as it is told."""
-    group = Topology.single_learner(endpoint.size).groups[0]
+    group = Topology.of(endpoint.size, 1).groups[0]
     node = f"{node_name()} {(endpoint.rank - 1) // a_node}"
     transport = RemoteActor(endpoint, group, node=node)
     actors = endpoint.size - 1

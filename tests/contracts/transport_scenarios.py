@@ -669,7 +669,7 @@ def play_child(name: str) -> None:
 def play_remote(names: Sequence[str]) -> None:
     """Scenes one after another on this rank; the learner prints a line of JSON for each."""
     endpoint = join_world(detect_launch())
-    topology = Topology.single_learner(endpoint.size)
+    topology = Topology.of(endpoint.size, 1)
     for name in names:
         scene = SCENES[name]()
         transport = connect(endpoint, topology, scene.options, FORMATS)

@@ -56,8 +56,8 @@ def main(case: str) -> int:
     from accel.publishing.publisher import Publisher
 
     endpoint = join_world(info)
-    given = give_roles(endpoint, Topology.single_learner(2))
-    transport = RemoteLearner(endpoint, Topology.single_learner(2).groups[0], formats=FORMATS)
+    given = give_roles(endpoint, Topology.of(2, 1))
+    transport = RemoteLearner(endpoint, Topology.of(2, 1).groups[0], formats=FORMATS)
     assert given
     transport.welcome(ActorConfig.of(CONFIG).to_json())
     group = wait_for_actors(transport, 60, lambda: None)

@@ -336,7 +336,7 @@ def unfinished_abort(transport: RemoteLearner | WaitingActor) -> None:
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)  # As every rank of accel: prterun leaves sleeping ones behind.
     endpoint = join_world(detect_launch())
-    topology = Topology.single_learner(endpoint.size)
+    topology = Topology.of(endpoint.size, 1)
     mine = connect(endpoint, topology, OPTIONS)
     if topology.role(endpoint.rank) is Role.LEARNER:
         say(fault_tolerant=mine.fault_tolerant)

@@ -205,7 +205,7 @@ def test_mpich_command(tmp_path: Path) -> None:
 
 
 def test_topology() -> None:
-    topology = Topology.single_learner(4)
+    topology = Topology.of(4, 1)
     assert [topology.role(rank) for rank in range(4)] == [Role.LEARNER, Role.ACTOR, Role.ACTOR, Role.ACTOR]
     assert topology.group(2).actors == (1, 2, 3)
     assert topology.size == 4
@@ -236,4 +236,4 @@ def test_topology_with_central_inference() -> None:
 @pytest.mark.parametrize("size", [0, 1])
 def test_too_few_ranks(size: int) -> None:
     with pytest.raises(LaunchError, match="too few ranks"):
-        Topology.single_learner(size)
+        Topology.of(size, 1)
