@@ -27,7 +27,7 @@ from accel.transport.remote_learner import RemoteLearner
 if TYPE_CHECKING:
     from accel.runs.job import Job
     from accel.runs.summary import Summary
-    from accel.transport.endpoint import Endpoint
+    from accel.transport.mpi import MpiEndpoint
 
 FORMATS = {"unroll": UNROLL_FORMAT, "artifact": ARTIFACT_FORMAT}
 SILENCE_S = 10.0
@@ -78,7 +78,7 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
             del given
 
 
-def follow(job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -> int:
+def follow(job: Job, info: LaunchInfo, endpoint: MpiEndpoint, topology: Topology) -> int:
     """The role of every other learner; returns the exit status. What it meets, it says on standard error."""
     from accel.learning.handshake import LearnerPlace
     from accel.learning.run import follow_session
@@ -105,7 +105,7 @@ def follow(job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -
 class _LearnerRank:
     """A learner's place in a job: its transport, its cores, its link to the other learners."""
 
-    def __init__(self, job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -> None:
+    def __init__(self, job: Job, info: LaunchInfo, endpoint: MpiEndpoint, topology: Topology) -> None:
         number = [group.learner for group in topology.groups].index(endpoint.rank)
         share = job.config.share(number)
         held = share.store.held_unrolls
@@ -157,7 +157,7 @@ def abort_job(info: LaunchInfo, error: AccelError) -> None:
         _end_all(join_world(info, START_TIMEOUT_S), error)
 
 
-def _end_all(endpoint: Endpoint, error: AccelError) -> None:
+def _end_all(endpoint: MpiEndpoint, error: AccelError) -> None:
     """Make every other rank, which waits for its role, end as an actor of this one does."""
     if endpoint.size == 1:
         return

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from accel.errors import LaunchError, MissingExtraError
-from accel.transport.endpoint import Endpoint
 from accel.transport.launcher import LaunchInfo
+
+if TYPE_CHECKING:
+    from accel.transport.mpi import MpiEndpoint
 
 START_TIMEOUT_S = 120.0
 
 
-def join_world(info: LaunchInfo, timeout_s: float = START_TIMEOUT_S) -> Endpoint:
+def join_world(info: LaunchInfo, timeout_s: float = START_TIMEOUT_S) -> MpiEndpoint:
     """Initialises MPI, which waits for every rank, and checks that it sees the announced ranks.
 
     A rank that waits longer than ``timeout_s`` for another ends with a message. Raises MissingExtraError without

@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import Bytes, PolicyUpdate
-from accel.transport.endpoint import Backoff, Endpoint, PeerFailed, Request
+from accel.transport.endpoint import Backoff, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
 from accel.transport.node_memory import NodeMemory, NodeView, Place, node_name
 from accel.transport.wire import (
@@ -35,13 +36,16 @@ from accel.transport.wire import (
     open_policy,
 )
 
+if TYPE_CHECKING:
+    from accel.transport.mpi import MpiEndpoint
+
 _MAX_REPORTS_UNDER_WAY = 16
 _BEAT = encode_message("beat", {})
 _HELP_S = {"hello": 1.0, "report": 0.02, "rejoined": 0.02}
 
 
 class RemoteActor:
-    """An actor's messages over an ``Endpoint``. The learner's stream ends with a stop, this actor's with a goodbye.
+    """An actor's messages over an ``MpiEndpoint``. The learner's stream ends with a stop, this actor's with a goodbye.
 
     Args:
         node: what actors have in common of which one relays policies to the others; None: ``node_name``.
@@ -52,7 +56,7 @@ class RemoteActor:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: MpiEndpoint,
         group: LearnerGroup,
         *,
         formats: Mapping[str, int] | None = None,

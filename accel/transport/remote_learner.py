@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.clock import AwakeClock
 from accel.transport.base import Arrival, Bytes, TransportOptions, check_unroll_bytes
-from accel.transport.endpoint import Backoff, Endpoint, Incoming, PeerFailed, Request
+from accel.transport.endpoint import Backoff, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
 from accel.transport.node_memory import Place
 from accel.transport.policy_board import PolicyBoard
@@ -28,6 +29,9 @@ from accel.transport.wire import (
     encode_message,
 )
 
+if TYPE_CHECKING:
+    from accel.transport.mpi import MpiEndpoint, MpiIncoming
+
 _INBOX_LIMIT = 4096
 _CLOSE_TIMEOUT_S = 5.0
 # A network may need this side's help to open connections, and nobody knows when the learner calls again.
@@ -38,17 +42,17 @@ _RELAY_SILENCE = 0.5  # Of the silence after which an actor is fenced off.
 
 
 class RemoteLearner:
-    """``LearnerTransport`` over an ``Endpoint``.
+    """``LearnerTransport`` over an ``MpiEndpoint``.
 
     Attributes:
         others: takes messages of ranks that are none of this learner's actors; None: they are an error.
     """
 
-    others: Callable[[Incoming], None] | None = None
+    others: Callable[[MpiIncoming], None] | None = None
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: MpiEndpoint,
         group: LearnerGroup,
         *,
         options: TransportOptions | None = None,
@@ -277,7 +281,7 @@ class RemoteLearner:
             has_room = self._pool is not None and taken_ahead < self._options.prefetch
         return self._endpoint.any_tag if has_room else TAG_MESSAGE
 
-    def _match(self, incoming: Incoming) -> None:
+    def _match(self, incoming: MpiIncoming) -> None:
         actor = self._actor_of.get(incoming.source)
         if actor is None and self.others is not None:
             self.others(incoming)
@@ -438,7 +442,7 @@ class _Outbox:
     there are: sends under way are looked at ``_LOOKS`` at a time, in turns.
     """
 
-    def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
+    def __init__(self, endpoint: MpiEndpoint, ranks: tuple[int, ...]) -> None:
         self.board = PolicyBoard(len(ranks))
         self._endpoint = endpoint
         self._ranks = ranks

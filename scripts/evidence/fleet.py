@@ -37,9 +37,9 @@ sys.path[:0] = [str(PROJECT)]
 from accel.bench.rows import provenance  # noqa: E402
 from accel.system.signals import end_with_parent  # noqa: E402
 from accel.transport.base import TransportOptions  # noqa: E402
-from accel.transport.endpoint import Endpoint  # noqa: E402
 from accel.transport.join import join_world  # noqa: E402
 from accel.transport.launcher import Topology, detect_launch, mpirun_command  # noqa: E402
+from accel.transport.mpi import MpiEndpoint  # noqa: E402
 from accel.transport.node_memory import node_name  # noqa: E402
 from accel.transport.remote_actor import RemoteActor  # noqa: E402
 from accel.transport.remote_learner import RemoteLearner  # noqa: E402
@@ -135,7 +135,7 @@ def tell(**row: object) -> None:
     sys.stderr.write(f"{row}\n")
 
 
-def learn(endpoint: Endpoint, policy: str, relays: bool, repeats: int) -> None:
+def learn(endpoint: MpiEndpoint, policy: str, relays: bool, repeats: int) -> None:
     """The learner's case."""
     actors = endpoint.size - 1
     options = TransportOptions(max_held=4, prefetch=32, relays=relays)
@@ -247,7 +247,7 @@ class Case:
         self._board[-1, 0] = mode
 
 
-def act(endpoint: Endpoint, a_node: int) -> None:
+def act(endpoint: MpiEndpoint, a_node: int) -> None:
     """An actor's case: looks for policies, and pushes unrolls as it is told."""
     group = Topology.of(endpoint.size, 1).groups[0]
     node = f"{node_name()} {(endpoint.rank - 1) // a_node}"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions
-from accel.transport.endpoint import Backoff, Endpoint
+from accel.transport.endpoint import Backoff
 from accel.transport.launcher import LearnerGroup, Role, Topology
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
+
+if TYPE_CHECKING:
+    from accel.transport.mpi import MpiEndpoint
 
 Found = TypeVar("Found")
 
@@ -21,7 +24,7 @@ class WaitingActor(RemoteActor):
     """``ActorTransport`` on a rank, with buffers of its own."""
 
     def __init__(
-        self, endpoint: Endpoint, group: LearnerGroup, options: TransportOptions, formats: Mapping[str, int] | None
+        self, endpoint: MpiEndpoint, group: LearnerGroup, options: TransportOptions, formats: Mapping[str, int] | None
     ) -> None:
         super().__init__(endpoint, group, formats=formats)
         self._in_flight = options.in_flight
@@ -57,7 +60,7 @@ class WaitingActor(RemoteActor):
 
 
 def connect(
-    endpoint: Endpoint, topology: Topology, options: TransportOptions, formats: Mapping[str, int] | None = None
+    endpoint: MpiEndpoint, topology: Topology, options: TransportOptions, formats: Mapping[str, int] | None = None
 ) -> RemoteLearner | WaitingActor:
     """This rank's end, as ``topology`` says."""
     group = topology.group(endpoint.rank)
