@@ -14,12 +14,10 @@ import os
 import secrets
 import socket
 import struct
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from accel.errors import TransportError
-from accel.json_object import Json
 from accel.system.memory import anonymous_memory, read_all, write_all
 from accel.transport.base import PolicyUpdate
 
@@ -82,10 +80,13 @@ class PolicySlot:
         """The number of the publication that it has; −1 in a ``NodeMemory`` without any."""
         return int(_HEADER.unpack(os.pread(self.file, _HEADER.size, 0))[1])
 
+    def close(self) -> None:
+        """Give the file back; readers keep what they have opened."""
+        os.close(self.file)
 
-@dataclass(frozen=True)
-class Place:
-    """Where an actor's memory is.
+
+class Place(NamedTuple):
+    """Where an actor's memory is; a list in JSON.
 
     Attributes:
         node: ``node_name`` of its process. process, file: their numbers. token: what stands in it, hexadecimal.
@@ -96,19 +97,10 @@ class Place:
     file: int
     token: str
 
-    def to_json(self) -> Json:
-        """For a message."""
-        return {"node": self.node, "process": self.process, "file": self.file, "token": self.token}
-
     @classmethod
-    def from_json(cls, message: object) -> Place | None:
-        """Inverse of ``to_json``; None for anything else."""
-        if not isinstance(message, dict):
-            return None
-        try:
-            return cls(str(message["node"]), int(message["process"]), int(message["file"]), str(message["token"]))
-        except (KeyError, TypeError, ValueError):
-            return None
+    def of(cls, told: object) -> Place | None:
+        """From a message; None where that has none."""
+        return cls(*told) if isinstance(told, list | tuple) else None
 
 
 class NodeMemory(PolicySlot):
@@ -124,11 +116,6 @@ class NodeMemory(PolicySlot):
         os.pwrite(self.file, _HEADER.pack(0, -1, 0, 0, 0, 0) + token, 0)
         self.place = Place(node, os.getpid(), self.file, token.hex())
 
-    def close(self) -> None:
-        """Give it back; readers keep what they have opened."""
-        with suppress(OSError):
-            os.close(self.file)
-
 
 class NodeView:
     """A reader of another's ``NodeMemory``, or of its own.
@@ -138,8 +125,12 @@ class NodeView:
     """
 
     def __init__(self, place: Place) -> None:
-        self._slot = PolicySlot(_open(place.process, place.file))
-        if os.pread(self._slot.file, _TOKEN_BYTES, _HEADER.size).hex() != place.token:
+        try:
+            file = os.open(f"/proc/{place.process}/fd/{place.file}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise TransportError(f"memory of process {place.process} cannot be opened: {error.strerror}") from error
+        self._slot = PolicySlot(file)
+        if os.pread(file, _TOKEN_BYTES, _HEADER.size).hex() != place.token:
             self.close()
             raise TransportError(f"process {place.process} is not the one that shares its policies")
 
@@ -157,7 +148,7 @@ class NodeView:
 
     def close(self) -> None:
         """Give back what was opened."""
-        os.close(self._slot.file)
+        self._slot.close()
 
 
 def node_name() -> str | None:
@@ -167,10 +158,3 @@ def node_name() -> str | None:
         return f"{socket.gethostname()} {kernel} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     except OSError:
         return None
-
-
-def _open(process: int, file: int) -> int:
-    try:
-        return os.open(f"/proc/{process}/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise TransportError(f"memory of process {process} cannot be opened: {error.strerror}") from error

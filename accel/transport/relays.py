@@ -109,8 +109,7 @@ class Relays:
     def _ask(self, actor: int, node: _Node) -> None:
         if node.relay is not None:
             self._asked.add(actor)
-            place = self._places[node.relay].to_json()
-            self._post(actor, "follow", {"number": node.number, "place": place})
+            self._post(actor, "follow", {"number": node.number, "place": self._places[node.relay]})
 
     def _release(self, actor: int) -> None:
         """Tell an actor to follow nobody."""

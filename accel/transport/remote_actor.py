@@ -107,7 +107,7 @@ class RemoteActor:
         """Answers the welcome, and says where others of this node would find policies that this actor relays."""
         if self._memory is None and self._node is not None:
             self._memory = NodeMemory(self._node)
-        place = None if self._memory is None else self._memory.place.to_json()
+        place = None if self._memory is None else self._memory.place
         self._post("hello", {"place": place, "message": message})
 
     def report(self, message: Json) -> None:
@@ -346,7 +346,7 @@ class RemoteActor:
         return self._view is not None
 
     def _obey_follow(self, body: Json) -> None:
-        place = Place.from_json(body.get("place"))
+        place = Place.of(body.get("place"))
         follows = self._follow(place)
         if place is not None:
             answer = encode_message("follows", {"number": body.get("number"), "follows": follows})

@@ -363,7 +363,7 @@ class RemoteLearner:
     def _take_hello(self, actor: int, body: Json) -> Json:
         """Of a hello, what is not the transport's."""
         if self._inference is None and self._options.relays:
-            self._relays.join(actor, Place.from_json(body.get("place")))
+            self._relays.join(actor, Place.of(body.get("place")))
         message = body.get("message")
         return message if isinstance(message, dict) else {}
 

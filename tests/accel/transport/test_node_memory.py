@@ -82,10 +82,10 @@ def test_a_writer_that_ends_in_the_middle_of_a_policy_keeps_nobody(memory: NodeM
 
 def test_memory_of_another_process_with_the_same_number_is_refused(memory: NodeMemory) -> None:
     with pytest.raises(TransportError, match="not the one"):
-        NodeView(replace(memory.place, token="another"))
+        NodeView(memory.place._replace(token="another"))
     file = os.memfd_create("foreign")
     with pytest.raises(TransportError, match="not the one"):
-        NodeView(replace(memory.place, file=file))
+        NodeView(memory.place._replace(file=file))
     os.close(file)
 
 

@@ -25,7 +25,7 @@ class Learner:
     def asked(self) -> dict[int, int | None]:
         """Whom each actor was asked to follow since the last call, by the process; None: nobody."""
         posted, self.posted = self.posted, []
-        places = {actor: Place.from_json(body["place"]) for actor, kind, body in posted if kind == "follow"}
+        places = {actor: Place.of(body["place"]) for actor, kind, body in posted if kind == "follow"}
         self.number = max((int(str(body["number"])) for _, _, body in posted if "number" in body), default=0)
         return {actor: None if place is None else place.process - 100 for actor, place in places.items()}
 
