@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from accel.errors import ConfigError, TransportError
+from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.activity import Activity
 
@@ -55,11 +55,6 @@ class TransportOptions:
     silence_s: float | None = None
     lost_s: float = 120.0
     relays: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("in_flight", "max_held", "prefetch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"transport option {name} must be at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -208,10 +203,8 @@ class LearnerTransport(Protocol):
         ...
 
 
-def check_unroll_bytes(unroll_bytes: int, configured: int | None) -> None:
-    """Raises TransportError for a size that cannot be sent, or a second ``configure``."""
-    if configured is not None:
-        raise TransportError(f"the transport is configured already, for unrolls of {configured} bytes")
+def check_unroll_bytes(unroll_bytes: int) -> None:
+    """Raises TransportError for a size that cannot be sent."""
     if not 0 < unroll_bytes < 1 << 31:
         raise TransportError(
             f"an unroll of {unroll_bytes} bytes cannot be sent, 2³¹-1 at most: lower --unroll-length or "

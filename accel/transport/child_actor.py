@@ -69,7 +69,6 @@ class ChildActor:
         self._ring: list[Bytes] = []
         self._numbers: dict[int, int] = {}
         self._free: list[Bytes] = []
-        self._lent: set[int] = set()
         self._answers = 0
 
     def welcome(self, timeout_s: float) -> Json:
@@ -88,7 +87,7 @@ class ChildActor:
 
     def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
         """Fixes the size of an unroll; the rank and this process map the same buffers."""
-        check_unroll_bytes(unroll_bytes, self._ring[0].nbytes if self._ring else None)
+        check_unroll_bytes(unroll_bytes)
         count = (in_flight or 2) + 1
         self._ring = self._memory.buffers(unroll_bytes, count)
         self._numbers = {id(buffer): number for number, buffer in enumerate(self._ring)}
@@ -96,23 +95,14 @@ class ChildActor:
 
     def acquire(self) -> Bytes:
         """A free buffer; see ``ActorTransport.acquire``."""
-        if not self._ring:
-            raise TransportError("configure() the transport before acquire()")
         self._progress()
         self._raise_if_over()
-        if len(self._lent) == len(self._ring):
-            raise TransportError("every buffer is acquired already; push one before acquiring another")
         if not self._free:
             self._until(lambda: bool(self._free), None)
-        buffer = self._free.pop()
-        self._lent.add(id(buffer))
-        return buffer
+        return self._free.pop()
 
     def push(self, buffer: Bytes) -> None:
         """Hands an acquired buffer to the rank."""
-        if id(buffer) not in self._lent:
-            raise TransportError("push() takes a buffer from acquire(), once")
-        self._lent.discard(id(buffer))
         self._channel.send("unroll", {"buffer": self._numbers[id(buffer)]})
         self._channel.flush(wait=True)
 

@@ -48,7 +48,6 @@ class LocalLearner:
         self.abort_text: str | None = None
         self._queue: deque[Arrival] = deque()
         self._present = set(range(actors))
-        self._unroll_bytes: int | None = None
 
     def alive(self) -> frozenset[int]:
         """Actors that have not left."""
@@ -72,13 +71,8 @@ class LocalLearner:
         return inbox
 
     def configure(self, unroll_bytes: int) -> None:
-        """Fixes the size of an unroll."""
-        check_unroll_bytes(unroll_bytes, self._unroll_bytes)
-        self._unroll_bytes = unroll_bytes
-        self.fit(unroll_bytes)
-
-    def fit(self, unroll_bytes: int) -> None:
-        """One end's size of an unroll; both must agree."""
+        """Fixes the size of an unroll; both ends call this, and must agree."""
+        check_unroll_bytes(unroll_bytes)
         if self.pool is None:
             self.pool = UnrollPool(unroll_bytes, self.options)
         elif self.pool.unroll_bytes != unroll_bytes:
@@ -101,7 +95,7 @@ class LocalLearner:
 
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
         """The next unroll: it is there already or not at all."""
-        if self._unroll_bytes is None or self.pool is None:
+        if self.pool is None:
             raise TransportError("configure() the transport before receive()")
         self.pool.check_may_hold()
         if not self._queue:
@@ -186,7 +180,7 @@ class LocalPort:
 
     def share(self, ring: Sequence[Bytes]) -> None:
         """The actor's buffers, all of them free now."""
-        self._learner.fit(ring[0].nbytes)
+        self._learner.configure(ring[0].nbytes)
         self._free, self._buffers = list(ring), len(ring)
 
     def try_acquire(self) -> Bytes | None:

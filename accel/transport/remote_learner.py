@@ -128,7 +128,7 @@ class RemoteLearner:
 
     def configure(self, unroll_bytes: int) -> None:
         """Fixes the size of an unroll."""
-        check_unroll_bytes(unroll_bytes, self._pool.unroll_bytes if self._pool else None)
+        check_unroll_bytes(unroll_bytes)
         self._pool = UnrollPool(unroll_bytes, self._options)
 
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
