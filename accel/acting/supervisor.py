@@ -123,7 +123,7 @@ class ActorSupervisor:
         if is_heard:
             self.hear(transport)
         if self._inference:
-            self._mediate(transport)
+            self._mediate(cast(RemoteActor, transport))  # Only ranks have one for inference.
         if self._child.is_connected:
             self._hand_on(transport)
             self._offer_buffers(transport)
@@ -173,7 +173,7 @@ class ActorSupervisor:
             self._handed_on += 1
             self._child.send("welcome", {"actor": transport.actor, "message": message})
 
-    def _mediate(self, transport: Upstream) -> None:
+    def _mediate(self, transport: RemoteActor) -> None:
         """Pass the child's question on, and the answer back: those of a child that is gone are nobody's."""
         if transport.is_answered() and self._is_asked:
             self._is_asked = False

@@ -142,7 +142,6 @@ class LocalPort:
     """
 
     fence: None = None
-    is_asking = False
 
     def __init__(self, learner: LocalLearner, actor: int) -> None:
         self.actor = actor
@@ -203,14 +202,6 @@ class LocalPort:
     def rejoin(self) -> bool:
         """Nothing to do: nothing was lost on the way."""
         return True
-
-    def ask(self, question: Bytes, answer: Bytes) -> None:
-        """Not here."""
-        raise TransportError("a central inference rank needs MPI")
-
-    def is_answered(self) -> bool:
-        """Never."""
-        return False
 
 
 class LocalActor(LocalPort):
