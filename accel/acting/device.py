@@ -73,7 +73,7 @@ class DeviceActor:
     @torch.no_grad()
     def step(self, is_over: Callable[[], object] | None = None) -> Experience:
         """One unroll of every environment. Raises Stopped: the run is over."""
-        return Experience(0, self._collect(is_over), _nothing)
+        return Experience(0, self._collect(is_over), lambda: None)
 
     def close(self) -> None:
         """Close the environments."""
@@ -97,7 +97,7 @@ class DeviceActor:
         for t in range(self._config.unroll_length):
             words[0] = t
             observed[t] = observations
-            params = algorithm.runner.run(self._params, _unmarked, observations)
+            params = algorithm.runner.run(self._params, lambda phase: None, observations)
             fields["behaviour_params"][t] = params
             actions = algorithm.distribution(params, None).sample(self._generator)
             fields["actions"][t] = actions
@@ -179,11 +179,3 @@ class DeviceActor:
             "truncated": empty(dtype=torch.bool),
             "behaviour_params": empty(self._algorithm.output_size),
         }
-
-
-def _nothing() -> None:
-    """An unroll on the device is freed with its last reader."""
-
-
-def _unmarked(phase: str) -> None:
-    """The policy's step is no phase of an update."""

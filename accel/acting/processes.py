@@ -32,22 +32,16 @@ class ActorProcesses(LocalLearner):
     def __init__(self, actors: int, command: Callable[[int], Sequence[str]], options: TransportOptions) -> None:
         super().__init__(actors, options)
         self._actors = [(ActorSupervisor(command(number)), LocalPort(self, number)) for number in range(actors)]
-        self._has_told, self._look_s = False, 0.0
+        self._told, self._look_s = set[int](), 0.0
 
     def welcome(self, message: Json) -> None:
         """See ``LearnerTransport.welcome``."""
         super().welcome(message)
-        self._has_told = True
-
-    def release(self, arrival: Arrival) -> None:
-        """See ``LearnerTransport.release``."""
-        super().release(arrival)
-        self._has_told = True
+        self._told |= self._present
 
     def publish(self, version: int, payload: bytes) -> None:
         """See ``LearnerTransport.publish``; the policy is in the actors' memory when this returns."""
         super().publish(version, payload)
-        self._has_told = True
         self.pump()
 
     def messages(self) -> list[tuple[int, Json]]:
@@ -63,19 +57,19 @@ class ActorProcesses(LocalLearner):
             if (left_s := until_s - time.monotonic()) <= 0.0:
                 return None
             self.pump(min(left_s, _LOOK_S))
-        self._has_told = True  # Its actor may fill another buffer.
+        self._told.add(arrival.actor)  # It may fill another buffer.
         return arrival
 
     def pump(self, timeout_s: float = 0.0) -> None:
         """See ``LearnerTransport.pump``. Args: timeout_s: how long to wait for an actor to say something."""
-        heard = self._heard(0.0 if self._has_told else timeout_s)
-        has_told, self._has_told = self._has_told, False
+        told, self._told = self._told.union(self.board.take_news()), set()
+        heard = self._heard(0.0 if told else timeout_s)
         is_due = time.monotonic() >= self._look_s
         if is_due:
             self._look_s = time.monotonic() + _LOOK_S
         for number, (supervisor, port) in enumerate(self._actors):
             is_heard = supervisor.channel is not None and supervisor.channel.fileno() in heard
-            if number in self._present and (is_heard or has_told or is_due):
+            if number in self._present and (is_heard or number in told or is_due):
                 supervisor.turn(port, is_heard)
                 if supervisor.is_over:
                     self._leave(number)

@@ -10,7 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Self, TypeVar
 
 from accel.errors import TransportError
 from accel.json_object import Json
@@ -20,6 +20,8 @@ from accel.system.memory import anonymous_memory, map_buffers
 from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
 from accel.transport.node_memory import PolicySlot
 from accel.transport.wire import encode_message
+
+Found = TypeVar("Found")
 
 _POLICY_LOOK_S = 0.005
 
@@ -73,9 +75,10 @@ class ChildActor:
 
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message of the handshake, as the rank hands it on."""
-        if not self._until(lambda: bool(self._welcomes), timeout_s):
+        message = self._until(lambda: self._welcomes.popleft() if self._welcomes else None, timeout_s)
+        if message is None:
             raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
-        return self._welcomes.popleft()
+        return message
 
     def hello(self, message: Json) -> None:
         """Answers the welcome."""
@@ -98,7 +101,7 @@ class ChildActor:
         self._progress()
         self._raise_if_over()
         if not self._free:
-            self._until(lambda: bool(self._free), None)
+            self._until(lambda: self._free or None, None)
         return self._free.pop()
 
     def push(self, buffer: Bytes) -> None:
@@ -113,16 +116,9 @@ class ChildActor:
 
     def wait_policy(self, timeout_s: float) -> PolicyUpdate:
         """Waits for a policy."""
-        found: list[PolicyUpdate] = []
-
-        def arrived() -> bool:
-            if (update := self._memory.policies.read()) is not None:
-                found.append(update)
-            return bool(found)
-
-        if not self._until(arrived, timeout_s, look_s=_POLICY_LOOK_S):
+        if (update := self._until(self._memory.policies.read, timeout_s, look_s=_POLICY_LOOK_S)) is None:
             raise TransportError(f"no policy from the learner within {timeout_s:g} s")
-        return found[-1]
+        return update
 
     def open_inference(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
         """See ``InferenceTransport.open_inference``."""
@@ -134,7 +130,7 @@ class ChildActor:
         """See ``InferenceTransport.ask``."""
         self._answers = 0
         self._channel.send("question")
-        if not self._until(lambda: self._answers > 0, timeout_s):
+        if self._until(lambda: self._answers or None, timeout_s) is None:
             raise TransportError(f"no answer from the inference rank within {timeout_s:g} s")
 
     def _tell(self, kind: str, message: Json) -> None:
@@ -142,10 +138,15 @@ class ChildActor:
         self._channel.send(kind, message)
         self._channel.flush(wait=True)
 
-    def _until(self, ready: Callable[[], bool], timeout_s: float | None, look_s: float | None = None) -> bool:
-        """Waits for ``ready``, which messages bring about; what comes without one is looked for every ``look_s``.
+    def _until(
+        self, look: Callable[[], Found | None], timeout_s: float | None, look_s: float | None = None
+    ) -> Found | None:
+        """Looks for what messages bring, again after each of them; for what comes without one, every ``look_s``.
 
-        Raises Stopped, ChannelClosedError.
+        Returns:
+            What was found; None: nothing in time.
+        Raises:
+            Stopped, ChannelClosedError.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         before = self.activity.enter(WAITING)
@@ -153,11 +154,11 @@ class ChildActor:
             while True:
                 self._progress()
                 self._raise_if_over()
-                if ready():
-                    return True
+                if (found := look()) is not None:
+                    return found
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0.0:
-                    return False
+                    return None
                 self._channel.wait(min((limit for limit in (left, look_s) if limit is not None), default=None))
         finally:
             self.activity.enter(before)
