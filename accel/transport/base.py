@@ -72,7 +72,7 @@ class PolicyUpdate:
     Attributes:
         version: policy version, as published.
         payload: what ``publish`` was given, or None when it is byte for byte the policy pulled last.
-        publication: the number of the ``publish`` that it is of.
+        publication: the number of the ``publish`` that it is of; from 1.
         content: the number of the one that brought its payload; 0: unknown.
     """
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Self, TypeVar
 
 from accel.errors import TransportError
@@ -72,6 +73,7 @@ class ChildActor:
         self._numbers: dict[int, int] = {}
         self._free: list[Bytes] = []
         self._answers = 0
+        self._last = PolicyUpdate(-1, None)
 
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message of the handshake, as the rank hands it on."""
@@ -112,11 +114,11 @@ class ChildActor:
     def pull(self) -> PolicyUpdate | None:
         """The newest policy if one came since the last pull."""
         self._progress()
-        return self._memory.policies.read()
+        return self._newer()
 
     def wait_policy(self, timeout_s: float) -> PolicyUpdate:
         """Waits for a policy."""
-        if (update := self._until(self._memory.policies.read, timeout_s, look_s=_POLICY_LOOK_S)) is None:
+        if (update := self._until(self._newer, timeout_s, look_s=_POLICY_LOOK_S)) is None:
             raise TransportError(f"no policy from the learner within {timeout_s:g} s")
         return update
 
@@ -132,6 +134,11 @@ class ChildActor:
         self._channel.send("question")
         if self._until(lambda: self._answers or None, timeout_s) is None:
             raise TransportError(f"no answer from the inference rank within {timeout_s:g} s")
+
+    def _newer(self) -> PolicyUpdate | None:
+        if (update := self._memory.policies.read(self._last, patient=True)) is not None:
+            self._last = replace(update, payload=None)
+        return update
 
     def _tell(self, kind: str, message: Json) -> None:
         encode_message(kind, message)  # Raises TransportError here rather than where it is passed on.

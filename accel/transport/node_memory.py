@@ -22,7 +22,7 @@ from accel.system.memory import anonymous_memory, read_all, write_all
 from accel.transport.base import PolicyUpdate
 
 _SEQUENCE = struct.Struct("<q")
-_HEADER = struct.Struct("<qqqqqq")
+_HEADER = struct.Struct("<qqqqq")
 _TOKEN_BYTES, _PAYLOAD_AT = 8, 4096
 _TRIES = 3
 
@@ -35,28 +35,29 @@ class PolicySlot:
 
     def __init__(self, file: int) -> None:
         self.file = file
-        self._sequence = self._payload_sequence = self._size = 0
-        self._seen = self._seen_payload = 0
+        self._sequence = self._size = 0
 
     def write(self, update: PolicyUpdate, payload: memoryview | None = None) -> None:
-        """Replace the policy; without a payload, the update's or one given apart, only its version."""
+        """Replace the policy; without a payload, the update's or one given apart, it has the same content as before."""
         if payload is None and update.payload is not None:
             payload = memoryview(update.payload)
         self._sequence += 1
         os.pwrite(self.file, _SEQUENCE.pack(self._sequence), 0)
         if payload is not None:
-            self._payload_sequence, self._size = self._sequence, len(payload)
+            self._size = len(payload)
             write_all(self.file, payload, _PAYLOAD_AT)
         self._sequence += 1
-        fields = (self._sequence, update.publication, update.content, update.version, self._payload_sequence)
-        os.pwrite(self.file, _HEADER.pack(*fields, self._size), 0)
+        fields = (self._sequence, update.publication, update.content, update.version, self._size)
+        os.pwrite(self.file, _HEADER.pack(*fields), 0)
 
-    def read(self, known: int | None = None, *, patient: bool = True) -> PolicyUpdate | None:
-        """A policy newer than the last one read; its payload too, unless that was read before.
+    def read(self, last: PolicyUpdate, *, patient: bool = False) -> PolicyUpdate | None:
+        """The policy, unless it is the last one or older.
 
         Args:
-            known: the content (see ``PolicyUpdate``) whose payload is not needed; None: that which was read last.
+            last: the last policy, from wherever it came; its payload does not matter.
             patient: wait while the writer writes; otherwise the answer is None then, as a writer may be gone.
+        Returns:
+            None: nothing newer. Without a payload it has the last one's.
         """
         tries = 0
         while patient or tries < _TRIES:
@@ -64,21 +65,15 @@ class PolicySlot:
             header = os.pread(self.file, _HEADER.size, 0)
             if len(header) < _HEADER.size:
                 return None
-            sequence, publication, content, version, payload_sequence, size = _HEADER.unpack(header)
-            if sequence == self._seen and known is None:
+            sequence, publication, content, version, size = _HEADER.unpack(header)
+            if publication <= last.publication:
                 return None
             if sequence % 2 == 0:
-                is_known = payload_sequence == self._seen_payload if known is None else content == known
-                payload = None if is_known else read_all(self.file, size, _PAYLOAD_AT)
+                payload = None if content == last.content else read_all(self.file, size, _PAYLOAD_AT)
                 if os.pread(self.file, _HEADER.size, 0) == header:
-                    self._seen, self._seen_payload = sequence, payload_sequence
                     return PolicyUpdate(version, payload, publication, content)
             os.sched_yield()
         return None
-
-    def publication(self) -> int:
-        """The number of the publication that it has; −1 in a ``NodeMemory`` without any."""
-        return int(_HEADER.unpack(os.pread(self.file, _HEADER.size, 0))[1])
 
     def close(self) -> None:
         """Give the file back; readers keep what they have opened."""
@@ -113,11 +108,11 @@ class NodeMemory(PolicySlot):
     def __init__(self, node: str) -> None:
         super().__init__(anonymous_memory())
         token = secrets.token_bytes(_TOKEN_BYTES)
-        os.pwrite(self.file, _HEADER.pack(0, -1, 0, 0, 0, 0) + token, 0)
+        os.pwrite(self.file, bytes(_HEADER.size) + token, 0)
         self.place = Place(node, os.getpid(), self.file, token.hex())
 
 
-class NodeView:
+class NodeView(PolicySlot):
     """A reader of another's ``NodeMemory``, or of its own.
 
     Raises:
@@ -126,29 +121,12 @@ class NodeView:
 
     def __init__(self, place: Place) -> None:
         try:
-            file = os.open(f"/proc/{place.process}/fd/{place.file}", os.O_RDONLY | os.O_CLOEXEC)
+            super().__init__(os.open(f"/proc/{place.process}/fd/{place.file}", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             raise TransportError(f"memory of process {place.process} cannot be opened: {error.strerror}") from error
-        self._slot = PolicySlot(file)
-        if os.pread(file, _TOKEN_BYTES, _HEADER.size).hex() != place.token:
+        if os.pread(self.file, _TOKEN_BYTES, _HEADER.size).hex() != place.token:
             self.close()
             raise TransportError(f"process {place.process} is not the one that shares its policies")
-
-    def read(self, last: PolicyUpdate) -> PolicyUpdate | None:
-        """The policy, unless it is the last one or older.
-
-        Args:
-            last: the last policy, from wherever it came; its payload does not matter.
-        Returns:
-            None: nothing newer, or it is being written. Without a payload it has the last one's.
-        """
-        if self._slot.publication() <= last.publication:
-            return None
-        return self._slot.read(last.content, patient=False)
-
-    def close(self) -> None:
-        """Give back what was opened."""
-        self._slot.close()
 
 
 def node_name() -> str | None:

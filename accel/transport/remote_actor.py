@@ -75,7 +75,7 @@ class RemoteActor:
         self._receipt: tuple[int, Request, Bytes] | None = None
         self._welcomes: deque[Json] = deque()
         self._update: PolicyUpdate | None = None
-        self._last = PolicyUpdate(-1, None, -1)
+        self._last = PolicyUpdate(-1, None)
         self._node = node or node_name()
         self._memory: NodeMemory | None = None
         self._view: NodeView | None = None

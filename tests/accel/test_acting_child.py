@@ -64,17 +64,18 @@ def ours(ends: tuple[Channel, Channel]) -> Channel:
 def test_the_newest_policy_is_read_once_and_its_payload_only_when_it_changed(
     memory: ActorMemory, its: ActorMemory
 ) -> None:
-    read = its.policies.read
-    assert read() is None
-    memory.policies.write(PolicyUpdate(1, b"A" * 9000))
-    memory.policies.write(PolicyUpdate(2, b"B" * 90))
-    assert read() == PolicyUpdate(2, b"B" * 90) and read() is None
-    memory.policies.write(PolicyUpdate(3, None))
-    assert read() == PolicyUpdate(3, None)
-    memory.policies.write(PolicyUpdate(4, b"C" * 30_000))
-    memory.policies.write(PolicyUpdate(5, None))
-    assert read() == PolicyUpdate(5, b"C" * 30_000), "the payload came with a version that was skipped"
-    assert adopted(memory).policies.read() == PolicyUpdate(5, b"C" * 30_000)
+    read, none = its.policies.read, PolicyUpdate(-1, None)
+    assert read(none) is None
+    memory.policies.write(PolicyUpdate(1, b"A" * 9000, 1, 1))
+    memory.policies.write(second := PolicyUpdate(2, b"B" * 90, 2, 2))
+    assert read(none) == second and read(second) is None
+    memory.policies.write(third := PolicyUpdate(3, None, 3, 2))
+    assert read(second) == third
+    memory.policies.write(PolicyUpdate(4, b"C" * 30_000, 4, 4))
+    memory.policies.write(PolicyUpdate(5, None, 5, 4))
+    newest = PolicyUpdate(5, b"C" * 30_000, 5, 4)
+    assert read(third) == newest, "the payload came with a version that was skipped"
+    assert adopted(memory).policies.read(none) == newest
 
 
 def test_unrolls_are_in_the_same_memory(memory: ActorMemory, its: ActorMemory) -> None:
@@ -154,7 +155,7 @@ def test_a_child_process_whose_rank_is_gone_ends_without_a_traceback(memory: Act
 def test_a_policy_is_waited_for(memory: ActorMemory, child: ChildActor) -> None:
     with pytest.raises(TransportError, match=r"no policy from the learner within 0\.1 s"):
         child.wait_policy(0.1)
-    threading.Timer(0.2, lambda: memory.policies.write(PolicyUpdate(3, np.arange(9).tobytes()))).start()
+    threading.Timer(0.2, lambda: memory.policies.write(PolicyUpdate(3, np.arange(9).tobytes(), 1, 1))).start()
     assert child.wait_policy(10.0).version == 3 and child.pull() is None
 
 
