@@ -287,9 +287,6 @@ class _EpsilonGreedySampler:
         self._place = place
         self._rng = rng
         self._size = (place.unroll_length, place.envs)
-        self._explores = np.zeros(self._size, np.bool_)
-        self._random = np.zeros(self._size, np.int64)
-        self._uniform = np.zeros(self._size)
 
     def begin(self, env_steps: int = 0) -> None:
         self.exploration = self._rule.epsilon(env_steps, self._place)

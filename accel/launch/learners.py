@@ -107,11 +107,8 @@ class _LearnerRank:
 
     def __init__(self, job: Job, info: LaunchInfo, endpoint: MpiEndpoint, topology: Topology) -> None:
         number = [group.learner for group in topology.groups].index(endpoint.rank)
-        share = job.config.share(number)
-        held = share.store.held_unrolls
-        options = TransportOptions(
-            share.acting.unrolls_in_flight, held + 1, held, SILENCE_S, lost_s=job.config.run.peer_timeout_s
-        )
+        held = job.config.share(number).store.held_unrolls
+        options = TransportOptions(held + 1, held, SILENCE_S, lost_s=job.config.run.peer_timeout_s)
         self.transport = RemoteLearner(endpoint, topology.groups[number], options=options, formats=FORMATS)
         # Another learner may wait for its actors, and import torch, before it answers.
         patience_s = 2.0 * job.config.run.peer_timeout_s + START_TIMEOUT_S

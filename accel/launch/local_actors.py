@@ -26,7 +26,7 @@ def learn_with_local_actors(job: Job) -> Summary:
 
     config, stop, initialise = job.config, StopRequest(), initialiser(job)
     ranks = config.acting.actors + 1
-    options = TransportOptions(in_flight=config.acting.unrolls_in_flight, max_held=config.store.held_unrolls + 1)
+    options = TransportOptions(max_held=config.store.held_unrolls + 1)
     with stop.installed(), noting_how_to_continue(job):
         transport = ActorProcesses(
             config.acting.actors, lambda number: command(LaunchInfo(number + 1, ranks, number + 1, "local")), options

@@ -43,9 +43,7 @@ def learn_in_one_process(
 
     stop, initialise = StopRequest(), initialiser(job)
     with stop.installed():
-        options = TransportOptions(
-            in_flight=job.config.acting.unrolls_in_flight, max_held=job.config.store.held_unrolls + 1
-        )
+        options = TransportOptions(max_held=job.config.store.held_unrolls + 1)
         transport = LocalTransport(1, options=options)
         end = transport.actor(0)
         end.activity = activity or end.activity

@@ -40,21 +40,17 @@ class TransportOptions:
     """Bounds on what a transport keeps.
 
     Attributes:
-        in_flight: unrolls that may be under way while an actor fills the next one; >= 1.
         max_held: arrivals that the learner may keep unreleased at once; >= 1. At least the unrolls of one batch, unless
             each is copied out and released at once.
         prefetch: unrolls that the learner takes ahead of ``receive``; >= 1. More hides a slow network, and adds lag.
         silence_s: how long an actor that sends signs of life may be silent before the learner fences it off; None: for
             ever. lost_s: how long before it counts as dead.
-        relays: whether the learner sends a policy once to every node; otherwise once to every actor.
     """
 
-    in_flight: int = 2
     max_held: int = 16
     prefetch: int = 4
     silence_s: float | None = None
     lost_s: float = 120.0
-    relays: bool = True
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -97,9 +93,9 @@ class ActorTransport(Protocol):
         """Answers the welcome: what this actor is, or ``{"error": ...}``."""
         ...
 
-    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
-        """Fixes the size of an unroll and allocates ``in_flight + 1`` buffers, where None takes the options' number.
-        Once, before ``acquire``."""
+    def configure(self, unroll_bytes: int, in_flight: int) -> None:
+        """Fixes the size of an unroll and allocates ``in_flight + 1`` buffers, as so many may be under way while the
+        next is filled. Once, before ``acquire``."""
         ...
 
     def acquire(self) -> Bytes:

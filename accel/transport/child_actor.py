@@ -90,13 +90,12 @@ class ChildActor:
         """A late message to the learner, or the last one to the rank."""
         self._tell("error" if "error" in message else "report", message)
 
-    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
+    def configure(self, unroll_bytes: int, in_flight: int) -> None:
         """Fixes the size of an unroll; the rank and this process map the same buffers."""
         check_unroll_bytes(unroll_bytes)
-        count = (in_flight or 2) + 1
-        self._ring = self._memory.buffers(unroll_bytes, count)
+        self._ring = self._memory.buffers(unroll_bytes, in_flight + 1)
         self._numbers = {id(buffer): number for number, buffer in enumerate(self._ring)}
-        self._channel.send("configure", {"unroll_bytes": unroll_bytes, "buffers": count})
+        self._channel.send("configure", {"unroll_bytes": unroll_bytes, "buffers": in_flight + 1})
 
     def acquire(self) -> Bytes:
         """A free buffer; see ``ActorTransport.acquire``."""

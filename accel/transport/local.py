@@ -38,7 +38,7 @@ class LocalLearner:
     fault_tolerant = False
 
     def __init__(self, actors: int, options: TransportOptions) -> None:
-        self.actors, self.options = actors, options
+        self.actors, self._options = actors, options
         self.board = PolicyBoard(actors)
         self.welcomes: list[bytes] = []
         self.inbox: list[tuple[int, Json]] = []
@@ -74,7 +74,7 @@ class LocalLearner:
         """Fixes the size of an unroll; both ends call this, and must agree."""
         check_unroll_bytes(unroll_bytes)
         if self.pool is None:
-            self.pool = UnrollPool(unroll_bytes, self.options)
+            self.pool = UnrollPool(unroll_bytes, self._options)
         elif self.pool.unroll_bytes != unroll_bytes:
             raise TransportError(
                 f"an unroll has {unroll_bytes} bytes at one end and {self.pool.unroll_bytes} at the other"
@@ -218,10 +218,9 @@ class LocalActor(LocalPort):
             raise _waits_forever("welcome()")
         return message
 
-    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
+    def configure(self, unroll_bytes: int, in_flight: int) -> None:
         """Fixes the size of an unroll."""
-        buffers = (in_flight or self._learner.options.in_flight) + 1
-        self.share([np.empty(unroll_bytes, np.uint8) for _ in range(buffers)])
+        self.share([np.empty(unroll_bytes, np.uint8) for _ in range(in_flight + 1)])
 
     def acquire(self) -> Bytes:
         """A free buffer."""

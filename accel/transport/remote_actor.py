@@ -33,7 +33,6 @@ from accel.transport.wire import (
     decode_message,
     decode_policy,
     encode_message,
-    open_policy,
 )
 
 if TYPE_CHECKING:
@@ -313,21 +312,21 @@ class RemoteActor:
 
     def _take(self, tag: int, buffer: Bytes) -> None:
         if tag == TAG_POLICY:
-            self._take_own(decode_policy(buffer.data))
+            self._take_own(*decode_policy(buffer.data))
         elif tag == TAG_RELAY and self._memory is not None:
-            self._memory.write(*open_policy(buffer.data))
+            self._memory.write(*decode_policy(buffer.data))
         elif tag == TAG_MESSAGE:
             self._obey(*decode_message(buffer.data))
         else:
             raise TransportError(f"a message with the foreign tag {tag} arrived from the learner")
 
-    def _take_own(self, update: PolicyUpdate) -> None:
+    def _take_own(self, update: PolicyUpdate, payload: memoryview | None) -> None:
         """A policy for this actor alone, which it may know from its relay already."""
-        last = self._last
-        if self._view is not None and update.publication <= last.publication:
+        if self._view is not None and update.publication <= self._last.publication:
             return
-        is_known = update.content == last.content > 0
-        self._accept(replace(update, payload=None) if is_known else update)
+        if payload is not None and update.content != self._last.content:
+            update = replace(update, payload=bytes(payload))
+        self._accept(update)
 
     def _accept(self, update: PolicyUpdate) -> None:
         self._last = replace(update, payload=None)

@@ -74,7 +74,6 @@ class RemoteLearner:
         self._silent: dict[int, int] = {}
         self._invited: set[int] = set()
         self._lost: set[int] = set()
-        self._doubted: set[int] = set()
         self._fences = 0
         self._heard_s: dict[int, float] = {}
         self._clock, self._looked_s = AwakeClock(_LISTENS_S), 0.0
@@ -232,12 +231,10 @@ class RemoteLearner:
         self._looked_s = self._clock.s
         for actor in self._relays.relays:
             if self._clock.s - self._heard_s.get(actor, self._clock.s) > _RELAY_SILENCE * silence_s:
-                self._doubted.add(actor)  # Others would wait for it.
-                self._relays.leave(actor, is_gone=False)
+                self._relays.leave(actor, is_gone=False)  # Others would wait for it.
         for actor, heard_s in self._heard_s.items():
             silent_s = self._clock.s - heard_s
-            if actor in self._doubted and silent_s < _RELAY_SILENCE * silence_s:
-                self._doubted.discard(actor)
+            if actor in self._alive and silent_s < _RELAY_SILENCE * silence_s:
                 self._relays.come_back(actor)
             if actor in self._alive and silent_s > silence_s:
                 self._set_alive(actor, False)
@@ -362,7 +359,7 @@ class RemoteLearner:
 
     def _take_hello(self, actor: int, body: Json) -> Json:
         """Of a hello, what is not the transport's."""
-        if self._inference is None and self._options.relays:
+        if self._inference is None:
             self._relays.join(actor, Place.of(body.get("place")))
         message = body.get("message")
         return message if isinstance(message, dict) else {}

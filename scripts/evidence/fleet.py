@@ -125,7 +125,7 @@ def play(repeats: int, policies: list[str], a_node: int) -> None:
             elif endpoint.rank == 0:
                 learn(endpoint, policy, relays, repeats)
             else:
-                act(endpoint, a_node)
+                act(endpoint, a_node if relays else 1)
 
 
 def tell(**row: object) -> None:
@@ -138,7 +138,7 @@ def tell(**row: object) -> None:
 def learn(endpoint: MpiEndpoint, policy: str, relays: bool, repeats: int) -> None:
     """The learner's case."""
     actors = endpoint.size - 1
-    options = TransportOptions(max_held=4, prefetch=32, relays=relays)
+    options = TransportOptions(max_held=4, prefetch=32)
     transport = RemoteLearner(endpoint, Topology.of(endpoint.size, 1).groups[0], options=options)
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         file.truncate(16 * (actors + 1))

@@ -26,7 +26,7 @@ LIMIT_S = 500.0  # far beyond what anything takes: only a hang gets there
 @contextmanager
 def acting(config: TrainConfig) -> Iterator[tuple[ActorProcesses, dict[str, bytes], UnrollLayout]]:
     """An actor in a process of its own, which has the policy of version 1."""
-    options = TransportOptions(in_flight=config.acting.unrolls_in_flight)
+    options = TransportOptions()
     learner = ActorProcesses(1, lambda number: command(LaunchInfo(number + 1, 2, number + 1, "local")), options)
     try:
         learner.welcome(ActorConfig.of(config).to_json())

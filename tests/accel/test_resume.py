@@ -30,7 +30,7 @@ def never() -> str | None:
 def open_session(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> Session:
     """As ``run_session`` does it, without the run."""
     job = Job(check_config(config))
-    transport = LocalTransport(1, options=TransportOptions(in_flight=1, max_held=job.config.store.held_unrolls + 1))
+    transport = LocalTransport(1, options=TransportOptions(max_held=job.config.store.held_unrolls + 1))
     local = InlineActor(transport.actor(0))
     told = ActorConfig.of(job.config, schemes=("fp32", "int8"), restart=run.next_restart())
     transport.learner.welcome(told.to_json())

@@ -10,7 +10,7 @@ import numpy as np
 from accel.errors import TransportError
 from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions
 from accel.transport.endpoint import Backoff
-from accel.transport.launcher import LearnerGroup, Role, Topology
+from accel.transport.launcher import Role, Topology
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 
@@ -23,19 +23,13 @@ Found = TypeVar("Found")
 class WaitingActor(RemoteActor):
     """``ActorTransport`` on a rank, with buffers of its own."""
 
-    def __init__(
-        self, endpoint: MpiEndpoint, group: LearnerGroup, options: TransportOptions, formats: Mapping[str, int] | None
-    ) -> None:
-        super().__init__(endpoint, group, formats=formats)
-        self._in_flight = options.in_flight
-
     def welcome(self, timeout_s: float) -> dict[str, Any]:
         """See ``ActorTransport.welcome``."""
         return self._until(self.poll_welcome, timeout_s)
 
-    def configure(self, unroll_bytes: int) -> None:
+    def configure(self, unroll_bytes: int, in_flight: int) -> None:
         """See ``ActorTransport.configure``."""
-        self.share([np.zeros(unroll_bytes, np.uint8) for _ in range(self._in_flight + 1)])
+        self.share([np.zeros(unroll_bytes, np.uint8) for _ in range(in_flight + 1)])
 
     def acquire(self) -> Bytes:
         """See ``ActorTransport.acquire``."""
@@ -66,4 +60,4 @@ def connect(
     group = topology.group(endpoint.rank)
     if topology.role(endpoint.rank) is Role.LEARNER:
         return RemoteLearner(endpoint, group, options=options, formats=formats)
-    return WaitingActor(endpoint, group, options, formats)
+    return WaitingActor(endpoint, group, formats=formats)

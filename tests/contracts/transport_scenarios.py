@@ -39,6 +39,7 @@ class Scene:
     """One behaviour. ``learner`` and ``actor`` play it; ``verdict`` judges, at the learner, what the actors saw."""
 
     unroll_bytes = 65536
+    in_flight = 2
     options = TransportOptions()
     of_ranks = False
     """Whether it is about what a rank sees, and the child that acts for it does not."""
@@ -96,11 +97,11 @@ class Scene:
             assert time.monotonic() < until, f"actors {pending} never reported {key}={value}"
 
 
-def answer(transport: ActorTransport, unroll_bytes: int) -> dict[str, Any]:
+def answer(transport: ActorTransport, unroll_bytes: int, in_flight: int = 2) -> dict[str, Any]:
     """The actor's side of every start."""
     config = transport.welcome(LIMIT_S)
     transport.hello({"actor": transport.actor})
-    transport.configure(unroll_bytes)
+    transport.configure(unroll_bytes, in_flight)
     return config
 
 
@@ -179,7 +180,6 @@ class StalledLearner(Scene):
     """A learner that takes nothing makes actors wait, asleep and with bounded memory; afterwards nothing is lost."""
 
     unroll_bytes = 1024  # Small enough to pile up unseen in a carrier that buffers.
-    options = TransportOptions(in_flight=2)
 
     def learner(self, transport: LearnerTransport) -> None:
         self.greet(transport)
@@ -194,7 +194,7 @@ class StalledLearner(Scene):
             transport.release(arrival)
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
-        answer(transport, self.unroll_bytes)
+        answer(transport, self.unroll_bytes, self.in_flight)
         pushed_s: list[float] = []
         longest_s = longest_cpu_s = 0.0
         try:
@@ -206,7 +206,7 @@ class StalledLearner(Scene):
                 mark(buffer, transport.actor, len(pushed_s))
                 transport.push(buffer)
                 pushed_s.append(time.monotonic())
-                if len(pushed_s) == self.options.in_flight + 1:
+                if len(pushed_s) == self.in_flight + 1:
                     transport.report({"full": True})
         except Stopped:
             return {"pushed_s": pushed_s, "longest_s": longest_s, "longest_cpu_s": longest_cpu_s}
@@ -214,7 +214,7 @@ class StalledLearner(Scene):
     def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
         for result in seen.values():
             in_stall = sum(moment < self.wakes_s for moment in result["pushed_s"])
-            assert in_stall == self.options.in_flight + 1, "so many buffers, all of them filled"
+            assert in_stall == self.in_flight + 1, "so many buffers, all of them filled"
             if result["longest_s"] > 0.2:  # Otherwise this actor was late, and the learner awake by then.
                 share = result["longest_cpu_s"] / result["longest_s"]
                 assert share < 0.5, "waiting burns the core that the learner needs"
@@ -224,7 +224,8 @@ class Bounds(Scene):
     """A learner that never releases holds ``max_held`` arrivals, takes ``prefetch`` ahead, and is told."""
 
     unroll_bytes = 1024
-    options = TransportOptions(in_flight=1, max_held=3, prefetch=2)
+    in_flight = 1
+    options = TransportOptions(max_held=3, prefetch=2)
 
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
@@ -242,13 +243,13 @@ class Bounds(Scene):
         self.stopped_s = time.monotonic()
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
-        answer(transport, self.unroll_bytes)
+        answer(transport, self.unroll_bytes, self.in_flight)
         pushed_s: list[float] = []
         try:
             while True:
                 transport.push(transport.acquire())
                 pushed_s.append(time.monotonic())
-                if len(pushed_s) == self.options.in_flight + 1:
+                if len(pushed_s) == self.in_flight + 1:
                     transport.report({"full": True})
         except Stopped:
             return {"pushed_s": pushed_s}
@@ -620,12 +621,6 @@ class SceneProcesses(ActorProcesses):
 class SceneChild(ChildActor):
     """Their end."""
 
-    in_flight = 2
-
-    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
-        """See ``ActorTransport.configure``."""
-        super().configure(unroll_bytes, in_flight or self.in_flight)
-
     def welcome(self, timeout_s: float) -> dict[str, Any]:
         """See ``ActorTransport.welcome``."""
         message = super().welcome(timeout_s)["env_args"]
@@ -644,7 +639,6 @@ def play_child(name: str) -> None:
     """A scene as an actor's process; it stays until it is told to stop."""
     channel, memory = begin_child(0)
     scene, transport = SCENES[name](), SceneChild(channel, ActorMemory(memory))
-    transport.in_flight = scene.options.in_flight
     with suppress(Stopped):
         play_actor(scene, transport)
         while True:

@@ -20,6 +20,7 @@ from accel.transport.remote_learner import RemoteLearner
 from tests.contracts.rank_ends import WaitingActor, connect
 
 UNROLL_BYTES = 1 << 18
+IN_FLIGHT = 2
 SILENT = sys.argv[1] in ("silent_actor", "late_unrolls", "stopped_relay")
 OPTIONS = TransportOptions(silence_s=4.0, prefetch=1) if SILENT else TransportOptions()
 PATIENCE_S = 60.0  # Beyond what an answer takes on any machine.
@@ -59,7 +60,7 @@ def act(transport: WaitingActor, unrolls: int | None = None) -> None:
     """Welcome, then so many unrolls; None: for as long as it is allowed to."""
     transport.welcome(PATIENCE_S)
     transport.hello({})
-    transport.configure(UNROLL_BYTES)
+    transport.configure(UNROLL_BYTES, IN_FLIGHT)
     say(actor=transport.actor, pid=os.getpid())
     for _ in itertools.count() if unrolls is None else range(unrolls):
         transport.push(wait_for_buffer(transport))
@@ -95,7 +96,7 @@ def killed_actor(transport: RemoteLearner | WaitingActor) -> None:
         start_learner(transport)
         before = take_until(transport, lambda _: transport.dead())
         # What the dead actor had sent whole may still arrive: the learner has taken it ahead, or it is on the way.
-        left = OPTIONS.prefetch + OPTIONS.in_flight + 1
+        left = OPTIONS.prefetch + IN_FLIGHT + 1
         take_until(transport, lambda counts: sum(counts) >= left or not transport.alive())
         after = take_until(transport, lambda counts: all(counts[actor] for actor in transport.alive()))
         alive, dead = sorted(transport.alive()), sorted(transport.dead())
@@ -175,7 +176,7 @@ def late_unrolls(transport: RemoteLearner | WaitingActor) -> None:
         return
     transport.welcome(PATIENCE_S)
     transport.hello({})
-    transport.configure(UNROLL_BYTES)
+    transport.configure(UNROLL_BYTES, IN_FLIGHT)
     for number in (1, 2):
         buffer = transport.acquire()
         buffer[:] = number

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from accel.errors import TransportError
-from accel.transport.base import Stopped, TransportOptions
+from accel.transport.base import Stopped
 from accel.transport.local import LocalTransport
 from tests.contracts.ranks import ROOT
 
 
-def started(actors: int = 1, options: TransportOptions | None = None) -> LocalTransport:
+def started(actors: int = 1) -> LocalTransport:
     """A transport after the handshake, for unrolls of 16 bytes."""
-    transport = LocalTransport(actors, options=options)
+    transport = LocalTransport(actors)
     transport.learner.welcome({"seed": 3})
     for index in range(actors):
         actor = transport.actor(index)
         assert actor.welcome(0.0) == {"seed": 3}
         actor.hello({"index": index})
-        actor.configure(16)
+        actor.configure(16, 2)
     assert transport.learner.messages() == [(index, {"index": index}) for index in range(actors)]
     transport.learner.configure(16)
     return transport
@@ -64,12 +64,12 @@ def test_what_would_wait_forever_is_an_error() -> None:
     lonely = LocalTransport(1)
     with pytest.raises(TransportError, match="one thread"):
         lonely.actor(0).welcome(1.0)
-    transport = started(options=TransportOptions(in_flight=1))
+    transport = started()
     actor = transport.actor(0)
     with pytest.raises(TransportError, match="one thread"):
         actor.wait_policy(1.0)
-    actor.push(actor.acquire())
-    actor.push(actor.acquire())
+    for _ in range(3):
+        actor.push(actor.acquire())
     with pytest.raises(TransportError, match="one thread"):
         actor.acquire()
 
@@ -91,7 +91,7 @@ def test_both_ends_agree_on_the_size() -> None:
     transport = LocalTransport(1)
     transport.learner.configure(16)
     with pytest.raises(TransportError, match="16"):
-        transport.actor(0).configure(32)
+        transport.actor(0).configure(32, 1)
 
 
 def test_importing_it_loads_neither_torch_nor_mpi() -> None:

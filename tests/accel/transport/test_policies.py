@@ -49,7 +49,8 @@ class Publications(RuleBasedStateMachine):
             assert update is None
             return
         if update is not None:
-            assert decode_policy(memoryview(self.board.frame(update))) == update
+            about, whole = decode_policy(memoryview(self.board.frame(update)))
+            assert (about.publication, whole) == (update.publication, update.payload)
             payload = update.payload
             if payload is None:
                 assert actor in self.has, "a notice about a policy that the actor never got"
