@@ -27,7 +27,8 @@ from accel.errors import AccelError, TransportError, message_of
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.supervision.activity import PREPARING, STEPPING, WAITING
 from accel.system.signals import Interrupted
-from accel.transport.base import ActorTransport, InferenceTransport, PolicyUpdate, Stopped
+from accel.transport.base import ActorTransport, PolicyUpdate, Stopped
+from accel.transport.child_actor import ChildActor
 
 if TYPE_CHECKING:
     from accel.experience.stores.base import Experience
@@ -170,7 +171,7 @@ class Actor:
 
             return TorchPolicy(make_module(self.config.torch_options, self.spec), self.layout, sampler)
         if self.config.central:
-            transport = cast(InferenceTransport, self._transport)
+            transport = cast(ChildActor, self._transport)
             return CentralPolicy(self.layout, sampler, transport, self.config.peer_timeout_s + PREPARATION_S)
         make = ReadyPolicy if self.config.env_workers else SessionPolicy
         return make(self.layout, sampler, self.config.schemes, self.config.runtime)

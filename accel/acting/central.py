@@ -28,19 +28,19 @@ import numpy as np
 
 from accel.acting.policy import Array, Bools, Floats, SessionPolicy
 from accel.acting.rules import ActionArray, Sampler
-from accel.acting.supervisor import BEAT_S
+from accel.acting.supervisor import BEAT_S, EXIT_ABORTED
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.errors import CompressorError
 from accel.compressors.runtime import PolicySession, Runtime
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.experience.unroll import Unroll, UnrollLayout
-from accel.transport.base import Bytes, InferenceTransport, PolicyUpdate
+from accel.transport.base import Bytes, PolicyUpdate
+from accel.transport.child_actor import ChildActor
 from accel.transport.endpoint import Backoff
 from accel.transport.inference import Questions
 from accel.transport.remote_actor import RemoteActor
 
-EXIT_ABORTED = 3
 _WORDS = 2
 _HEADER_BYTES = 8 * _WORDS
 
@@ -78,7 +78,7 @@ class CentralPolicy(SessionPolicy):
         timeout_s: how long an answer may take; the first one includes the learner's preparation.
     """
 
-    def __init__(self, layout: UnrollLayout, sampler: Sampler, transport: InferenceTransport, timeout_s: float) -> None:
+    def __init__(self, layout: UnrollLayout, sampler: Sampler, transport: ChildActor, timeout_s: float) -> None:
         super().__init__(layout, sampler)
         self._transport, self._timeout_s, rows = transport, timeout_s, layout.envs
         states = [(f"state_{i}", "float32", shape) for i, shape in enumerate(layout.state_shapes)]

@@ -62,7 +62,7 @@ class ActorProcesses(LocalLearner):
 
     def pump(self, timeout_s: float = 0.0) -> None:
         """See ``LearnerTransport.pump``. Args: timeout_s: how long to wait for an actor to say something."""
-        told, self._told = self._told.union(self.board.take_news()), set()
+        told, self._told, self.board.news = self._told.union(self.board.news), set(), {}
         heard = self._heard(0.0 if told else timeout_s)
         is_due = time.monotonic() >= self._look_s
         if is_due:

@@ -62,7 +62,7 @@ class ActorSupervisor:
     def __init__(self, command: Sequence[str]) -> None:
         self._memory = ActorMemory.make()
         self._child = Supervised(command, self._memory.activity, self._memory.files)
-        self._clock = AwakeClock(_LOOK_S)
+        self._clock = AwakeClock(2.0 * _LOOK_S)
         self._cannot_start = self._child.start(self._clock.s, _environment())
         self._beat_s = self._look_s = 0.0
         self._sleep_s = _SHORT_SLEEP_S
@@ -117,7 +117,6 @@ class ActorSupervisor:
         Args:
             transport: to the learner. is_heard: whether the child may have said something.
         """
-        self._clock.look()
         if transport.has_news:
             self._hear_learner(transport)
         if is_heard:
@@ -127,8 +126,9 @@ class ActorSupervisor:
         if self._child.is_connected:
             self._hand_on(transport)
             self._offer_buffers(transport)
-        if self._clock.s >= self._look_s:
-            self._look_s = self._clock.s + _LOOK_S
+        if time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + _LOOK_S
+            self._clock.look()
             self._look(transport)
             if self._clock.s >= self._beat_s and self._told:
                 self._beat_s = self._clock.s + BEAT_S

@@ -120,18 +120,6 @@ class ActorTransport(Protocol):
         ...
 
 
-class InferenceTransport(ActorTransport, Protocol):
-    """An actor's end where another rank runs its policy."""
-
-    def open_inference(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
-        """The buffers of every question and of its answer. Once, before ``ask``."""
-        ...
-
-    def ask(self, timeout_s: float) -> None:
-        """Sends the question and waits until its answer is whole. Raises Stopped, TransportError (timeout included)."""
-        ...
-
-
 class LearnerTransport(Protocol):
     """The learner's end."""
 

@@ -122,13 +122,13 @@ class ChildActor:
         return update
 
     def open_inference(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
-        """See ``InferenceTransport.open_inference``."""
+        """The buffers of every question to the inference rank and of its answer. Once, before ``ask``."""
         question, answer = self._memory.inference(question_bytes, answer_bytes)
         self._channel.send("inference", {"question_bytes": question_bytes, "answer_bytes": answer_bytes})
         return question, answer
 
     def ask(self, timeout_s: float) -> None:
-        """See ``InferenceTransport.ask``."""
+        """Sends the question and waits until its answer is whole. Raises Stopped, TransportError (timeout included)."""
         self._answers = 0
         self._channel.send("question")
         if self._until(lambda: self._answers or None, timeout_s) is None:

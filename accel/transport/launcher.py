@@ -135,11 +135,6 @@ class Topology:
         """Number of learners."""
         return len(self.groups)
 
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return sum(len(group.ranks) for group in self.groups)
-
     def role(self, rank: int) -> Role:
         """What ``rank`` does."""
         group = self.group(rank)
@@ -150,7 +145,7 @@ class Topology:
         for group in self.groups:
             if rank in group.ranks:
                 return group
-        raise LaunchError(f"rank {rank} is outside a topology of {self.size} ranks")
+        raise LaunchError(f"rank {rank} is outside the topology, which has no role for it")
 
 
 def is_actor(info: LaunchInfo) -> bool:

@@ -20,6 +20,9 @@ class PolicyBoard:
     ``offer`` answers with the newest policy only, so what is replaced before it is sent is never sent. An actor gets
     its own policy, or leaves that to a relay, which gets one copy for all that do. What a publication costs depends on
     those who are sent something, not on those who follow a relay.
+
+    Attributes:
+        news: receivers that wait for something new, until somebody takes them out.
     """
 
     actors: int
@@ -30,7 +33,7 @@ class PolicyBoard:
     _sent: dict[Stream, int] = field(default_factory=dict)  # every stream there is; publications, -1 for none
     _waiting: set[Stream] = field(default_factory=set)
     _relay_of: dict[int, int] = field(default_factory=dict)
-    _news: dict[int, None] = field(default_factory=dict)
+    news: dict[int, None] = field(default_factory=dict)
     _frames: dict[bool, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,7 +49,7 @@ class PolicyBoard:
             self._payload, self._content = payload, self.publication
         self._frames.clear()
         self._waiting.update(self._sent)
-        self._news |= dict.fromkeys(actor for actor, _ in self._sent)
+        self.news |= dict.fromkeys(actor for actor, _ in self._sent)
 
     def forget(self, actor: int) -> None:
         """Drops an actor that is gone: it is offered nothing. Those who followed it are offered the newest policy."""
@@ -82,11 +85,6 @@ class PolicyBoard:
             for actor in [actor for actor, other in self._relay_of.items() if other == relay]:
                 del self._relay_of[actor]
                 self._open((actor, False))
-
-    def take_news(self) -> tuple[int, ...]:
-        """Receivers that wait for something new since the last call."""
-        news, self._news = tuple(self._news), {}
-        return news
 
     def has_offer(self, actor: int) -> bool:
         """Whether ``offer`` would answer for an actor's own policy."""
@@ -125,7 +123,7 @@ class PolicyBoard:
         self._sent[stream] = -1
         if self._payload is not None:
             self._waiting.add(stream)
-            self._news[stream[0]] = None
+            self.news[stream[0]] = None
 
     def _close(self, stream: Stream) -> None:
         self._sent.pop(stream, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -76,7 +77,7 @@ class RemoteLearner:
         self._lost: set[int] = set()
         self._fences = 0
         self._heard_s: dict[int, float] = {}
-        self._clock, self._looked_s = AwakeClock(_LISTENS_S), 0.0
+        self._clock, self._look_s = AwakeClock(2.0 * _LISTENS_S), 0.0
         self._told_to_stop: set[int] = set()
         self._outbox = _Outbox(endpoint, ranks)
         self._relays = Relays(self._outbox.board, self._post)
@@ -226,9 +227,10 @@ class RemoteLearner:
 
     def _watch(self, silence_s: float) -> None:
         """Fences silent actors off. Time in which this process itself did not listen is nobody's silence."""
-        if self._clock.look() < self._looked_s + _LISTENS_S or self._draining:
+        if time.monotonic() < self._look_s or self._draining:
             return
-        self._looked_s = self._clock.s
+        self._look_s = time.monotonic() + _LISTENS_S
+        self._clock.look()
         for actor in self._relays.relays:
             if self._clock.s - self._heard_s.get(actor, self._clock.s) > _RELAY_SILENCE * silence_s:
                 self._relays.leave(actor, is_gone=False)  # Others would wait for it.
@@ -463,7 +465,8 @@ class _Outbox:
             for actor in self._completed():
                 self._busy.discard(actor)
                 self._offer(actor)
-        for actor in self.board.take_news():
+        news, self.board.news = self.board.news, {}
+        for actor in news:
             self._offer(actor)
         found, self._found_dead = self._found_dead, False
         return found

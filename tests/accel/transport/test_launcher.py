@@ -208,7 +208,6 @@ def test_topology() -> None:
     topology = Topology.of(4, 1)
     assert [topology.role(rank) for rank in range(4)] == [Role.LEARNER, Role.ACTOR, Role.ACTOR, Role.ACTOR]
     assert topology.group(2).actors == (1, 2, 3)
-    assert topology.size == 4
     with pytest.raises(LaunchError, match="outside"):
         topology.role(4)
 
@@ -228,7 +227,7 @@ def test_topology_with_central_inference() -> None:
     topology = Topology.of(8, 2, central=True)
     assert [topology.role(rank) for rank in range(8)] == [Role.LEARNER] * 2 + [Role.INFERENCE] * 2 + [Role.ACTOR] * 4
     assert [(group.inference, group.actors) for group in topology.groups] == [(2, (4, 6)), (3, (5, 7))]
-    assert topology.group(3) == topology.group(1) == topology.group(7) and topology.size == 8
+    assert topology.group(3) == topology.group(1) == topology.group(7)
     with pytest.raises(LaunchError, match="a rank for inference; start at least 3"):
         Topology.of(2, 1, central=True)
 

@@ -141,7 +141,7 @@ def test_a_publication_waits_for_relays_and_for_nobody_who_follows_them() -> Non
     for actor in range(1000):
         board.follow(actor, actor // 10 * 10)
     board.publish(1, b"x")
-    assert sorted(board.take_news()) == list(range(0, 1000, 10))
+    assert sorted(board.news) == list(range(0, 1000, 10))
     assert board.waits_for(0) == board.waits_for(10) == [True] and not board.waits_for(1)
     assert not any(board.has_offer(actor) for actor in range(1000))
 
