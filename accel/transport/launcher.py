@@ -72,7 +72,8 @@ def detect_launch(environment: Mapping[str, str] | None = None) -> LaunchInfo:
             continue
         if not 0 <= rank < size:
             raise LaunchError(f"{rank_name}={rank} contradicts {size_name}={size}; start in a clean shell")
-        return LaunchInfo(rank, size, _local_rank(env, local_names), launcher)
+        local_rank = next((_number(env, name) for name in local_names if name in env), 0)
+        return LaunchInfo(rank, size, local_rank, launcher)
     if "PMIX_RANK" in env and "PMIX_NAMESPACE" in env and "SLURM_STEP_NUM_TASKS" not in env:
         return LaunchInfo(_number(env, "PMIX_RANK"), None, 0, "pmix")
     return LaunchInfo(0, 1, 0, "none")
@@ -275,10 +276,6 @@ def _number(env: Mapping[str, str], name: str) -> int:
         return int(env[name])
     except ValueError as error:
         raise LaunchError(f"{name}={env[name]!r} is no number; start in a clean shell") from error
-
-
-def _local_rank(env: Mapping[str, str], names: Sequence[str]) -> int:
-    return next((_number(env, name) for name in names if name in env), 0)
 
 
 def _is_slurm_shell(env: Mapping[str, str]) -> bool:

@@ -80,7 +80,7 @@ class RemoteLearner:
         self._clock, self._look_s = AwakeClock(2.0 * _LISTENS_S), 0.0
         self._told_to_stop: set[int] = set()
         self._outbox = _Outbox(endpoint, ranks)
-        self._relays = Relays(self._outbox.board, self._post)
+        self._relays = Relays(self._outbox.board, self._outbox.post)
         if self._inference is not None:
             for actor in range(self.actors):
                 self._outbox.board.forget(actor)  # policies go to the inference rank only
@@ -113,9 +113,8 @@ class RemoteLearner:
 
     def welcome(self, message: Json) -> None:
         """Sends every actor a message, with the formats that this learner speaks; see ``LearnerTransport.welcome``."""
-        encoded = encode_message("welcome", {"formats": self._formats, "message": message})
         for actor in sorted(self._alive):
-            self._outbox.post(actor, encoded)
+            self._outbox.post(actor, "welcome", {"formats": self._formats, "message": message})
         backoff = Backoff(_WELCOME_HELP_S)
         while not self._outbox.is_empty and backoff.pause():
             self._advance_sends()
@@ -160,18 +159,18 @@ class RemoteLearner:
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Stops the actors and drains; see ``LearnerTransport.stop``."""
-        return self._end(encode_message("stop", {}), timeout_s)
+        return self._end("stop", {}, timeout_s)
 
     def abort(self, message: str, timeout_s: float = 5.0) -> frozenset[int]:
         """Stops the actors with an error."""
-        return self._end(encode_message("abort", {"message": message}), timeout_s)
+        return self._end("abort", {"message": message}, timeout_s)
 
     def close(self) -> None:
         """Stops the actors unless they were stopped."""
         if not self._ended:
             self.stop(_CLOSE_TIMEOUT_S)
 
-    def _end(self, encoded: bytes, timeout_s: float) -> frozenset[int]:
+    def _end(self, kind: str, body: Json, timeout_s: float) -> frozenset[int]:
         self._ended = True
         self._relays.close()
         atexit.unregister(self.close)
@@ -180,9 +179,9 @@ class RemoteLearner:
             self._drop(arrival.buffer)
         self._ready.clear()
         for actor in sorted(self._alive - {self._inference}):
-            self._tell_to_stop(actor, encoded)
+            self._tell_to_stop(actor, kind, body)
         for actor in sorted(self._silent):  # Nobody waits for them; they end when they hear of it.
-            self._tell_to_stop(actor, encoded)
+            self._tell_to_stop(actor, kind, body)
             self._outbox.forget(actor)
         backoff, failure = Backoff(timeout_s), None
         while True:
@@ -191,7 +190,7 @@ class RemoteLearner:
             except TransportError as error:
                 failure = error  # Whoever sent nonsense must not keep the others from an orderly end.
             if self._inference is not None and self._alive == {self._inference}:
-                self._tell_to_stop(self._inference, encoded)  # It answers as long as somebody may ask.
+                self._tell_to_stop(self._inference, kind, body)  # It answers as long as somebody may ask.
             # An actor's goodbye is taken after all that it sent; what others have under way may never arrive.
             if not self._alive and self._outbox.is_empty:
                 break
@@ -259,10 +258,10 @@ class RemoteLearner:
                 self._relays.come_back(actor)
         elif kind == "goodbye":
             self._lose(actor)
-            self._tell_to_stop(actor, encode_message("stop", {}))
+            self._tell_to_stop(actor, "stop", {})
         elif kind == "beat" and actor not in self._invited:
             self._invited.add(actor)
-            self._outbox.post(actor, encode_message("rejoin", {"fence": fence}))
+            self._outbox.post(actor, "rejoin", {"fence": fence})
 
     def _lose(self, actor: int) -> None:
         del self._silent[actor]
@@ -345,7 +344,7 @@ class RemoteLearner:
     def _take_message(self, actor: int, kind: str, body: Json) -> None:
         if kind == "goodbye":
             self._set_alive(actor, False)
-            self._tell_to_stop(actor, encode_message("stop", {}))
+            self._tell_to_stop(actor, "stop", {})
         elif actor == self._inference and kind == "report" and "error" in body:
             raise TransportError(f"the inference rank failed: {body['error']}")
         elif kind == "follows":
@@ -366,16 +365,13 @@ class RemoteLearner:
         message = body.get("message")
         return message if isinstance(message, dict) else {}
 
-    def _post(self, actor: int, kind: str, body: Json) -> None:
-        self._outbox.post(actor, encode_message(kind, body))
-
-    def _tell_to_stop(self, actor: int, encoded: bytes) -> None:
+    def _tell_to_stop(self, actor: int, kind: str, body: Json) -> None:
         """The last message that an actor gets."""
         if actor not in self._told_to_stop:
             self._told_to_stop.add(actor)
             self._relays.leave(actor)
             self._outbox.board.forget(actor)
-            self._outbox.post(actor, encoded)
+            self._outbox.post(actor, kind, body)
 
     def _advance_sends(self) -> None:
         if self._outbox.advance():
@@ -455,9 +451,9 @@ class _Outbox:
         """Whether nothing is under way."""
         return not self._under_way
 
-    def post(self, actor: int, encoded: bytes) -> None:
+    def post(self, actor: int, kind: str, body: Json) -> None:
         """Starts sending a message; ``advance`` reports it if the actor is dead."""
-        self._send(actor, encoded, TAG_MESSAGE)
+        self._send(actor, encode_message(kind, body), TAG_MESSAGE)
 
     def advance(self) -> bool:
         """Forgets what is complete and starts the policies whose turn has come. Whether a receiver was found dead."""
