@@ -138,7 +138,11 @@ class SquashedGaussianRule(StochasticRule):
     """A Gaussian whose means and log deviations the policy gives for each state, these kept within bounds."""
 
     def __init__(self, action: ActionSpec) -> None:
-        _require_box(action)
+        if action.kind != "gaussian" or not action.squash:
+            raise ConfigError(
+                f"this rule needs continuous actions that are squashed into their bounds, not {action.kind} ones: "
+                "set --squash-actions, or use another algorithm"
+            )
         super().__init__(action)
 
     def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
@@ -153,7 +157,7 @@ class SquashedGaussianRule(StochasticRule):
         return params
 
 
-class GaussianNoiseRule:
+class GaussianNoiseRule(SquashedGaussianRule):
     """A deterministic policy's action, tanh of its outputs in [-1, 1], with noise of one deviation around it.
 
     The divergence of two such policies is that of the Gaussians: squared action error over twice the noise's variance.
@@ -163,11 +167,8 @@ class GaussianNoiseRule:
         noise: σ, in units of half the action's range.
     """
 
-    explores = False
-
     def __init__(self, action: ActionSpec, *, noise: float) -> None:
-        _require_box(action)
-        self._action = action
+        super().__init__(action)
         self.noise = noise
         self.output_size = action.sizes[0]
 
@@ -179,14 +180,6 @@ class GaussianNoiseRule:
         """Means in [-1, 1] and log σ, [..., 2k]."""
         means = np.tanh(outputs)
         return np.concatenate((means, np.full_like(means, math.log(self.noise))), -1)
-
-
-def _require_box(action: ActionSpec) -> None:
-    if action.kind != "gaussian" or not action.squash:
-        raise ConfigError(
-            f"this rule needs continuous actions that are squashed into their bounds, not {action.kind} ones: "
-            "set --squash-actions, or use another algorithm"
-        )
 
 
 class EpsilonGreedyRule:
