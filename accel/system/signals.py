@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import TypeAlias
@@ -69,22 +69,31 @@ class StopRequest:
         self._reason = f"{STOPPED} on request" if number == FORWARDED else f"{STOPPED} by {signal.Signals(number).name}"
 
 
+def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int | None]:
+    """Install a handler in the main thread; what the caller of this process ignores (nohup) stays ignored.
+
+    Returns:
+        What was there before, for ``restore``.
+    """
+    heard = (number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+def restore(before: Mapping[int, Handler | int | None]) -> None:
+    """Put handlers back that ``handle`` has replaced."""
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @contextmanager
 def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
-    """Have a handler meanwhile; what the caller of this process ignores (nohup) stays ignored.
-
-    In a thread other than the main one, which gets no signals, nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    heard = (number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
-    before = {number: signal.signal(number, handler) for number in heard}
+    """``handle`` meanwhile; in a thread other than the main one, which gets no signals, nothing."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = handle(numbers, handler) if is_main else {}
     try:
         yield
     finally:
-        for number, one in before.items():
-            signal.signal(number, one)
+        restore(before)
 
 
 @contextmanager
