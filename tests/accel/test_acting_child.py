@@ -61,23 +61,6 @@ def ours(ends: tuple[Channel, Channel]) -> Channel:
     return ends[0]
 
 
-def test_the_newest_policy_is_read_once_and_its_payload_only_when_it_changed(
-    memory: ActorMemory, its: ActorMemory
-) -> None:
-    read, none = its.policies.read, PolicyUpdate(-1, None)
-    assert read(none) is None
-    memory.policies.write(PolicyUpdate(1, b"A" * 9000, 1, 1))
-    memory.policies.write(second := PolicyUpdate(2, b"B" * 90, 2, 2))
-    assert read(none) == second and read(second) is None
-    memory.policies.write(third := PolicyUpdate(3, None, 3, 2))
-    assert read(second) == third
-    memory.policies.write(PolicyUpdate(4, b"C" * 30_000, 4, 4))
-    memory.policies.write(PolicyUpdate(5, None, 5, 4))
-    newest = PolicyUpdate(5, b"C" * 30_000, 5, 4)
-    assert read(third) == newest, "the payload came with a version that was skipped"
-    assert adopted(memory).policies.read(none) == newest
-
-
 def test_unrolls_are_in_the_same_memory(memory: ActorMemory, its: ActorMemory) -> None:
     mine = memory.buffers(1000, 3)
     for number, buffer in enumerate(its.buffers(1000, 3)):
