@@ -37,13 +37,9 @@ def memory() -> Iterator[ActorMemory]:
 @pytest.fixture
 def its(memory: ActorMemory) -> Iterator[ActorMemory]:
     """The child's, on files of its own as in another process."""
-    its = adopted(memory)
+    its = ActorMemory([os.dup(file) for file in memory.files])
     yield its
     its.close()
-
-
-def adopted(memory: ActorMemory) -> ActorMemory:
-    return ActorMemory([os.dup(file) for file in memory.files])
 
 
 @pytest.fixture
