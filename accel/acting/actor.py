@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -27,7 +27,8 @@ from accel.errors import AccelError, TransportError, message_of
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.supervision.activity import PREPARING, STEPPING, WAITING
 from accel.system.signals import Interrupted
-from accel.transport.base import ActorTransport, InferenceTransport, PolicyUpdate, Stopped
+from accel.transport.base import ActorTransport, PolicyUpdate, Stopped
+from accel.transport.child_actor import ChildActor
 
 if TYPE_CHECKING:
     from accel.experience.stores.base import Experience
@@ -46,7 +47,6 @@ class Actor:
         config: from the learner. transport: this actor's end.
     Attributes:
         spec: its environments' layout.
-        is_over: what ``turn`` was given, while it lasts: whether nobody waits for its end.
     Raises:
         EnvError, MissingExtraError: the environment cannot be made here.
     """
@@ -68,7 +68,6 @@ class Actor:
         self._refused = False
         self._newest = -1
         self._runtime = ""
-        self.is_over: Callable[[], object] = _goes_on
 
     def start(self) -> None:
         """Take the learner's agreement, wait for the first policy and reset the environments.
@@ -139,21 +138,6 @@ class Actor:
         self._transport.push(buffer)
         self._send_s = perf_counter() - before
 
-    def turn(self, is_over: Callable[[], object]) -> None:
-        """``step`` for a caller that does other things in between, in which nobody's environment hangs.
-
-        Another thread that finds this over may interrupt it (``Interrupted``). Raises Stopped.
-        """
-        self.is_over = is_over
-        self._transport.activity.enter(STEPPING)
-        try:
-            self.step(is_over)
-        except Interrupted:
-            raise Stopped("the run is over") from None
-        finally:
-            self._transport.activity.enter(WAITING)
-            self.is_over = _goes_on
-
     def _report_failures(self) -> None:
         for failure in self._environment.failures:
             self._transport.report(
@@ -187,7 +171,7 @@ class Actor:
 
             return TorchPolicy(make_module(self.config.torch_options, self.spec), self.layout, sampler)
         if self.config.central:
-            transport = cast(InferenceTransport, self._transport)
+            transport = cast(ChildActor, self._transport)
             return CentralPolicy(self.layout, sampler, transport, self.config.peer_timeout_s + PREPARATION_S)
         make = ReadyPolicy if self.config.env_workers else SessionPolicy
         return make(self.layout, sampler, self.config.schemes, self.config.runtime)
@@ -231,10 +215,6 @@ class Actor:
             self._transport.activity.enter(before)
 
 
-def _goes_on() -> bool:
-    return False
-
-
 def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvironment | AsyncEnvironments:
     """The environments of the actor of this number among the run's."""
     environment: dict[str, Any] = {
@@ -262,20 +242,19 @@ def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvi
     )
 
 
-class TurnActor(Protocol):
-    """The actor of a run in a single process, as ``Actor`` describes it.
+class SteppedActor(Protocol):
+    """What acts for a learner, as ``Actor`` describes it.
 
-    ``turn`` pushes an unroll, or returns it where there is no transport between the two.
+    ``step`` pushes an unroll, or returns it where there is no transport between the two.
     """
 
     spec: EnvSpec
-    is_over: Callable[[], object]
 
     def start(self) -> None:
         """See ``Actor.start``."""
 
-    def turn(self, is_over: Callable[[], object]) -> Experience | None:
-        """See ``Actor.turn``."""
+    def step(self, is_over: Callable[[], object] | None = None) -> Experience | None:
+        """See ``Actor.step``."""
 
     def close(self) -> None:
         """See ``Actor.close``."""
@@ -288,44 +267,62 @@ class TurnActor(Protocol):
         """See ``Actor.set_generator_state``."""
 
 
-MakeActor = Callable[[ActorConfig, ActorTransport], TurnActor]
-Introduced = TypeVar("Introduced", bound=TurnActor)
+MakeActor = Callable[[ActorConfig, ActorTransport], SteppedActor]
 
 
 class InlineActor:
-    """The one actor of a run in a single process, which takes turns with the learner; ``make``: which one."""
+    """The one actor of a run in a single process, which takes turns with the learner.
+
+    Args:
+        transport: its end. make: which actor.
+    Attributes:
+        actor: it, from ``join`` on.
+        is_over: what ``turn`` was given, while it lasts: whether nobody waits for its end; otherwise None.
+    """
 
     def __init__(self, transport: ActorTransport, make: MakeActor = Actor) -> None:
         self._transport, self._make = transport, make
-        self.actor: TurnActor | None = None
+        self.actor: SteppedActor | None = None
+        self.is_over: Callable[[], object] | None = None
 
     def join(self) -> None:
         """Take the welcome, make the environments, answer. Raises EnvError, MissingExtraError."""
-        self.actor = introduce(self._make, ActorConfig.from_json(self._transport.welcome(0.0)), self._transport)
+        self.actor = join(self._transport, 0.0, make=self._make)
         self._transport.activity.enter(WAITING)
 
+    def turn(self, is_over: Callable[[], object]) -> Experience | None:
+        """``step`` for a caller that does other things in between, in which nobody's environment hangs.
 
-def join(transport: ActorTransport, timeout_s: float, pin: Callable[[int], object] = lambda learners: None) -> Actor:
-    """Take the learner's welcome, make the environments and answer.
+        Another thread that finds this over may interrupt it (``Interrupted``). Raises Stopped.
+        """
+        self.is_over = is_over
+        self._transport.activity.enter(STEPPING)
+        try:
+            return cast(SteppedActor, self.actor).step(is_over)
+        except Interrupted:
+            raise Stopped("the run is over") from None
+        finally:
+            self._transport.activity.enter(WAITING)
+            self.is_over = None
+
+
+def join(
+    transport: ActorTransport, timeout_s: float, pin: Callable[[], object] = lambda: None, make: MakeActor = Actor
+) -> SteppedActor:
+    """Take the learner's welcome, make an actor with its environments and answer.
 
     Args:
         transport: this actor's end.
         timeout_s: how long to wait for the configuration.
-        pin: binds this process to its core, beside so many learners; called if the configuration wants that,
-            before environments start threads.
+        pin: binds this process to its core; called if the configuration wants that, before environments start
+            threads.
+        make: which actor.
     Raises:
         AccelError: the environments cannot be made; the learner was told. TransportError: no welcome in time.
     """
     config = ActorConfig.from_json(transport.welcome(timeout_s))
     if config.pin_cores and not config.env_workers:  # Workers would share the actor's core.
-        pin(config.learners)
-    return introduce(Actor, config, transport)
-
-
-def introduce(
-    make: Callable[[ActorConfig, ActorTransport], Introduced], config: ActorConfig, transport: ActorTransport
-) -> Introduced:
-    """Make an actor and answer the learner's welcome. Raises AccelError: as ``join``."""
+        pin()
     try:
         actor = make(config, transport)
     except AccelError as error:

@@ -8,11 +8,11 @@ actor, and one that is replaced starts anew by itself.
 The server answers whatever has arrived since its last batch in the next one; a policy that comes meanwhile acts from
 the next batch on, in the middle of unrolls too: their rows name the version and scheme that chose each action.
 
-A question is a header of words, then each tensor of the policy's inputs by name, in the order of names; an answer is
-the same with its outputs:
+A question is a header of words, then for each environment the policy's inputs, in the order of their names; an answer
+is the same with its outputs:
 
-    question    [rows, 0]             observations, state_0 …
-    answer      [version, scheme]     next_state_0 …, params
+    question    [rows, 0]             observations, state_0 … of each
+    answer      [version, scheme]     next_state_0 …, params of each
 
 Source: Espeholt et al. 2020 (SEED RL), arXiv:1910.06591; Babaeizadeh et al. 2017 (GA3C), arXiv:1611.06256. Deviations:
 the recurrent state stays with the actor, which stores it in unrolls; the server runs on a CPU.
@@ -22,71 +22,51 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import TypeAlias
 
 import numpy as np
 
 from accel.acting.policy import Array, Bools, Floats, SessionPolicy
 from accel.acting.rules import ActionArray, Sampler
-from accel.acting.supervisor import BEAT_S
+from accel.acting.supervisor import BEAT_S, EXIT_ABORTED
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.errors import CompressorError
 from accel.compressors.runtime import PolicySession, Runtime
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.experience.unroll import Unroll, UnrollLayout
-from accel.transport.base import Bytes, InferenceTransport, PolicyUpdate
+from accel.transport.base import Bytes, PolicyUpdate
+from accel.transport.child_actor import ChildActor
 from accel.transport.endpoint import Backoff
 from accel.transport.inference import Questions
 from accel.transport.remote_actor import RemoteActor
 
-EXIT_ABORTED = 3
 _WORDS = 2
-_ALIGNMENT = 8
+_HEADER_BYTES = 8 * _WORDS
+
+Row: TypeAlias = np.dtype[np.void]
+"""What a message holds of one environment: a field for each tensor."""
 
 
-class Tensor(NamedTuple):
-    """A tensor of a message; ``shape`` is without its rows."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+def row_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Row:
+    """Of tensors, given by name, dtype and shape without their rows."""
+    return np.dtype(sorted(tensors), align=True)
 
 
-@dataclass(frozen=True)
-class Message:
-    """How a question or an answer lies in its bytes."""
-
-    tensors: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, tensors: Iterable[Tensor]) -> Self:
-        """With these tensors, in the order of their names."""
-        return cls(tuple(sorted(tensors)))
-
-    def nbytes(self, rows: int) -> int:
-        """Bytes of a message of so many rows."""
-        return 8 * _WORDS + sum(_padded(dtype, (rows, *shape)) for _, dtype, shape in self.tensors)
-
-    def views(self, buffer: Bytes, rows: int) -> tuple[Array, dict[str, Array]]:
-        """The header and the tensors [rows, …] of a message. Raises TransportError: it is for another policy."""
-        if buffer.nbytes != self.nbytes(rows):
-            raise TransportError(
-                f"a message of {buffer.nbytes} bytes for inference on {rows} environments, not of {self.nbytes(rows)}: "
-                "the two ends have other policies"
-            )
-        start, found = 8 * _WORDS, {}
-        for name, dtype, shape in self.tensors:
-            size = int(np.prod((rows, *shape), dtype=np.int64)) * np.dtype(dtype).itemsize
-            found[name] = buffer[start : start + size].view(dtype).reshape(rows, *shape)
-            start += _padded(dtype, (rows, *shape))
-        return buffer[: 8 * _WORDS].view(np.int64), found
+def message_bytes(row: Row, rows: int) -> int:
+    """Bytes of a message of so many rows."""
+    return _HEADER_BYTES + rows * row.itemsize
 
 
-def _padded(dtype: str, shape: tuple[int, ...]) -> int:
-    nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def open_message(message: Bytes, row: Row, rows: int) -> tuple[Array, dict[str, Array]]:
+    """The header and the tensors [rows, …] of a message. Raises TransportError: it is for another policy."""
+    if message.nbytes != message_bytes(row, rows):
+        raise TransportError(
+            f"a message of {message.nbytes} bytes for inference on {rows} environments, not of "
+            f"{message_bytes(row, rows)}: the two ends have other policies"
+        )
+    found = message[_HEADER_BYTES:].view(row)
+    return message[:_HEADER_BYTES].view(np.int64), {name: found[name] for name in row.names or ()}
 
 
 class CentralPolicy(SessionPolicy):
@@ -98,20 +78,19 @@ class CentralPolicy(SessionPolicy):
         timeout_s: how long an answer may take; the first one includes the learner's preparation.
     """
 
-    def __init__(self, layout: UnrollLayout, sampler: Sampler, transport: InferenceTransport, timeout_s: float) -> None:
+    def __init__(self, layout: UnrollLayout, sampler: Sampler, transport: ChildActor, timeout_s: float) -> None:
         super().__init__(layout, sampler)
         self._transport, self._timeout_s, rows = transport, timeout_s, layout.envs
-        states = [Tensor(f"state_{i}", "float32", shape) for i, shape in enumerate(layout.state_shapes)]
-        observed = [Tensor(part.name, part.dtype, part.shape) for part in layout.spec.inputs]
-        following = [state._replace(name=f"next_{state.name}") for state in states]
-        question = Message.of([*observed, *states])
-        answer = Message.of([Tensor("params", "float32", (layout.outputs,)), *following])
-        buffers = transport.open_inference(question.nbytes(rows), answer.nbytes(rows))
-        header, inputs = question.views(buffers[0], rows)
+        states = [(f"state_{i}", "float32", shape) for i, shape in enumerate(layout.state_shapes)]
+        following = [(f"next_{name}", dtype, shape) for name, dtype, shape in states]
+        question = row_of([*((part.name, part.dtype, part.shape) for part in layout.spec.inputs), *states])
+        answer = row_of([("params", "float32", (layout.outputs,)), *following])
+        buffers = transport.open_inference(message_bytes(question, rows), message_bytes(answer, rows))
+        self.inputs: Mapping[str, Array]
+        self.outputs: Mapping[str, Array]
+        header, self.inputs = open_message(buffers[0], question, rows)
         header[...] = rows, 0
-        self._source, outputs = answer.views(buffers[1], rows)
-        self.inputs: Mapping[str, Array] = inputs
-        self.outputs: Mapping[str, Array] = outputs
+        self._source, self.outputs = open_message(buffers[1], answer, rows)
         self._sources = np.zeros((layout.unroll_length, _WORDS), np.int64)
         self._use(self)
 
@@ -136,12 +115,10 @@ class InferenceServer:
     Args:
         transport: its end of the learner's transport, which brings policies.
         questions: its end of the actors' questions.
-        pin: binds this process to its core, beside so many learners.
+        pin: binds this process to its core.
     """
 
-    def __init__(
-        self, transport: RemoteActor, questions: Questions, pin: Callable[[int], object] = lambda learners: None
-    ) -> None:
+    def __init__(self, transport: RemoteActor, questions: Questions, pin: Callable[[], object] = lambda: None) -> None:
         self._transport, self._questions, self._pin = transport, questions, pin
         self._config: ActorConfig | None = None
         self._batcher: PolicyBatcher | None = None
@@ -179,7 +156,7 @@ class InferenceServer:
             if self._config is None:
                 self._config = ActorConfig.from_json(message)
                 if self._config.pin_cores:
-                    self._pin(self._config.learners)
+                    self._pin()
         if (update := self._transport.pull()) is not None and self._config is not None:
             self._load(update, self._config)
 
@@ -224,7 +201,7 @@ class PolicyBatcher:
             artifact = CompressedPolicy.from_bytes(update.payload)
             session = PolicySession(artifact, batch=1, runtime=self._wanted_runtime)
             self._scheme_id = self._schemes.index(artifact.scheme)
-            self._question, self._answer = _message_of(artifact.inputs), _message_of(artifact.outputs)
+            self._question, self._answer = _row_of(artifact.inputs), _row_of(artifact.outputs)
             self._sessions, self.runtime = {1: session}, session.ran_on
             self._refused = False
         if not self._refused:  # An update without a payload refers to the last one that had one.
@@ -240,16 +217,16 @@ class PolicyBatcher:
         session = self._session(sum(rows))
         start = 0
         for (_, question), count in zip(asked, rows, strict=True):
-            for name, tensor in self._question.views(question, count)[1].items():
+            for name, tensor in open_message(question, self._question, count)[1].items():
                 session.inputs[name][start : start + count] = tensor
             start += count
         session.run()
         start, found = 0, []
         for (rank, _), count in zip(asked, rows, strict=True):
-            nbytes = self._answer.nbytes(count)
+            nbytes = message_bytes(self._answer, count)
             if rank not in self._answers or self._answers[rank].nbytes != nbytes:
                 self._answers[rank] = np.zeros(nbytes, np.uint8)
-            header, tensors = self._answer.views(self._answers[rank], count)
+            header, tensors = open_message(self._answers[rank], self._answer, count)
             header[...] = self.version, self._scheme_id
             for name, tensor in tensors.items():
                 tensor[...] = session.outputs[name][start : start + count]
@@ -263,11 +240,11 @@ class PolicyBatcher:
         return self._sessions[rows]
 
 
-def _message_of(specs: Sequence[TensorSpec]) -> Message:
-    return Message.of(Tensor(spec.name, spec.dtype, spec.with_batch(1)[1:]) for spec in specs)
+def _row_of(specs: Sequence[TensorSpec]) -> Row:
+    return row_of((spec.name, spec.dtype, spec.with_batch(1)[1:]) for spec in specs)
 
 
 def _rows(question: Bytes) -> int:
-    if question.nbytes < 8 * _WORDS:
+    if question.nbytes < _HEADER_BYTES:
         raise TransportError(f"a question of {question.nbytes} bytes for inference has no header")
     return int(question[:8].view(np.int64)[0])

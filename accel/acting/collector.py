@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
-from accel.acting.policy import ActingPolicy, Array
+from accel.acting.policy import ActingPolicy, Array, Bools
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import ActionArray, FloatArray, Sampler
 from accel.envs.base import Actions, EnvFailure, VectorEnvironment
@@ -96,7 +95,7 @@ class Collector(ABC):
         self._first, self._valid = first[-1].copy(), valid[-1].copy()
         if self._priorities is not None:
             arrays["priority"][...] = self._priorities.of(unroll)
-        self._record_episodes(arrays["rewards"], done, valid[:-1], arrays["episode_return"], arrays["episode_length"])
+        self._record_episodes(arrays, done)
         for failure in failures:
             # As for numbers that are not finite: the environment's part of the unroll is left out.
             valid[:, failure.environment] = False
@@ -112,50 +111,30 @@ class Collector(ABC):
         )
         self.unrolls += 1
 
-    def _record_episodes(
-        self,
-        rewards: npt.NDArray[np.generic],
-        done: npt.NDArray[np.bool_],
-        valid: npt.NDArray[np.generic],
-        returns: npt.NDArray[np.generic],
-        lengths: npt.NDArray[np.generic],
-    ) -> None:
-        """Undiscounted raw return and length of each episode that ends here, at its last row; zero elsewhere."""
-        reward_sums = np.cumsum(np.where(valid, rewards, 0), axis=0, dtype=np.float64)
-        step_sums = np.cumsum(valid, axis=0)
-        envs, rows = np.nonzero(done.T)
-        returns[...] = 0.0
-        lengths[...] = 0
-        if envs.size:
-            new_env = np.empty(envs.size, np.bool_)
-            new_env[0] = True
-            np.not_equal(envs[1:], envs[:-1], out=new_env[1:])
-            last = np.append(new_env[1:], True)
-            ended = envs[last]
-            step_at = step_sums[rows, envs]
-            step_before = np.where(new_env, -self._length[envs], np.roll(step_at, 1))
-            lengths[rows, envs] = step_at - step_before
-            self._length[ended] = -step_at[last]
-        self._length += step_sums[-1]
-        if not (np.isfinite(reward_sums[-1]).all() and np.isfinite(self._return).all()):
-            self._record_infinite_returns(np.where(valid, rewards, 0), done, returns)
-            return
-        if envs.size:
-            reward_at = reward_sums[rows, envs]
-            reward_before = np.where(new_env, -self._return[envs], np.roll(reward_at, 1))
-            returns[rows, envs] = reward_at - reward_before
-            self._return[ended] = -reward_at[last]
-        self._return += reward_sums[-1]
+    def _record_episodes(self, arrays: Mapping[str, Array], done: Bools) -> None:
+        """Undiscounted raw return and length of each episode that ends here, at its last row; zero elsewhere.
 
-    def _record_infinite_returns(
-        self, rewards: npt.NDArray[np.generic], done: npt.NDArray[np.bool_], returns: npt.NDArray[np.generic]
-    ) -> None:
-        """Returns summed step by step: differences of sums would carry an infinite reward into every later episode."""
-        for row, ends in enumerate(done):
-            with np.errstate(invalid="ignore"):
-                self._return += rewards[row]
-            returns[row, ends] = self._return[ends]
-            self._return[ends] = 0.0
+        Each stretch of an environment's rows up to its unroll's or episode's end is summed by itself, so that an
+        infinite reward stays in its episode.
+        """
+        valid, length = arrays["valid"][:-1], len(done)
+        begins = np.ones_like(done.T)  # environments one after another
+        begins[:, 1:] = done[:-1].T
+        starts = np.flatnonzero(begins)
+        rewards = np.where(valid, arrays["rewards"], 0.0).T.ravel()
+        goes_on = starts % length == 0
+        with np.errstate(invalid="ignore"):
+            returns = np.add.reduceat(rewards, starts, dtype=np.float64)
+            returns[goes_on] += self._return
+        lengths = np.add.reduceat(valid.T.ravel(), starts, dtype=np.int64)
+        lengths[goes_on] += self._length
+        envs, rows = np.divmod(np.append(starts[1:], done.size) - 1, length)
+        ends, is_last = done[rows, envs], rows == length - 1
+        self._return = np.where(ends, 0.0, returns)[is_last]
+        self._length = np.where(ends, 0, lengths)[is_last]
+        arrays["episode_return"][...], arrays["episode_length"][...] = 0.0, 0
+        arrays["episode_return"][rows, envs] = np.where(ends, returns, 0.0)
+        arrays["episode_length"][rows, envs] = np.where(ends, lengths, 0)
 
 
 class UnrollCollector(Collector):
@@ -228,9 +207,7 @@ class UnrollCollector(Collector):
         timings[ENV], timings[POLICY] = env_s, policy_s
         timings[OVERHEAD] = perf_counter() - start - env_s - policy_s
 
-    def _frame_writer(
-        self, unroll: Unroll, observations: npt.NDArray[np.generic]
-    ) -> Callable[[int], npt.NDArray[np.generic]]:
+    def _frame_writer(self, unroll: Unroll, observations: Array) -> Callable[[int], Array]:
         """Store the older frames of row 0's stack; return where each row's newest frame goes."""
         frames = unroll["frames"]
         older = self._stack - 1

@@ -23,8 +23,7 @@ from accel.errors import EnvError
 from accel.experience.on_device import DeviceUnroll
 from accel.experience.stores.base import Experience
 from accel.experience.unroll import ACTOR_PHASES
-from accel.supervision.activity import PREPARING, STEPPING, WAITING
-from accel.system.signals import Interrupted
+from accel.supervision.activity import PREPARING
 from accel.transport.base import ActorTransport, Stopped
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class DeviceActor:
         config: from the learner. transport: this actor's end, of which only messages are used.
         device: the learner's.
     Attributes:
-        spec, is_over: as of ``Actor``. environment: what is stepped.
+        spec: as of ``Actor``. environment: what is stepped.
     Raises:
         EnvError: the environment cannot be made, or is none of tensors.
     """
@@ -57,7 +56,6 @@ class DeviceActor:
         self._seed = int(seeds[0])
         self._generator = torch.Generator(device).manual_seed(int(seeds[1]))
         self._unrolls = 0
-        self.is_over: Callable[[], object] = _goes_on
 
     def act_for(self, algorithm: GradientAlgorithm, version: Callable[[], int]) -> None:
         """Act with an algorithm's network; ``version`` is that of its policy now."""
@@ -73,17 +71,9 @@ class DeviceActor:
         self._activity.enter(before)
 
     @torch.no_grad()
-    def turn(self, is_over: Callable[[], object]) -> Experience:
+    def step(self, is_over: Callable[[], object] | None = None) -> Experience:
         """One unroll of every environment. Raises Stopped: the run is over."""
-        self.is_over = is_over
-        self._activity.enter(STEPPING)
-        try:
-            return Experience(0, self._collect(is_over), _nothing)
-        except Interrupted:
-            raise Stopped("the run is over") from None
-        finally:
-            self._activity.enter(WAITING)
-            self.is_over = _goes_on
+        return Experience(0, self._collect(is_over), lambda: None)
 
     def close(self) -> None:
         """Close the environments."""
@@ -98,7 +88,7 @@ class DeviceActor:
         """Inverse of ``generator_state``."""
         self._generator.set_state(state["state"])  # type: ignore[arg-type]
 
-    def _collect(self, is_over: Callable[[], object]) -> DeviceUnroll:
+    def _collect(self, is_over: Callable[[], object] | None) -> DeviceUnroll:
         start = look_s = perf_counter()
         fields, algorithm, env_s = self._empty(), self._algorithm, 0.0
         observed, final, lacks_final = fields["observations"], fields["final_observations"], []
@@ -107,7 +97,7 @@ class DeviceActor:
         for t in range(self._config.unroll_length):
             words[0] = t
             observed[t] = observations
-            params = algorithm.runner.run(self._params, _unmarked, observations)
+            params = algorithm.runner.run(self._params, lambda phase: None, observations)
             fields["behaviour_params"][t] = params
             actions = algorithm.distribution(params, None).sample(self._generator)
             fields["actions"][t] = actions
@@ -124,7 +114,7 @@ class DeviceActor:
             ended = torch.logical_or(terminated, truncated)
             self._returns.masked_fill_(ended, 0.0)
             self._lengths.masked_fill_(ended, 0)
-            if after >= look_s:
+            if is_over is not None and after >= look_s:
                 if is_over():
                     raise Stopped("the run is over")
                 look_s = after + _LOOK_S
@@ -189,15 +179,3 @@ class DeviceActor:
             "truncated": empty(dtype=torch.bool),
             "behaviour_params": empty(self._algorithm.output_size),
         }
-
-
-def _goes_on() -> bool:
-    return False
-
-
-def _nothing() -> None:
-    """An unroll on the device is freed with its last reader."""
-
-
-def _unmarked(phase: str) -> None:
-    """The policy's step is no phase of an update."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from accel.acting.supervisor import ActorSupervisor
 from accel.json_object import Json
 from accel.transport.base import Arrival, TransportOptions
-from accel.transport.local import Hub, LocalLearner, LocalPort
+from accel.transport.local import LocalLearner, LocalPort
 
 _LOOK_S = 0.1
 _POLL_S = 0.002
@@ -30,24 +30,18 @@ class ActorProcesses(LocalLearner):
     fault_tolerant = True
 
     def __init__(self, actors: int, command: Callable[[int], Sequence[str]], options: TransportOptions) -> None:
-        super().__init__(Hub(actors, options))
-        self._actors = [(ActorSupervisor(command(number)), LocalPort(self.hub, number)) for number in range(actors)]
-        self._has_told, self._look_s = False, 0.0
+        super().__init__(actors, options)
+        self._actors = [(ActorSupervisor(command(number)), LocalPort(self, number)) for number in range(actors)]
+        self._told, self._look_s = set[int](), 0.0
 
     def welcome(self, message: Json) -> None:
         """See ``LearnerTransport.welcome``."""
         super().welcome(message)
-        self._has_told = True
-
-    def release(self, arrival: Arrival) -> None:
-        """See ``LearnerTransport.release``."""
-        super().release(arrival)
-        self._has_told = True
+        self._told |= self._present
 
     def publish(self, version: int, payload: bytes) -> None:
         """See ``LearnerTransport.publish``; the policy is in the actors' memory when this returns."""
         super().publish(version, payload)
-        self._has_told = True
         self.pump()
 
     def messages(self) -> list[tuple[int, Json]]:
@@ -63,35 +57,35 @@ class ActorProcesses(LocalLearner):
             if (left_s := until_s - time.monotonic()) <= 0.0:
                 return None
             self.pump(min(left_s, _LOOK_S))
-        self._has_told = True  # Its actor may fill another buffer.
+        self._told.add(arrival.actor)  # It may fill another buffer.
         return arrival
 
     def pump(self, timeout_s: float = 0.0) -> None:
         """See ``LearnerTransport.pump``. Args: timeout_s: how long to wait for an actor to say something."""
-        heard = self._heard(0.0 if self._has_told else timeout_s)
-        has_told, self._has_told = self._has_told, False
+        told, self._told, self.board.news = self._told.union(self.board.news), set(), {}
+        heard = self._heard(0.0 if told else timeout_s)
         is_due = time.monotonic() >= self._look_s
         if is_due:
             self._look_s = time.monotonic() + _LOOK_S
         for number, (supervisor, port) in enumerate(self._actors):
             is_heard = supervisor.channel is not None and supervisor.channel.fileno() in heard
-            if number in self.hub.alive and (is_heard or has_told or is_due):
+            if number in self._present and (is_heard or number in told or is_due):
                 supervisor.turn(port, is_heard)
                 if supervisor.is_over:
                     self._leave(number)
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """See ``LearnerTransport.stop``; nobody waits for the actors of a run that was given up."""
-        self.hub.stopping = True
-        self.hub.queue.clear()
+        self.stopping = True
+        self._queue.clear()
         until_s = time.monotonic() + timeout_s
-        for number in sorted(self.hub.alive):
+        for number in sorted(self._present):
             self._actors[number][0].stop()
-        while self.hub.alive:
-            for number in sorted(self.hub.alive):
+        while self._present:
+            for number in sorted(self._present):
                 supervisor, port = self._actors[number]
                 supervisor.hear(port)
-                if self.hub.abort_text is not None or supervisor.has_left():
+                if self.abort_text is not None or supervisor.has_left():
                     self._leave(number)
             if time.monotonic() > until_s:
                 break
@@ -105,13 +99,13 @@ class ActorProcesses(LocalLearner):
             self._leave(number)
 
     def _leave(self, number: int) -> None:
-        self.hub.leave(number)
+        self.leave(number)
         self._actors[number][0].close()
 
     def _heard(self, timeout_s: float) -> set[int]:
         """Files of the actors that have said something."""
         poll = select.poll()
         for number, (supervisor, _) in enumerate(self._actors):
-            if number in self.hub.alive and supervisor.channel is not None:
+            if number in self._present and supervisor.channel is not None:
                 poll.register(supervisor.channel.fileno(), select.POLLIN)
         return {file for file, _ in poll.poll(1e3 * timeout_s)}

@@ -125,7 +125,9 @@ class StochasticRule:
 
     def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
         """See ``ActionRule.bind``."""
-        return make_sampler(self._action, place.envs, place.unroll_length, generator)
+        if self._action.kind == "gaussian":
+            return _GaussianSampler(self, self._action, place, generator)
+        return _CategoricalSampler(self._action, place, generator)
 
     def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
         """The outputs themselves."""
@@ -136,12 +138,16 @@ class SquashedGaussianRule(StochasticRule):
     """A Gaussian whose means and log deviations the policy gives for each state, these kept within bounds."""
 
     def __init__(self, action: ActionSpec) -> None:
-        _require_box(action)
+        if action.kind != "gaussian" or not action.squash:
+            raise ConfigError(
+                f"this rule needs continuous actions that are squashed into their bounds, not {action.kind} ones: "
+                "set --squash-actions, or use another algorithm"
+            )
         super().__init__(action)
 
     def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
         """See ``ActionRule.bind``."""
-        return _SquashedGaussianSampler(self._action, place.envs, place.unroll_length, generator)
+        return _SquashedGaussianSampler(self, self._action, place, generator)
 
     def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
         """Means and bounded log deviations, [..., 2k]."""
@@ -151,7 +157,7 @@ class SquashedGaussianRule(StochasticRule):
         return params
 
 
-class GaussianNoiseRule:
+class GaussianNoiseRule(SquashedGaussianRule):
     """A deterministic policy's action, tanh of its outputs in [-1, 1], with noise of one deviation around it.
 
     The divergence of two such policies is that of the Gaussians: squared action error over twice the noise's variance.
@@ -161,11 +167,8 @@ class GaussianNoiseRule:
         noise: σ, in units of half the action's range.
     """
 
-    explores = False
-
     def __init__(self, action: ActionSpec, *, noise: float) -> None:
-        _require_box(action)
-        self._action = action
+        super().__init__(action)
         self.noise = noise
         self.output_size = action.sizes[0]
 
@@ -177,14 +180,6 @@ class GaussianNoiseRule:
         """Means in [-1, 1] and log σ, [..., 2k]."""
         means = np.tanh(outputs)
         return np.concatenate((means, np.full_like(means, math.log(self.noise))), -1)
-
-
-def _require_box(action: ActionSpec) -> None:
-    if action.kind != "gaussian" or not action.squash:
-        raise ConfigError(
-            f"this rule needs continuous actions that are squashed into their bounds, not {action.kind} ones: "
-            "set --squash-actions, or use another algorithm"
-        )
 
 
 class EpsilonGreedyRule:
@@ -285,9 +280,6 @@ class _EpsilonGreedySampler:
         self._place = place
         self._rng = rng
         self._size = (place.unroll_length, place.envs)
-        self._explores = np.zeros(self._size, np.bool_)
-        self._random = np.zeros(self._size, np.int64)
-        self._uniform = np.zeros(self._size)
 
     def begin(self, env_steps: int = 0) -> None:
         self.exploration = self._rule.epsilon(env_steps, self._place)
@@ -329,79 +321,51 @@ def make_sampler(action: ActionSpec, num_envs: int, unroll_length: int, rng: np.
         unroll_length: T, rows of noise drawn by each ``begin``.
         rng: the only source of randomness; the same state gives the same actions.
     Raises:
-        ConfigError: B or T is not positive, or squashing is asked for with an infinite bound.
+        ConfigError: squashing is asked for with an infinite bound.
     """
-    if num_envs < 1 or unroll_length < 1:
-        raise ConfigError(f"a sampler needs at least 1 environment and 1 row, not {num_envs} and {unroll_length}")
-    if action.kind == "categorical":
-        return _CategoricalSampler(action.sizes[0], num_envs, unroll_length, rng)
-    if action.kind == "multi_categorical":
-        return _MultiCategoricalSampler(action.sizes, num_envs, unroll_length, rng)
-    return _GaussianSampler(action, num_envs, unroll_length, rng)
+    return StochasticRule(action).bind(ActorPlace(num_envs, unroll_length), rng)
 
 
 class _CategoricalSampler:
-    """Gumbel-max: argmax_i(logit_i + g_i) ~ softmax(logits), with g = -log e and e standard exponential."""
+    """Gumbel-max: argmax_i(logit_i + g_i) ~ softmax(logits), with g = -log e and e standard exponential.
+
+    Several independent categoricals are laid out [B, k, largest size] so that one argmax serves them all.
+    """
 
     exploration: float | FloatArray | None = None
 
-    def __init__(self, size: int, num_envs: int, unroll_length: int, rng: np.random.Generator) -> None:
+    def __init__(self, action: ActionSpec, place: ActorPlace, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._negative_gumbel = np.zeros((unroll_length, num_envs, size), np.float32)
-        self._rows = list(self._negative_gumbel)
-        self._scores = np.empty((num_envs, size), np.float32)
-
-    def begin(self, env_steps: int = 0) -> None:
-        _draw_negative_gumbel(self._rng, self._negative_gumbel)
-
-    def sample(self, params: FloatArray, t: int, out: ActionArray) -> None:
-        np.subtract(params, self._rows[t], self._scores)
-        self._scores.argmax(1, out)  # type: ignore[type-var]
-
-    def greedy(self, params: FloatArray, out: ActionArray) -> None:
-        params.argmax(1, out)  # type: ignore[type-var]
-
-    def log_prob(self, params: FloatArray, actions: ActionArray) -> FloatArray:
-        size = params.shape[-1]
-        return _categorical_log_prob(params.reshape(-1, size), actions.reshape(-1)).reshape(actions.shape)
-
-    def to_env(self, actions: ActionArray) -> ActionArray:
-        return actions
-
-
-class _MultiCategoricalSampler:
-    """Independent categoricals, laid out [B, k, largest size] so that one argmax serves them all."""
-
-    exploration: float | FloatArray | None = None
-
-    def __init__(self, sizes: tuple[int, ...], num_envs: int, unroll_length: int, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._sizes = sizes
-        self._shape = (num_envs, len(sizes), max(sizes))
+        self._sizes = sizes = action.sizes
+        self._shape = (place.envs, *action.shape, max(sizes))
         offsets = np.cumsum((0, *sizes[:-1]))[:, None]
         column = np.arange(max(sizes))[None, :]
         missing = column >= np.asarray(sizes)[:, None]
         # A missing column repeats a real logit and loses to it: its noise is infinite.
         self._columns = np.where(missing, offsets, offsets + column)
         self._missing = np.broadcast_to(missing, self._shape) if missing.any() else None
-        self._negative_gumbel = np.zeros((unroll_length, *self._shape), np.float32)
+        self._negative_gumbel = np.zeros((place.unroll_length, *self._shape), np.float32)
         self._rows = list(self._negative_gumbel)
         self._padding = np.where(missing, np.float32(np.inf), np.float32(0.0))
         self._logits = np.empty(self._shape, np.float32)
         self._scores = np.empty(self._shape, np.float32)
 
     def begin(self, env_steps: int = 0) -> None:
-        _draw_negative_gumbel(self._rng, self._negative_gumbel)
+        drawn = self._negative_gumbel
+        self._rng.standard_exponential(dtype=np.float32, out=drawn)
+        # With a drawn zero, actions whose probability is zero in single precision could be chosen.
+        np.maximum(drawn, _LEAST_EXPONENTIAL, out=drawn)
+        np.log(drawn, drawn)
         if self._missing is not None:
-            self._negative_gumbel[:, self._missing] = np.inf
+            drawn[:, self._missing] = np.inf
 
     def sample(self, params: FloatArray, t: int, out: ActionArray) -> None:
         np.subtract(self._padded(params), self._rows[t], self._scores)
-        self._scores.argmax(2, out)  # type: ignore[type-var]
+        self._scores.argmax(-1, out)  # type: ignore[type-var]
 
     def greedy(self, params: FloatArray, out: ActionArray) -> None:
         np.subtract(self._padded(params), self._padding, self._scores)
-        self._scores.argmax(2, out)  # type: ignore[type-var]
+        self._scores.argmax(-1, out)  # type: ignore[type-var]
 
     def log_prob(self, params: FloatArray, actions: ActionArray) -> FloatArray:
         flat_params = params.reshape(-1, params.shape[-1])
@@ -411,12 +375,14 @@ class _MultiCategoricalSampler:
         for component, size in enumerate(self._sizes):
             total += _categorical_log_prob(flat_params[:, start : start + size], flat_actions[:, component])
             start += size
-        return total.reshape(actions.shape[:-1])
+        return total.reshape(params.shape[:-1])
 
     def to_env(self, actions: ActionArray) -> ActionArray:
         return actions
 
     def _padded(self, params: FloatArray) -> FloatArray:
+        if len(self._sizes) == 1:
+            return params
         if self._missing is None:
             return params.reshape(self._shape)
         return params.take(self._columns, 1, self._logits, "clip")
@@ -427,16 +393,16 @@ class _GaussianSampler:
 
     exploration: float | FloatArray | None = None
 
-    def __init__(self, action: ActionSpec, num_envs: int, unroll_length: int, rng: np.random.Generator) -> None:
-        self._rng = rng
+    def __init__(self, rule: ActionRule, action: ActionSpec, place: ActorPlace, rng: np.random.Generator) -> None:
+        self._rule, self._rng = rule, rng
         self._size = action.sizes[0]
-        self._noise = np.zeros((unroll_length, num_envs, self._size), np.float32)
+        self._noise = np.zeros((place.unroll_length, place.envs, self._size), np.float32)
         self._rows = list(self._noise)
-        self._scale = np.empty((num_envs, self._size), np.float32)
+        self._scale = np.empty((place.envs, self._size), np.float32)
         self._squash = action.squash
         low, high = np.asarray(action.low, np.float32), np.asarray(action.high, np.float32)
         # a row for each environment: numpy takes twice as long where it repeats one
-        self._low, self._high = (np.tile(bound, (num_envs, 1)) for bound in (low, high))
+        self._low, self._high = (np.tile(bound, (place.envs, 1)) for bound in (low, high))
         self._bounded = bool(np.isfinite(low).any() or np.isfinite(high).any())
         if self._squash and not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ConfigError(
@@ -458,7 +424,8 @@ class _GaussianSampler:
     def greedy(self, params: FloatArray, out: ActionArray) -> None:
         np.copyto(out, params[:, : self._size])
 
-    def log_prob(self, params: FloatArray, actions: ActionArray) -> FloatArray:
+    def log_prob(self, outputs: FloatArray, actions: ActionArray) -> FloatArray:
+        params = self._rule.action_params(outputs, None)
         log_std = params[..., self._size :]
         scaled = np.exp(-log_std)
         scaled *= actions - params[..., : self._size]
@@ -489,21 +456,11 @@ class _SquashedGaussianSampler(_GaussianSampler):
         np.multiply(scale, self._rows[t], scale)
         np.add(params[:, : self._size], scale, out)
 
-    def log_prob(self, params: FloatArray, actions: ActionArray) -> FloatArray:
-        params = params.copy()
-        log_std = params[..., self._size :]
-        np.clip(log_std, *LOG_STD_BOUNDS, out=log_std)
-        return super().log_prob(params, actions)
-
 
 class _GaussianNoiseSampler(_GaussianSampler):
     """Actions as sampled are the noisy ones in units of half the range; what lies outside is clipped for the env."""
 
-    def __init__(
-        self, rule: GaussianNoiseRule, action: ActionSpec, place: ActorPlace, rng: np.random.Generator
-    ) -> None:
-        super().__init__(action, place.envs, place.unroll_length, rng)
-        self._rule = rule
+    _rule: GaussianNoiseRule
 
     def begin(self, env_steps: int = 0) -> None:
         super().begin(env_steps)
@@ -515,9 +472,6 @@ class _GaussianNoiseSampler(_GaussianSampler):
 
     def greedy(self, params: FloatArray, out: ActionArray) -> None:
         np.tanh(params, out)
-
-    def log_prob(self, params: FloatArray, actions: ActionArray) -> FloatArray:
-        return super().log_prob(self._rule.action_params(params, None), actions)
 
     def to_env(self, actions: ActionArray) -> ActionArray:
         clipped: FloatArray = np.clip(cast(FloatArray, actions), -1.0, 1.0)
@@ -532,16 +486,6 @@ def _centre_and_half_range(low: FloatArray, high: FloatArray) -> tuple[FloatArra
     while (outside := (centre + half_range > high) | (centre - half_range < low)).any():
         half_range = np.where(outside, np.nextafter(half_range, np.float32(0.0)), half_range)
     return centre, half_range
-
-
-def _draw_negative_gumbel(rng: np.random.Generator, out: FloatArray) -> None:
-    """Fills ``out`` with log e, e standard exponential; a drawn zero is as large as the least that float32 resolves.
-
-    With a smaller number, actions whose probability is zero in single precision could be drawn.
-    """
-    rng.standard_exponential(dtype=np.float32, out=out)
-    np.maximum(out, _LEAST_EXPONENTIAL, out=out)
-    np.log(out, out)
 
 
 def _categorical_log_prob(logits: FloatArray, actions: ActionArray) -> FloatArray:

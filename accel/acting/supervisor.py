@@ -62,7 +62,7 @@ class ActorSupervisor:
     def __init__(self, command: Sequence[str]) -> None:
         self._memory = ActorMemory.make()
         self._child = Supervised(command, self._memory.activity, self._memory.files)
-        self._clock = AwakeClock(_LOOK_S)
+        self._clock = AwakeClock(2.0 * _LOOK_S)
         self._cannot_start = self._child.start(self._clock.s, _environment())
         self._beat_s = self._look_s = 0.0
         self._sleep_s = _SHORT_SLEEP_S
@@ -117,18 +117,18 @@ class ActorSupervisor:
         Args:
             transport: to the learner. is_heard: whether the child may have said something.
         """
-        self._clock.look()
         if transport.has_news:
             self._hear_learner(transport)
         if is_heard:
             self.hear(transport)
         if self._inference:
-            self._mediate(transport)
+            self._mediate(cast(RemoteActor, transport))  # Only ranks have one for inference.
         if self._child.is_connected:
             self._hand_on(transport)
             self._offer_buffers(transport)
-        if self._clock.s >= self._look_s:
-            self._look_s = self._clock.s + _LOOK_S
+        if time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + _LOOK_S
+            self._clock.look()
             self._look(transport)
             if self._clock.s >= self._beat_s and self._told:
                 self._beat_s = self._clock.s + BEAT_S
@@ -173,7 +173,7 @@ class ActorSupervisor:
             self._handed_on += 1
             self._child.send("welcome", {"actor": transport.actor, "message": message})
 
-    def _mediate(self, transport: Upstream) -> None:
+    def _mediate(self, transport: RemoteActor) -> None:
         """Pass the child's question on, and the answer back: those of a child that is gone are nobody's."""
         if transport.is_answered() and self._is_asked:
             self._is_asked = False
@@ -225,7 +225,7 @@ class ActorSupervisor:
         if not self._ring:
             self._ring = self._memory.buffers(unroll_bytes, buffers)
             self._numbers = {id(buffer): number for number, buffer in enumerate(self._ring)}
-            transport.configure(unroll_bytes, ring=self._ring)
+            transport.share(self._ring)
         for number in self._lent:
             self._child.send("free", {"buffer": number})
         self._child.began_work(self._clock.s)

@@ -17,7 +17,7 @@ from accel.config.actor import ActorConfig
 from accel.learning.device import choose_device
 from accel.learning.learner import Learner
 from accel.system.timing import interleave, torch_threads
-from accel.transport import LocalTransport
+from accel.transport.local import LocalTransport
 
 _SEED = 0
 
@@ -78,12 +78,12 @@ class _Run:
 
     def collect(self) -> None:
         """One unroll."""
-        self._actor.turn(bool)
+        self._actor.step()
 
     def train(self) -> None:
         """One unroll, and what the learner makes of it."""
         learner = self._learner
-        experience = self._actor.turn(bool)
+        experience = self._actor.step()
         learner.rewards.observe(0, experience.unroll)
         learner.algorithm.observe(experience.unroll)
         learner.store.insert(experience)

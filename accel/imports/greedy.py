@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from accel.acting.rules import ActionArray, ActorPlace, FloatArray, Sampler, make_sampler
-from accel.envs.spaces import ActionSpec
+from accel.acting.rules import ActionArray, ActorPlace, FloatArray, Sampler, StochasticRule
 
 RULE = "accel.imports.greedy:GreedyRule"
 
 
-class GreedyRule:
+class GreedyRule(StochasticRule):
     """Always the most likely action: the greatest logit or Q-value, or the Gaussian mean."""
-
-    explores = False
-
-    def __init__(self, action: ActionSpec) -> None:
-        self._action = action
-        self.output_size = action.param_size
 
     def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
         """See ``ActionRule.bind``."""
-        return _GreedySampler(make_sampler(self._action, place.envs, place.unroll_length, generator))
-
-    def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
-        """The outputs themselves."""
-        return outputs
+        return _GreedySampler(super().bind(place, generator))
 
 
 class _GreedySampler:

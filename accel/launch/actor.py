@@ -39,14 +39,14 @@ def main() -> int:
     transport = ChildActor(channel, ActorMemory(files))
     info = LaunchInfo(rank, size, local_rank, launcher)
     try:
-        return run_actor(transport, lambda learners: pin_rank(info, learners))
+        return run_actor(transport, lambda: pin_rank(info))
     except Stopped:
         return 0
     except ChannelClosedError:
         return 1  # The rank is gone, and nobody is left to tell.
 
 
-def run_actor(transport: ActorTransport, pin: Callable[[int], object]) -> int:
+def run_actor(transport: ActorTransport, pin: Callable[[], object]) -> int:
     """Serve a learner; returns the exit status of an actor that failed, which the learner was told.
 
     Args:

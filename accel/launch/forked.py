@@ -15,8 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import NoReturn
 
@@ -38,7 +37,7 @@ from accel.runs.job import Job
 from accel.supervision.activity import PREPARING, WORDS, Activity, Watchdog
 from accel.supervision.clock import AwakeClock
 from accel.supervision.process_tree import MARK, TreeKiller, new_mark
-from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, end_with_parent, handle, restore
+from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, end_with_parent, handle, handling, restore
 
 _POLL_S = 0.02
 _AWAKE_S = 1.0  # Where the command itself slept for longer, with Ctrl-Z, its child was not silent meanwhile.
@@ -167,8 +166,7 @@ class _Command:
         if self._child:
             os.kill(self._child, number)
 
-    @contextmanager
-    def _forwarding(self) -> Iterator[None]:
+    def _forwarding(self) -> AbstractContextManager[None]:
         """The first stop signal asks the child to stop, which may have it from the terminal too; a deliberate second
         Ctrl-C ends it."""
         is_second_interrupt = SecondInterrupt()
@@ -179,11 +177,7 @@ class _Command:
             self._requests.append(number)
             self._send(FORWARDED)
 
-        before = handle(STOP_SIGNALS, forward)
-        try:
-            yield
-        finally:
-            restore(before)
+        return handling(STOP_SIGNALS, forward)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -17,16 +17,17 @@ from accel.launch.starting import initialiser
 from accel.monitor.errors import MonitorError
 from accel.monitor.plain_text import without_controls
 from accel.system.signals import StopRequest
-from accel.transport import LaunchInfo, Topology, TransportOptions, join_world
-from accel.transport.join import START_TIMEOUT_S
+from accel.transport.base import TransportOptions
+from accel.transport.join import START_TIMEOUT_S, join_world
+from accel.transport.launcher import LaunchInfo, Topology
 from accel.transport.learners import LearnerLink, give_roles
-from accel.transport.pinning import all_cores, free_cores, local_size, pin_rank, share_cores
+from accel.transport.pinning import all_cores, cores_for, free_cores, local_size, pin_rank
 from accel.transport.remote_learner import RemoteLearner
 
 if TYPE_CHECKING:
     from accel.runs.job import Job
     from accel.runs.summary import Summary
-    from accel.transport.endpoint import Endpoint
+    from accel.transport.mpi import MpiEndpoint
 
 FORMATS = {"unroll": UNROLL_FORMAT, "artifact": ARTIFACT_FORMAT}
 SILENCE_S = 10.0
@@ -77,7 +78,7 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
             del given
 
 
-def follow(job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -> int:
+def follow(job: Job, info: LaunchInfo, endpoint: MpiEndpoint, topology: Topology) -> int:
     """The role of every other learner; returns the exit status. What it meets, it says on standard error."""
     from accel.learning.handshake import LearnerPlace
     from accel.learning.run import follow_session
@@ -104,13 +105,10 @@ def follow(job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -
 class _LearnerRank:
     """A learner's place in a job: its transport, its cores, its link to the other learners."""
 
-    def __init__(self, job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -> None:
+    def __init__(self, job: Job, info: LaunchInfo, endpoint: MpiEndpoint, topology: Topology) -> None:
         number = [group.learner for group in topology.groups].index(endpoint.rank)
-        share = job.config.share(number)
-        held = share.store.held_unrolls
-        options = TransportOptions(
-            share.acting.unrolls_in_flight, held + 1, held, SILENCE_S, lost_s=job.config.run.peer_timeout_s
-        )
+        held = job.config.share(number).store.held_unrolls
+        options = TransportOptions(held + 1, held, SILENCE_S, lost_s=job.config.run.peer_timeout_s)
         self.transport = RemoteLearner(endpoint, topology.groups[number], options=options, formats=FORMATS)
         # Another learner may wait for its actors, and import torch, before it answers.
         patience_s = 2.0 * job.config.run.peer_timeout_s + START_TIMEOUT_S
@@ -121,17 +119,17 @@ class _LearnerRank:
 
     def pin(self) -> tuple[int, ...]:
         """The cores that this learner computes on; pins it where the configuration wants that."""
-        cores, place = free_cores(all_cores(), local_size(os.environ)), None
-        learners = 1
+        ranks, place = local_size(os.environ), (0, 1)
+        cores = free_cores(all_cores(), ranks)
         if self.link is not None:
             host = os.uname().nodename
-            learners, hosts = self.link.learners, [told["host"] for told in self.link.gather({"host": host})]
+            hosts = [told["host"] for told in self.link.gather({"host": host})]
             place = hosts[: self.link.learner].count(host), hosts.count(host)
-            cores = share_cores(self._info, local_size(os.environ), all_cores(), place)
-            if local_size(os.environ) is None or len(cores) == len(all_cores()):
+            cores = cores_for(self._info, ranks, all_cores(), place)
+            if ranks is None or len(cores) == len(all_cores()):
                 cores = cores[: max(len(cores) // place[1] - 1, 1)]
         if self._job.config.acting.pin_cores:
-            pin_rank(self._info, learners, place)
+            pin_rank(self._info, place)
         return cores
 
     def give_up(self, error: BaseException) -> None:
@@ -156,11 +154,11 @@ def abort_job(info: LaunchInfo, error: AccelError) -> None:
         _end_all(join_world(info, START_TIMEOUT_S), error)
 
 
-def _end_all(endpoint: Endpoint, error: AccelError) -> None:
+def _end_all(endpoint: MpiEndpoint, error: AccelError) -> None:
     """Make every other rank, which waits for its role, end as an actor of this one does."""
     if endpoint.size == 1:
         return
-    topology = Topology.single_learner(endpoint.size)
+    topology = Topology.of(endpoint.size, 1)
     given = give_roles(endpoint, topology)
     transport = RemoteLearner(endpoint, topology.groups[0], formats=FORMATS)
     transport.abort(str(error))

@@ -9,7 +9,8 @@ from accel.launch.actor import command
 from accel.launch.outcome import noting_how_to_continue, registered_here
 from accel.launch.starting import initialiser
 from accel.system.signals import StopRequest
-from accel.transport import LaunchInfo, TransportOptions
+from accel.transport.base import TransportOptions
+from accel.transport.launcher import LaunchInfo
 from accel.transport.pinning import all_cores, free_cores, pin_rank
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def learn_with_local_actors(job: Job) -> Summary:
 
     config, stop, initialise = job.config, StopRequest(), initialiser(job)
     ranks = config.acting.actors + 1
-    options = TransportOptions(in_flight=config.acting.unrolls_in_flight, max_held=config.store.held_unrolls + 1)
+    options = TransportOptions(max_held=config.store.held_unrolls + 1)
     with stop.installed(), noting_how_to_continue(job):
         transport = ActorProcesses(
             config.acting.actors, lambda number: command(LaunchInfo(number + 1, ranks, number + 1, "local")), options
@@ -34,7 +35,7 @@ def learn_with_local_actors(job: Job) -> Summary:
             allowed = all_cores()
             cores = free_cores(allowed, ranks)
             if config.acting.pin_cores:
-                pin_rank(LaunchInfo(0, ranks, 0, "local"))
+                pin_rank(LaunchInfo(0, ranks, 0, "local"), (0, 1))
             place = LearnerPlace(transport, stop, cores, allowed_cores=len(allowed))
             return run_session(job, place, initialise=initialise)
         except BaseException as error:

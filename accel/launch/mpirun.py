@@ -28,7 +28,7 @@ from accel.supervision.heartbeat import DIRECTORY, HeartbeatFiles, HeartbeatRead
 from accel.supervision.process_tree import ProcessTree
 from accel.supervision.processes import is_running
 from accel.system.request import REQUEST
-from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, handle, parent_death, restore
+from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, handling, parent_death
 from accel.transport.launcher import mpirun_command
 
 SAVE_S = 30.0
@@ -88,11 +88,8 @@ def run(
             preexec_fn=parent_death(signal.SIGTERM),
         )
         job = _Job(process, ranks, can_stop, patience_s, Path(heartbeats))
-        before = handle(STOP_SIGNALS, job.on_signal)
-        try:
+        with handling(STOP_SIGNALS, job.on_signal):
             return job.watch()
-        finally:
-            restore(before)
 
 
 @contextmanager

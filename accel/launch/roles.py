@@ -14,9 +14,9 @@ from accel.launch.learners import FORMATS, USER_ERRORS, follow
 from accel.launch.outcome import EXIT_ABORTED
 from accel.system.signals import end_with_parent, ignore_stop_signals
 from accel.system.untrusted import read_toml
-from accel.transport import LaunchInfo, Role, TransportOptions, detect_launch, join_world
 from accel.transport.inference import Questions
-from accel.transport.join import START_TIMEOUT_S
+from accel.transport.join import START_TIMEOUT_S, join_world
+from accel.transport.launcher import LaunchInfo, Role, detect_launch
 from accel.transport.learners import take_role
 from accel.transport.pinning import pin_rank
 from accel.transport.remote_actor import RemoteActor
@@ -46,8 +46,7 @@ def act(
         topology, job = take_role(endpoint)
         role, group = topology.role(endpoint.rank), topology.group(endpoint.rank)
         if role is not Role.LEARNER:
-            options = TransportOptions(in_flight=2, max_held=2, prefetch=1)
-            transport = RemoteActor(endpoint, group, options=options, formats=FORMATS)
+            transport = RemoteActor(endpoint, group, formats=FORMATS)
             try:
                 if role is Role.ACTOR:
                     return supervisor.serve(transport)
@@ -65,7 +64,7 @@ def act(
 def _infer(info: LaunchInfo, transport: RemoteActor, questions: Questions) -> int:
     from accel.acting.central import InferenceServer
 
-    server = InferenceServer(transport, questions, lambda learners: pin_rank(info, learners))
+    server = InferenceServer(transport, questions, lambda: pin_rank(info))
     try:
         return server.serve()
     except USER_ERRORS as error:

@@ -12,7 +12,7 @@ from accel.launch.outcome import EXIT_ABORTED, how_to_continue, noting_how_to_co
 from accel.launch.starting import initialiser
 from accel.supervision.activity import WAITING, Activity, Watchdog
 from accel.system.signals import Interrupted, StopRequest, interruptible
-from accel.transport import TransportOptions
+from accel.transport.base import TransportOptions
 from accel.transport.pinning import all_cores
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def learn_in_one_process(
 
     stop, initialise = StopRequest(), initialiser(job)
     with stop.installed():
-        options = TransportOptions(
-            in_flight=job.config.acting.unrolls_in_flight, max_held=job.config.store.held_unrolls + 1
-        )
+        options = TransportOptions(max_held=job.config.store.held_unrolls + 1)
         transport = LocalTransport(1, options=options)
         end = transport.actor(0)
         end.activity = activity or end.activity
@@ -60,8 +58,8 @@ def learn_in_one_process(
             hung = partial(_end_hang, job, interrupt, leave)
 
             def interrupted() -> bool:
-                is_over = inline.actor is not None and bool(inline.actor.is_over())
-                if is_over:
+                asked = inline.is_over
+                if is_over := asked is not None and bool(asked()):
                     interrupt(Interrupted())
                 return is_over
 

@@ -14,7 +14,7 @@ from accel.launch.single_process import learn_in_one_process
 from accel.learning.memory import check_network
 from accel.supervision.activity import WAITING, Activity
 from accel.system.machine import available_memory_bytes, usable_cores
-from accel.transport import detect_launch, is_actor
+from accel.transport.launcher import detect_launch, is_actor
 
 if TYPE_CHECKING:
     from accel.config import TrainConfig

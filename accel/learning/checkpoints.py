@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from accel.acting.actor import TurnActor
+from accel.acting.actor import SteppedActor
 from accel.algorithms.state_tree import Tree
 from accel.config.experience import KeptConfig
 from accel.envs.spaces import EnvSpec
@@ -34,7 +34,7 @@ class Checkpoints:
         actor: the actor of a run in a single process, whose generators belong to the state; otherwise None.
     """
 
-    def __init__(self, run: RunDirectory, learner: Learner, actor: TurnActor | None) -> None:
+    def __init__(self, run: RunDirectory, learner: Learner, actor: SteppedActor | None) -> None:
         self._run, self._learner, self._actor = run, learner, actor
         self._saved = self._being_saved = (0, 0)
         self._writer: Fork | None = None

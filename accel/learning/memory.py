@@ -40,7 +40,7 @@ def check_memory(config: TrainConfig, spec: EnvSpec, device: torch.device, actor
         f"(--unroll-length, --envs-per-actor, --batch-unrolls) with observations of shape {spec.observation_shape}; "
     )
     _check(config, *_count_parameters(config, spec), device.type != "cpu", actors_here, unrolls, told)
-    check_unroll_bytes(unroll, None)
+    check_unroll_bytes(unroll)
 
 
 def check_network(config: TrainConfig) -> None:

@@ -81,7 +81,7 @@ def _prepare(
     from accel.learning.session import Session
 
     connect = None if place.link is None else _connector(place.link, job, 0)
-    session = Session(job, run, group, place, inline.actor if inline else None, connect)
+    session = Session(job, run, group, place, inline, connect)
     if initialise is not None:
         initialise(session.learner)
     place.transport.welcome(session.learner.agreement.to_json())

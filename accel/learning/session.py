@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from accel.acting.actor import TurnActor
+    from accel.acting.actor import InlineActor
     from accel.algorithms.gradient_exchange import GradientExchange
 
 _PATIENCE_S = 4.0  # for what goes on beside training, where other learners' ranks end ten seconds after it
@@ -49,7 +49,7 @@ class Session(Callback):
 
     Args:
         job, run, place: what the session has prepared. group: what the actors announced.
-        actor: the actor of a run in a single process, otherwise None.
+        inline: the actor of a run in a single process, otherwise None.
         connect: as ``Learner`` takes it.
     """
 
@@ -59,20 +59,21 @@ class Session(Callback):
         run: RunDirectory,
         group: ActorGroup,
         place: LearnerPlace,
-        actor: TurnActor | None = None,
+        inline: InlineActor | None = None,
         connect: Callable[[torch.device], GradientExchange] | None = None,
     ) -> None:
-        self.job, self.run, self.transport, self.actor = job, run, place.transport, actor
+        self.job, self.run, self.transport = job, run, place.transport
+        self.actor = None if inline is None else inline.actor
         self._place = place
         # The clock may be set while the run goes on.
         self._before_s, self._made_s = max(time.time() - job.started_at, 0.0), time.monotonic()
         self._evaluation = LiveEvaluation()
         actors = Actors(place.transport, group.processes)
         own = os.uname().nodename
-        here = 0 if actor is not None else group.hosts.count(own)
+        here = 0 if inline is not None else group.hosts.count(own)
         self._hosts = len({own, *group.hosts})
         self.learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect, here)
-        self.learner.lend_network(actor)
+        self.learner.lend_network(self.actor)
         self._compression = Compression(self.learner, group.cpu_features, place, run.path)
         self.publisher = self._compression.publisher
         self.loop = Loop(
@@ -83,10 +84,10 @@ class Session(Callback):
             NoSampler() if self.learner.on_device else self._compression.sampler,  # There its own network acts.
             self._compression.steer(),
             callback=self,
-            collect=None if actor is None else actor.turn,
+            collect=None if inline is None else inline.turn,
             stop_requested=place.stop,
         )
-        self.checkpoints = Checkpoints(run, self.learner, actor)
+        self.checkpoints = Checkpoints(run, self.learner, self.actor)
 
     def restore(self) -> None:
         """Go on from the run's newest checkpoint. Raises CheckpointError."""

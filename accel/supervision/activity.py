@@ -49,7 +49,7 @@ class HangDetector:
 
     Attributes:
         step_s, preparation_s: how long a step may take, and construction or a reset.
-        since_s: when there was progress last, as far as looks can tell. longest_s: the longest time without.
+        since_s: when there was progress last, as looks or the user tell. longest_s: the longest time without.
     """
 
     def __init__(self, activity: Activity, step_s: float = math.inf, preparation_s: float = math.inf) -> None:
@@ -57,10 +57,6 @@ class HangDetector:
         self.since_s = self.longest_s = 0.0
         self._words = activity.words
         self._seen = (self._words[0], self._words[1])
-
-    def begin(self, now_s: float) -> None:
-        """There is progress now, whatever the activity shows."""
-        self.since_s = now_s
 
     def look(self, now_s: float) -> str:
         """What takes too long; empty as long as nothing does."""
@@ -114,7 +110,7 @@ class Watchdog:
         while not self._over.wait(_LOOK_S):
             now_s = clock.look()
             if why := detector.look(now_s):
-                detector.begin(now_s)
+                detector.since_s = now_s
                 times += 1
                 self._hung(why, times)
             elif detector.since_s == now_s:

@@ -76,7 +76,7 @@ class Supervised:
         self.activity.enter(PREPARING)
         self.up_s = self.restart_s = self._closed_s = None
         self.last_error, self._running_s, self._is_heard = {}, now_s, False
-        self.hangs.begin(now_s)
+        self.hangs.since_s = now_s
         try:
             words = (*self.command, ",".join(map(str, files)))
             self._tree = ProcessTree(words, environment, files=files, stdout=quiet, stderr=quiet)
@@ -133,7 +133,7 @@ class Supervised:
             self._closed_s = now_s
             return []
         for kind, body in messages:
-            self.hangs.begin(now_s)
+            self.hangs.since_s = now_s
             if kind == "error":
                 self.last_error = body
         return messages

@@ -137,7 +137,7 @@ def usable_cores(allowed: int | None = None, root: Path = Path("/")) -> float:
     if allowed is None:
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     cores = float(allowed)
-    for limit in _control_group_limits(root, "cpu.max"):
+    for limit in control_group_values(root, "cpu.max"):
         quota, _, period = limit.partition(" ")
         if quota.isdigit() and period.isdigit():
             cores = min(cores, int(quota) / int(period))
@@ -145,17 +145,25 @@ def usable_cores(allowed: int | None = None, root: Path = Path("/")) -> float:
 
 
 def _container_memory_bytes(root: Path) -> int:
-    limits = _control_group_limits(root, "memory.max")
+    limits = control_group_values(root, "memory.max")
     return min((int(limit) for limit in limits if limit.isdigit()), default=_UNLIMITED_BYTES)
 
 
-def _control_group_limits(root: Path, name: str) -> Iterator[str]:
-    """A limit of this process's control group (version 2) and of every group around it."""
-    top = root / "sys/fs/cgroup"
-    group = _fields(_read(root / "proc/self/cgroup")).get("0", ":/").removeprefix(":/")
-    for directory in (top / group, *(top / group).parents):
-        if directory.is_relative_to(top) and (limit := _read(directory / name).strip()):
-            yield limit
+def control_group_values(root: Path, name: str, controller: str = "") -> Iterator[str]:
+    """What a file says in this process's control group, and then in the groups around it.
+
+    Args:
+        root: of the file system with ``proc`` and ``sys``.
+        controller: of version 1 of control groups; "" of version 2, which has one group for all.
+    """
+    top = root / "sys/fs/cgroup" / controller
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if group and controller in controllers.split(","):
+            nearest = top / group.lstrip("/")
+            for directory in (nearest, *nearest.parents):
+                if directory.is_relative_to(top) and (value := _read(directory / name).strip()):
+                    yield value
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import TypeAlias
 
@@ -54,14 +54,9 @@ class StopRequest:
         self._reason: str | None = None
         self._is_second_interrupt = SecondInterrupt()
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle the stop signals meanwhile."""
-        before = handle(STOP_SIGNALS, self._note)
-        try:
-            yield
-        finally:
-            restore(before)
+    def installed(self) -> AbstractContextManager[None]:
+        """Handle the stop signals meanwhile; see ``handling``."""
+        return handling(STOP_SIGNALS, self._note)
 
     def __call__(self) -> str | None:
         """Why the run should stop, or None."""
@@ -90,6 +85,17 @@ def restore(before: Mapping[int, Handler | int | None]) -> None:
     """Put handlers back that ``handle`` has replaced."""
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@contextmanager
+def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
+    """``handle`` meanwhile; in a thread other than the main one, which gets no signals, nothing."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = handle(numbers, handler) if is_main else {}
+    try:
+        yield
+    finally:
+        restore(before)
 
 
 @contextmanager
@@ -144,15 +150,10 @@ def ignore_stop_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-@contextmanager
-def terminations_interrupt() -> Iterator[None]:
+def terminations_interrupt() -> AbstractContextManager[None]:
     """Meanwhile SIGTERM and SIGHUP raise KeyboardInterrupt, so that unfinished work is undone; in the main thread."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = handle((signal.SIGTERM, signal.SIGHUP), interrupt)
-    try:
-        yield
-    finally:
-        restore(before)
+    return handling((signal.SIGTERM, signal.SIGHUP), interrupt)

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from accel.errors import ConfigError, TransportError
+from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.activity import Activity
 
@@ -40,26 +40,17 @@ class TransportOptions:
     """Bounds on what a transport keeps.
 
     Attributes:
-        in_flight: unrolls that may be under way while an actor fills the next one; >= 1.
         max_held: arrivals that the learner may keep unreleased at once; >= 1. At least the unrolls of one batch, unless
             each is copied out and released at once.
         prefetch: unrolls that the learner takes ahead of ``receive``; >= 1. More hides a slow network, and adds lag.
         silence_s: how long an actor that sends signs of life may be silent before the learner fences it off; None: for
             ever. lost_s: how long before it counts as dead.
-        relays: whether the learner sends a policy once to every node; otherwise once to every actor.
     """
 
-    in_flight: int = 2
     max_held: int = 16
     prefetch: int = 4
     silence_s: float | None = None
     lost_s: float = 120.0
-    relays: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("in_flight", "max_held", "prefetch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"transport option {name} must be at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -77,7 +68,7 @@ class PolicyUpdate:
     Attributes:
         version: policy version, as published.
         payload: what ``publish`` was given, or None when it is byte for byte the policy pulled last.
-        publication: the number of the ``publish`` that it is of.
+        publication: the number of the ``publish`` that it is of; from 1.
         content: the number of the one that brought its payload; 0: unknown.
     """
 
@@ -91,7 +82,6 @@ class ActorTransport(Protocol):
     """An actor's end. ``activity`` is where its progress is shown to whoever watches it."""
 
     actor: int
-    stopping: bool
     activity: Activity
 
     def welcome(self, timeout_s: float) -> Json:
@@ -103,9 +93,9 @@ class ActorTransport(Protocol):
         """Answers the welcome: what this actor is, or ``{"error": ...}``."""
         ...
 
-    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
-        """Fixes the size of an unroll and allocates ``in_flight + 1`` buffers, where None takes the options' number.
-        Once, before ``acquire``."""
+    def configure(self, unroll_bytes: int, in_flight: int) -> None:
+        """Fixes the size of an unroll and allocates ``in_flight + 1`` buffers, as so many may be under way while the
+        next is filled. Once, before ``acquire``."""
         ...
 
     def acquire(self) -> Bytes:
@@ -118,37 +108,15 @@ class ActorTransport(Protocol):
         ...
 
     def pull(self) -> PolicyUpdate | None:
-        """The newest policy if one came since the last pull. Returns at once; updates ``stopping``."""
+        """The newest policy if one came since the last pull. Returns at once."""
         ...
 
     def wait_policy(self, timeout_s: float) -> PolicyUpdate:
         """Like ``pull``, but waits for a policy. Raises Stopped, Aborted, TransportError (timeout included)."""
         ...
 
-    def pump(self) -> None:
-        """Lets transfers progress, about a microsecond. Worth calling every few milliseconds where ``acquire`` and
-        ``pull`` are rarer, on carriers that need the sender's help."""
-        ...
-
     def report(self, message: Json) -> None:
         """A late message to the learner: a warning, an error."""
-        ...
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Says goodbye after everything pushed has been taken, then waits for the learner's answer. Never raises; with
-        a dead learner returns at once."""
-        ...
-
-
-class InferenceTransport(ActorTransport, Protocol):
-    """An actor's end where another rank runs its policy."""
-
-    def open_inference(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
-        """The buffers of every question and of its answer. Once, before ``ask``."""
-        ...
-
-    def ask(self, timeout_s: float) -> None:
-        """Sends the question and waits until its answer is whole. Raises Stopped, TransportError (timeout included)."""
         ...
 
 
@@ -219,10 +187,8 @@ class LearnerTransport(Protocol):
         ...
 
 
-def check_unroll_bytes(unroll_bytes: int, configured: int | None) -> None:
-    """Raises TransportError for a size that cannot be sent, or a second ``configure``."""
-    if configured is not None:
-        raise TransportError(f"the transport is configured already, for unrolls of {configured} bytes")
+def check_unroll_bytes(unroll_bytes: int) -> None:
+    """Raises TransportError for a size that cannot be sent."""
     if not 0 < unroll_bytes < 1 << 31:
         raise TransportError(
             f"an unroll of {unroll_bytes} bytes cannot be sent, 2³¹-1 at most: lower --unroll-length or "

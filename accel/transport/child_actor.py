@@ -10,7 +10,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Self
+from dataclasses import replace
+from typing import Self, TypeVar
 
 from accel.errors import TransportError
 from accel.json_object import Json
@@ -20,6 +21,8 @@ from accel.system.memory import anonymous_memory, map_buffers
 from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
 from accel.transport.node_memory import PolicySlot
 from accel.transport.wire import encode_message
+
+Found = TypeVar("Found")
 
 _POLICY_LOOK_S = 0.005
 
@@ -69,14 +72,15 @@ class ChildActor:
         self._ring: list[Bytes] = []
         self._numbers: dict[int, int] = {}
         self._free: list[Bytes] = []
-        self._lent: set[int] = set()
         self._answers = 0
+        self._last = PolicyUpdate(-1, None)
 
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message of the handshake, as the rank hands it on."""
-        if not self._until(lambda: bool(self._welcomes), timeout_s):
+        message = self._until(lambda: self._welcomes.popleft() if self._welcomes else None, timeout_s)
+        if message is None:
             raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
-        return self._welcomes.popleft()
+        return message
 
     def hello(self, message: Json) -> None:
         """Answers the welcome."""
@@ -86,82 +90,69 @@ class ChildActor:
         """A late message to the learner, or the last one to the rank."""
         self._tell("error" if "error" in message else "report", message)
 
-    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
+    def configure(self, unroll_bytes: int, in_flight: int) -> None:
         """Fixes the size of an unroll; the rank and this process map the same buffers."""
-        check_unroll_bytes(unroll_bytes, self._ring[0].nbytes if self._ring else None)
-        count = (in_flight or 2) + 1
-        self._ring = self._memory.buffers(unroll_bytes, count)
+        check_unroll_bytes(unroll_bytes)
+        self._ring = self._memory.buffers(unroll_bytes, in_flight + 1)
         self._numbers = {id(buffer): number for number, buffer in enumerate(self._ring)}
-        self._channel.send("configure", {"unroll_bytes": unroll_bytes, "buffers": count})
+        self._channel.send("configure", {"unroll_bytes": unroll_bytes, "buffers": in_flight + 1})
 
     def acquire(self) -> Bytes:
         """A free buffer; see ``ActorTransport.acquire``."""
-        if not self._ring:
-            raise TransportError("configure() the transport before acquire()")
         self._progress()
         self._raise_if_over()
-        if len(self._lent) == len(self._ring):
-            raise TransportError("every buffer is acquired already; push one before acquiring another")
         if not self._free:
-            self._until(lambda: bool(self._free), None)
-        buffer = self._free.pop()
-        self._lent.add(id(buffer))
-        return buffer
+            self._until(lambda: self._free or None, None)
+        return self._free.pop()
 
     def push(self, buffer: Bytes) -> None:
         """Hands an acquired buffer to the rank."""
-        if id(buffer) not in self._lent:
-            raise TransportError("push() takes a buffer from acquire(), once")
-        self._lent.discard(id(buffer))
         self._channel.send("unroll", {"buffer": self._numbers[id(buffer)]})
         self._channel.flush(wait=True)
 
     def pull(self) -> PolicyUpdate | None:
         """The newest policy if one came since the last pull."""
         self._progress()
-        return self._memory.policies.read()
+        return self._newer()
 
     def wait_policy(self, timeout_s: float) -> PolicyUpdate:
         """Waits for a policy."""
-        found: list[PolicyUpdate] = []
-
-        def arrived() -> bool:
-            if (update := self._memory.policies.read()) is not None:
-                found.append(update)
-            return bool(found)
-
-        if not self._until(arrived, timeout_s, look_s=_POLICY_LOOK_S):
+        if (update := self._until(self._newer, timeout_s, look_s=_POLICY_LOOK_S)) is None:
             raise TransportError(f"no policy from the learner within {timeout_s:g} s")
-        return found[-1]
+        return update
 
     def open_inference(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
-        """See ``InferenceTransport.open_inference``."""
+        """The buffers of every question to the inference rank and of its answer. Once, before ``ask``."""
         question, answer = self._memory.inference(question_bytes, answer_bytes)
         self._channel.send("inference", {"question_bytes": question_bytes, "answer_bytes": answer_bytes})
         return question, answer
 
     def ask(self, timeout_s: float) -> None:
-        """See ``InferenceTransport.ask``."""
+        """Sends the question and waits until its answer is whole. Raises Stopped, TransportError (timeout included)."""
         self._answers = 0
         self._channel.send("question")
-        if not self._until(lambda: self._answers > 0, timeout_s):
+        if self._until(lambda: self._answers or None, timeout_s) is None:
             raise TransportError(f"no answer from the inference rank within {timeout_s:g} s")
 
-    def pump(self) -> None:
-        """Nothing to do: the rank sees to transfers."""
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Nothing to do: the rank says goodbye."""
+    def _newer(self) -> PolicyUpdate | None:
+        if (update := self._memory.policies.read(self._last, patient=True)) is not None:
+            self._last = replace(update, payload=None)
+        return update
 
     def _tell(self, kind: str, message: Json) -> None:
         encode_message(kind, message)  # Raises TransportError here rather than where it is passed on.
         self._channel.send(kind, message)
         self._channel.flush(wait=True)
 
-    def _until(self, ready: Callable[[], bool], timeout_s: float | None, look_s: float | None = None) -> bool:
-        """Waits for ``ready``, which messages bring about; what comes without one is looked for every ``look_s``.
+    def _until(
+        self, look: Callable[[], Found | None], timeout_s: float | None, look_s: float | None = None
+    ) -> Found | None:
+        """Looks for what messages bring, again after each of them; for what comes without one, every ``look_s``.
 
-        Raises Stopped, ChannelClosedError.
+        Returns:
+            What was found; None: nothing in time.
+        Raises:
+            Stopped, ChannelClosedError.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         before = self.activity.enter(WAITING)
@@ -169,11 +160,11 @@ class ChildActor:
             while True:
                 self._progress()
                 self._raise_if_over()
-                if ready():
-                    return True
+                if (found := look()) is not None:
+                    return found
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0.0:
-                    return False
+                    return None
                 self._channel.wait(min((limit for limit in (left, look_s) if limit is not None), default=None))
         finally:
             self.activity.enter(before)

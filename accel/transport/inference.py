@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.transport.base import Bytes
-from accel.transport.endpoint import Endpoint, PeerFailed, Request
+from accel.transport.endpoint import PeerFailed, Request
 from accel.transport.wire import TAG_ANSWER, TAG_QUESTION
+
+if TYPE_CHECKING:
+    from accel.transport.mpi import MpiEndpoint
 
 MAX_QUESTION_BYTES = 1 << 30
 
@@ -21,7 +25,7 @@ class Questions:
         endpoint: this rank's. ranks: who may ask.
     """
 
-    def __init__(self, endpoint: Endpoint, ranks: Sequence[int]) -> None:
+    def __init__(self, endpoint: MpiEndpoint, ranks: Sequence[int]) -> None:
         self._endpoint = endpoint
         self._buffers = dict.fromkeys(ranks, np.empty(0, np.uint8))
         self._receipts: dict[int, Request] = {}

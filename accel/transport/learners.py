@@ -8,31 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import Aborted, Bytes
-from accel.transport.endpoint import Backoff, Endpoint, Incoming, PeerFailed, Request
+from accel.transport.endpoint import Backoff, PeerFailed, Request
 from accel.transport.launcher import Role, Topology
 from accel.transport.wire import MAX_MESSAGE_BYTES, TAG_GRADIENTS, TAG_LEARNER, TAG_ROLE, decode_message, encode_message
+
+if TYPE_CHECKING:
+    from accel.transport.mpi import MpiEndpoint, MpiIncoming
 
 ROLE_TIMEOUT_S = 600.0
 _ABORT_S = 2.0
 _HELP_S = 0.01
 
 
-@dataclass(frozen=True)
-class Given:
-    """Sends that last until their receivers have taken them; to be kept until then."""
+def give_roles(endpoint: MpiEndpoint, topology: Topology, job: str = "") -> list[Request]:
+    """Tells every other rank how many learners there are, and learners the job.
 
-    sends: tuple[Request, ...]
-
-
-def give_roles(endpoint: Endpoint, topology: Topology, job: str = "") -> Given:
-    """Tells every other rank how many learners there are, and learners the job. Returns at once."""
+    Returns at once: sends, to be kept until their receivers have taken them.
+    """
     sends = []
     for rank in range(1, endpoint.size):
         told: Json = {"learners": topology.learners, "central": topology.groups[0].inference is not None}
@@ -42,10 +41,10 @@ def give_roles(endpoint: Endpoint, topology: Topology, job: str = "") -> Given:
             sends.append(endpoint.send(encode_message("role", told), rank, TAG_ROLE))
         except PeerFailed:
             continue  # whoever waits for that rank notices
-    return Given(tuple(sends))
+    return sends
 
 
-def take_role(endpoint: Endpoint, timeout_s: float = ROLE_TIMEOUT_S) -> tuple[Topology, str]:
+def take_role(endpoint: MpiEndpoint, timeout_s: float = ROLE_TIMEOUT_S) -> tuple[Topology, str]:
     """Every rank's role, as rank 0 says, and the job where this one learns. Raises TransportError: no word in time."""
     try:
         body = _receive(endpoint, 0, TAG_ROLE, Backoff(timeout_s))[1]
@@ -68,12 +67,12 @@ class LearnerLink:
         largest_bytes: of a message.
     """
 
-    def __init__(self, endpoint: Endpoint, topology: Topology, timeout_s: float) -> None:
+    def __init__(self, endpoint: MpiEndpoint, topology: Topology, timeout_s: float) -> None:
         self._endpoint = endpoint
         self._ranks = [group.learner for group in topology.groups]
         self._timeout_s = timeout_s
         self._sends: list[Request] = []
-        self._incoming: list[tuple[Incoming, Request, Bytes]] = []
+        self._incoming: list[tuple[MpiIncoming, Request, Bytes]] = []
         self.learner = self._ranks.index(endpoint.rank)
         self.learners = len(self._ranks)
         self.largest_bytes = endpoint.largest_bytes
@@ -109,11 +108,11 @@ class LearnerLink:
         self._post(encode_message("abort", {"message": message}))
         backoff = Backoff(_ABORT_S)
         while self._sends and backoff.pause():
-            self._sends = [send for send in self._sends if not self._is_over(send)]
+            self._forget_taken()
 
     def post(self, learner: int, content: bytes) -> None:
         """Send another learner a message that its ``poll`` gives. Helps it along for a moment, and waits for nobody."""
-        self._sends = [send for send in self._sends if not self._is_over(send)]
+        self._forget_taken()
         with self._alive(learner) as rank:
             self._sends.append(send := self._endpoint.send(content, rank, TAG_GRADIENTS))
             self._help(send)
@@ -137,7 +136,7 @@ class LearnerLink:
                     return buffer.tobytes()
         return None
 
-    def take(self, incoming: Incoming) -> None:
+    def take(self, incoming: MpiIncoming) -> None:
         """Receive a message that another has matched, for ``poll`` to give."""
         if incoming.source not in self._ranks or incoming.tag not in (TAG_LEARNER, TAG_GRADIENTS):
             raise TransportError(f"rank {incoming.source} sent a message that is for no learner (tag {incoming.tag})")
@@ -167,14 +166,12 @@ class LearnerLink:
                 except PeerFailed:
                     continue  # the wait for its message says so
 
-    def _is_over(self, request: Request) -> bool:
-        try:
-            return self._endpoint.is_done(request)
-        except PeerFailed:
-            return True
+    def _forget_taken(self) -> None:
+        over = self._endpoint.over(self._sends)[0]
+        self._sends = [send for place, send in enumerate(self._sends) if place not in over]
 
 
-def _receive(endpoint: Endpoint, rank: int, tag: int, backoff: Backoff) -> tuple[str, Json | None]:
+def _receive(endpoint: MpiEndpoint, rank: int, tag: int, backoff: Backoff) -> tuple[str, Json | None]:
     """The next message of a rank; no body when the time is up."""
     while (incoming := endpoint.probe(rank, tag)) is None:
         if rank in endpoint.failed_ranks():

@@ -55,7 +55,7 @@ class MpiIncoming:
         self.nbytes = nbytes
 
     def receive(self, buffer: Bytes) -> Request:
-        """Starts receiving into ``buffer``."""
+        """Starts receiving into ``buffer`` [at least nbytes], which must stay alive and untouched until done."""
         try:
             return self._message.Irecv([buffer, self.nbytes, MPI.BYTE])
         except MPI.Exception as error:
@@ -63,7 +63,14 @@ class MpiIncoming:
 
 
 class MpiEndpoint:
-    """Messages over one communicator. Errors return; a dead rank is PeerFailed where Open MPI runs with ULFM."""
+    """One rank's link to the others, over one communicator. Not thread-safe; nothing here blocks.
+
+    Messages between two ranks are matched in the order sent. Every method raises PeerFailed for a dead rank, where Open
+    MPI runs with ULFM, and TransportError.
+
+    Attributes:
+        largest_bytes: of a message.
+    """
 
     any_source: int = MPI.ANY_SOURCE
     any_tag: int = MPI.ANY_TAG
@@ -79,7 +86,10 @@ class MpiEndpoint:
         self.largest_bytes = _OPEN_MPI_BYTES if MPI.get_vendor()[0] == "Open MPI" else sys.maxsize
 
     def send(self, buffer: bytes | Bytes, rank: int, tag: int) -> Request:
-        """Synchronous-mode send: a small one would otherwise count as done while it still queues at the receiver."""
+        """Starts sending; done when the receiver has matched *and* the buffer is free, so messages do not accumulate.
+
+        Synchronous-mode: a small one would otherwise count as done while it still queues at the receiver.
+        """
         if len(buffer) > self.largest_bytes:
             raise TransportError(
                 f"a message of {len(buffer):,} bytes is too large for Open MPI, which ends the job beyond "
@@ -102,14 +112,17 @@ class MpiEndpoint:
         return MpiIncoming(self, message, status.Get_source(), status.Get_tag(), status.Get_count(MPI.BYTE))
 
     def is_done(self, request: Request) -> bool:
-        """Whether a transfer is complete."""
+        """Whether a transfer is complete; lets it progress."""
         try:
             return request.Test()
         except MPI.Exception as error:
             self.fail(error)
 
     def over(self, requests: Sequence[Request]) -> tuple[Sequence[int], bool]:
-        """Sends that are complete or never will be; see ``Endpoint.over``."""
+        """Places of the sends that are complete or never will be, and whether one never will be: its receiver died.
+
+        One call for many; more calls find those that had not progressed yet.
+        """
         try:
             found = MPI.Request.Testsome(cast(Sequence[MPI.Request], requests))
         except MPI.Exception:
@@ -128,7 +141,7 @@ class MpiEndpoint:
         return places
 
     def failed_ranks(self) -> frozenset[int]:
-        """Ranks known to have died, acknowledged."""
+        """Ranks known to have died; from then on probing any source works again."""
         if not self.fault_tolerant:
             return self._failed
         self._comm.Ack_failed()

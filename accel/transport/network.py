@@ -5,39 +5,23 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import struct
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from accel.errors import TransportError
 
 LOOPBACK = "127.0.0.1"
-_SIOCGIFADDR = 0x8915  # Linux, netdevice(7)
 _REACH_S = 3.0
 
 
 def addresses() -> list[str]:
     """IPv4 addresses of this host, those of loopback last."""
-    found = []
-    if sys.platform.startswith("linux"):
-        import fcntl
-
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            for _, name in socket.if_nameindex():
-                try:
-                    answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                except OSError:
-                    continue  # an interface without an IPv4 address
-                found.append(socket.inet_ntoa(answer[20:24]))
-    else:
-        try:
-            found = [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-        except socket.gaierror:
-            found = []
-    unique = dict.fromkeys([*found, LOOPBACK])
+    known = (address for interface in psutil.net_if_addrs().values() for address in interface)
+    unique = dict.fromkeys([*(one.address for one in known if one.family == socket.AF_INET), LOOPBACK])
     return sorted(unique, key=lambda address: address.startswith("127."))
 
 

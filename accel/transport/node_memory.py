@@ -14,17 +14,15 @@ import os
 import secrets
 import socket
 import struct
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from accel.errors import TransportError
-from accel.json_object import Json
 from accel.system.memory import anonymous_memory, read_all, write_all
 from accel.transport.base import PolicyUpdate
 
 _SEQUENCE = struct.Struct("<q")
-_HEADER = struct.Struct("<qqqqqq")
+_HEADER = struct.Struct("<qqqqq")
 _TOKEN_BYTES, _PAYLOAD_AT = 8, 4096
 _TRIES = 3
 
@@ -37,28 +35,29 @@ class PolicySlot:
 
     def __init__(self, file: int) -> None:
         self.file = file
-        self._sequence = self._payload_sequence = self._size = 0
-        self._seen = self._seen_payload = 0
+        self._sequence = self._size = 0
 
     def write(self, update: PolicyUpdate, payload: memoryview | None = None) -> None:
-        """Replace the policy; without a payload, the update's or one given apart, only its version."""
+        """Replace the policy; without a payload, the update's or one given apart, it has the same content as before."""
         if payload is None and update.payload is not None:
             payload = memoryview(update.payload)
         self._sequence += 1
         os.pwrite(self.file, _SEQUENCE.pack(self._sequence), 0)
         if payload is not None:
-            self._payload_sequence, self._size = self._sequence, len(payload)
+            self._size = len(payload)
             write_all(self.file, payload, _PAYLOAD_AT)
         self._sequence += 1
-        fields = (self._sequence, update.publication, update.content, update.version, self._payload_sequence)
-        os.pwrite(self.file, _HEADER.pack(*fields, self._size), 0)
+        fields = (self._sequence, update.publication, update.content, update.version, self._size)
+        os.pwrite(self.file, _HEADER.pack(*fields), 0)
 
-    def read(self, known: int | None = None, *, patient: bool = True) -> PolicyUpdate | None:
-        """A policy newer than the last one read; its payload too, unless that was read before.
+    def read(self, last: PolicyUpdate, *, patient: bool = False) -> PolicyUpdate | None:
+        """The policy, unless it is the last one or older.
 
         Args:
-            known: the content (see ``PolicyUpdate``) whose payload is not needed; None: that which was read last.
+            last: the last policy, from wherever it came; its payload does not matter.
             patient: wait while the writer writes; otherwise the answer is None then, as a writer may be gone.
+        Returns:
+            None: nothing newer. Without a payload it has the last one's.
         """
         tries = 0
         while patient or tries < _TRIES:
@@ -66,26 +65,23 @@ class PolicySlot:
             header = os.pread(self.file, _HEADER.size, 0)
             if len(header) < _HEADER.size:
                 return None
-            sequence, publication, content, version, payload_sequence, size = _HEADER.unpack(header)
-            if sequence == self._seen and known is None:
+            sequence, publication, content, version, size = _HEADER.unpack(header)
+            if publication <= last.publication:
                 return None
             if sequence % 2 == 0:
-                is_known = payload_sequence == self._seen_payload if known is None else content == known
-                payload = None if is_known else read_all(self.file, size, _PAYLOAD_AT)
+                payload = None if content == last.content else read_all(self.file, size, _PAYLOAD_AT)
                 if os.pread(self.file, _HEADER.size, 0) == header:
-                    self._seen, self._seen_payload = sequence, payload_sequence
                     return PolicyUpdate(version, payload, publication, content)
             os.sched_yield()
         return None
 
-    def publication(self) -> int:
-        """The number of the publication that it has; −1 in a ``NodeMemory`` without any."""
-        return int(_HEADER.unpack(os.pread(self.file, _HEADER.size, 0))[1])
+    def close(self) -> None:
+        """Give the file back; readers keep what they have opened."""
+        os.close(self.file)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where an actor's memory is.
+class Place(NamedTuple):
+    """Where an actor's memory is; a list in JSON.
 
     Attributes:
         node: ``node_name`` of its process. process, file: their numbers. token: what stands in it, hexadecimal.
@@ -96,19 +92,10 @@ class Place:
     file: int
     token: str
 
-    def to_json(self) -> Json:
-        """For a message."""
-        return {"node": self.node, "process": self.process, "file": self.file, "token": self.token}
-
     @classmethod
-    def from_json(cls, message: object) -> Place | None:
-        """Inverse of ``to_json``; None for anything else."""
-        if not isinstance(message, dict):
-            return None
-        try:
-            return cls(str(message["node"]), int(message["process"]), int(message["file"]), str(message["token"]))
-        except (KeyError, TypeError, ValueError):
-            return None
+    def of(cls, told: object) -> Place | None:
+        """From a message; None where that has none."""
+        return cls(*told) if isinstance(told, list | tuple) else None
 
 
 class NodeMemory(PolicySlot):
@@ -121,16 +108,11 @@ class NodeMemory(PolicySlot):
     def __init__(self, node: str) -> None:
         super().__init__(anonymous_memory())
         token = secrets.token_bytes(_TOKEN_BYTES)
-        os.pwrite(self.file, _HEADER.pack(0, -1, 0, 0, 0, 0) + token, 0)
+        os.pwrite(self.file, bytes(_HEADER.size) + token, 0)
         self.place = Place(node, os.getpid(), self.file, token.hex())
 
-    def close(self) -> None:
-        """Give it back; readers keep what they have opened."""
-        with suppress(OSError):
-            os.close(self.file)
 
-
-class NodeView:
+class NodeView(PolicySlot):
     """A reader of another's ``NodeMemory``, or of its own.
 
     Raises:
@@ -138,26 +120,13 @@ class NodeView:
     """
 
     def __init__(self, place: Place) -> None:
-        self._slot = PolicySlot(_open(place.process, place.file))
-        if os.pread(self._slot.file, _TOKEN_BYTES, _HEADER.size).hex() != place.token:
+        try:
+            super().__init__(os.open(f"/proc/{place.process}/fd/{place.file}", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise TransportError(f"memory of process {place.process} cannot be opened: {error.strerror}") from error
+        if os.pread(self.file, _TOKEN_BYTES, _HEADER.size).hex() != place.token:
             self.close()
             raise TransportError(f"process {place.process} is not the one that shares its policies")
-
-    def read(self, last: PolicyUpdate) -> PolicyUpdate | None:
-        """The policy, unless it is the last one or older.
-
-        Args:
-            last: the last policy, from wherever it came; its payload does not matter.
-        Returns:
-            None: nothing newer, or it is being written. Without a payload it has the last one's.
-        """
-        if self._slot.publication() <= last.publication:
-            return None
-        return self._slot.read(last.content, patient=False)
-
-    def close(self) -> None:
-        """Give back what was opened."""
-        os.close(self._slot.file)
 
 
 def node_name() -> str | None:
@@ -167,10 +136,3 @@ def node_name() -> str | None:
         return f"{socket.gethostname()} {kernel} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     except OSError:
         return None
-
-
-def _open(process: int, file: int) -> int:
-    try:
-        return os.open(f"/proc/{process}/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise TransportError(f"memory of process {process} cannot be opened: {error.strerror}") from error

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from contextlib import suppress
+from pathlib import Path
 
+from accel.system.machine import control_group_values
 from accel.transport.launcher import LaunchInfo
 
 _LOCAL_SIZE_VARIABLES = (
@@ -20,39 +22,22 @@ _LOCAL_SIZE_VARIABLES = (
 )
 
 
-def cores_for(info: LaunchInfo, local_size: int | None, cores: Sequence[int]) -> tuple[int, ...]:
-    """The cores of a rank on its host.
-
-    Actors take single cores from the end, the learner, which is the first rank of the first host, what is left.
-
-    Args:
-        info: the rank. local_size: ranks on this host, None when unknown. cores: what this process may use.
-    Returns:
-        All ``cores`` when their number does not suffice, or nobody knows how many ranks share them.
-    """
-    if local_size is None or local_size > len(cores) or local_size < 1:
-        return tuple(cores)
-    has_learner = info.rank == info.local_rank
-    if has_learner and info.local_rank == 0:
-        return tuple(cores[: len(cores) - (local_size - 1)])
-    return (cores[len(cores) - (info.local_rank if has_learner else info.local_rank + 1)],)
-
-
-def share_cores(
+def cores_for(
     info: LaunchInfo, local_size: int | None, cores: Sequence[int], place: tuple[int, int] | None
 ) -> tuple[int, ...]:
-    """The cores of a rank where several learn: one each, counted from the end; learners share out the rest.
+    """The cores of a rank on its host: one each, the last ones; learners share out the rest.
 
     Args:
         info: the rank. local_size: ranks on this host, None when unknown. cores: what this process may use.
         place: of a learner, its number among so many on its host; None: an actor.
     Returns:
-        All ``cores`` when their number does not suffice.
+        All ``cores`` when their number does not suffice, or nobody knows how many ranks share them.
     """
-    if local_size is None or local_size > len(cores):
+    if local_size is None or not 0 < local_size <= len(cores):
         return tuple(cores)
-    free = () if place is None else cores[: len(cores) - local_size][place[0] :: place[1]]
-    return (*free, cores[len(cores) - 1 - info.local_rank])
+    first = len(cores) - local_size
+    free = () if place is None else cores[:first][place[0] :: place[1]]
+    return (*free, cores[first + info.local_rank])
 
 
 def local_size(environment: Mapping[str, str]) -> int | None:
@@ -72,19 +57,13 @@ def local_size(environment: Mapping[str, str]) -> int | None:
     return nodes[int(node)] if node.isdigit() and int(node) < len(nodes) else None
 
 
-def pin_rank(info: LaunchInfo, learners: int = 1, place: tuple[int, int] | None = None) -> tuple[int, ...]:
-    """Pin this process and return its cores; a process that was bound already is left alone.
-
-    Args:
-        info: the rank. learners: of the job. place: where one of several learners runs, as for ``share_cores``.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        return tuple(range(os.cpu_count() or 1))
-    allowed = sorted(os.sched_getaffinity(0))
-    if len(allowed) < len(shared_cores(Path("/")) or range(os.cpu_count() or 1)):
-        return tuple(allowed)
+def pin_rank(info: LaunchInfo, place: tuple[int, int] | None = None) -> tuple[int, ...]:
+    """Pin this process and return its cores; one that was bound already is left alone. Args: as for ``cores_for``."""
+    allowed, shared = all_cores(), shared_cores(Path("/")) or range(os.cpu_count() or 1)
+    if not hasattr(os, "sched_setaffinity") or len(allowed) < len(shared):
+        return allowed
     ranks = info.size if info.launcher == "local" else local_size(os.environ)
-    chosen = cores_for(info, ranks, allowed) if learners == 1 else share_cores(info, ranks, allowed, place)
+    chosen = cores_for(info, ranks, allowed, place)
     os.sched_setaffinity(0, chosen)
     return chosen
 
@@ -95,30 +74,10 @@ def shared_cores(root: Path) -> frozenset[int]:
     Args:
         root: of the file system with ``proc`` and ``sys``.
     """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        groups = [(controllers, path) for _, controllers, path in (line.split(":", 2) for line in lines)]
-    except (OSError, ValueError):
-        return frozenset()
-    found = _group_of("cpuset", groups)
-    if found is not None:
-        return _cpuset(root / "sys/fs/cgroup/cpuset", found, "cpuset.effective_cpus")
-    unified = _group_of("", groups)
-    return frozenset() if unified is None else _cpuset(root / "sys/fs/cgroup", unified, "cpuset.cpus.effective")
-
-
-def _group_of(controller: str, groups: Sequence[tuple[str, str]]) -> str | None:
-    return next((path for controllers, path in groups if controller in controllers.split(",")), None)
-
-
-def _cpuset(mount: Path, group: str, name: str) -> frozenset[int]:
-    """What the nearest group says; a group without the controller has its parent's cores."""
-    path = PurePosixPath(group.lstrip("/"))
-    for part in (path, *path.parents):
-        try:
-            return parse_cores((mount / part / name).read_text())
-        except (OSError, ValueError):
-            continue
+    for controller, name in (("cpuset", "cpuset.effective_cpus"), ("", "cpuset.cpus.effective")):
+        for text in control_group_values(root, name, controller):
+            with suppress(ValueError):
+                return parse_cores(text)
     return frozenset()
 
 

@@ -56,10 +56,10 @@ class Relays:
         if (node := self._node_of(actor)) is None or actor in node.members or self._is_closed:
             return
         node.members.add(actor)
-        if node.relay is None and len(node.members) > 1:
+        if node.relay is None:
             self._elect(node)
-        elif node.relay is not None:
-            self._ask(actor, node)
+        else:
+            self._ask(actor, node.number, node.relay)
 
     def leave(self, actor: int, is_gone: bool = True) -> None:
         """An actor neither follows nor relays any more.
@@ -74,11 +74,10 @@ class Relays:
         if is_gone:
             self._asked.discard(actor)
         else:
-            self._release(actor)
+            self._ask(actor, node.number, None)
         if node.relay == actor:
             self._board.dissolve(actor)
-            node.relay = None
-            self._replace(node)
+            self._elect(node)
 
     def hear(self, actor: int, answer: Json) -> None:
         """An actor answered whether it can follow."""
@@ -93,30 +92,20 @@ class Relays:
         self._is_closed = True
         self._asked.clear()
 
-    def _replace(self, node: _Node) -> None:
-        if len(node.members) > 1 and not self._is_closed:
-            self._elect(node)
-        else:
-            for member in node.members:
-                self._release(member)
-
     def _elect(self, node: _Node) -> None:
+        """One of several members relays for all; one alone does without."""
         self._numbers += 1
-        node.relay, node.number = min(node.members), self._numbers
+        node.relay = min(node.members) if len(node.members) > 1 and not self._is_closed else None
+        node.number = self._numbers
         for actor in sorted(node.members):
-            self._ask(actor, node)
+            self._ask(actor, node.number, node.relay)
 
-    def _ask(self, actor: int, node: _Node) -> None:
-        if node.relay is not None:
-            self._asked.add(actor)
-            place = self._places[node.relay].to_json()
-            self._post(actor, "follow", {"number": node.number, "place": place})
-
-    def _release(self, actor: int) -> None:
-        """Tell an actor to follow nobody."""
-        if actor in self._asked:
-            self._asked.discard(actor)
-            self._post(actor, "follow", {"place": None})
+    def _ask(self, actor: int, number: int, relay: int | None) -> None:
+        """Ask an actor to follow a relay; None: nobody, which one that was never asked does anyway."""
+        if relay is not None or actor in self._asked:
+            (self._asked.discard if relay is None else self._asked.add)(actor)
+            place = None if relay is None else self._places[relay]
+            self._post(actor, "follow", {"number": number, "place": place})
 
     def _node_of(self, actor: int) -> _Node | None:
         place = self._places.get(actor)

@@ -1,4 +1,8 @@
-"""The actor's end over a carrier of messages: a ring of unroll buffers out, the newest policy in."""
+"""A rank's end for its actor, over a carrier of messages: a ring of unroll buffers out, the newest policy in.
+
+Nothing here waits: the process that acts has an ``ActorTransport`` of its own (``child_actor``), and what hands its
+unrolls on looks at both.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
-from accel.supervision.activity import Activity
-from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions, check_unroll_bytes
-from accel.transport.endpoint import Backoff, Endpoint, PeerFailed, Request
+from accel.transport.base import Bytes, PolicyUpdate
+from accel.transport.endpoint import Backoff, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
 from accel.transport.node_memory import NodeMemory, NodeView, Place, node_name
 from accel.transport.wire import (
@@ -29,8 +33,10 @@ from accel.transport.wire import (
     decode_message,
     decode_policy,
     encode_message,
-    open_policy,
 )
+
+if TYPE_CHECKING:
+    from accel.transport.mpi import MpiEndpoint
 
 _MAX_REPORTS_UNDER_WAY = 16
 _BEAT = encode_message("beat", {})
@@ -38,7 +44,7 @@ _HELP_S = {"hello": 1.0, "report": 0.02, "rejoined": 0.02}
 
 
 class RemoteActor:
-    """``ActorTransport`` over an ``Endpoint``. The learner's stream ends with a stop, this actor's with a goodbye.
+    """An actor's messages over an ``MpiEndpoint``. The learner's stream ends with a stop, this actor's with a goodbye.
 
     Args:
         node: what actors have in common of which one relays policies to the others; None: ``node_name``.
@@ -49,10 +55,9 @@ class RemoteActor:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: MpiEndpoint,
         group: LearnerGroup,
         *,
-        options: TransportOptions | None = None,
         formats: Mapping[str, int] | None = None,
         node: str | None = None,
     ) -> None:
@@ -61,43 +66,29 @@ class RemoteActor:
         self.stopping = False
         self._endpoint = endpoint
         self._learner, self._inference = group.learner, group.inference
-        self._options = options or TransportOptions()
         self.formats: Json = {"transport": WIRE_FORMAT, **(formats or {})}
-        self._ring: list[Bytes] = []
         self._free: list[Bytes] = []
-        self._lent: set[int] = set()
         self._sends: deque[tuple[Request, Bytes]] = deque()
         self._reports: deque[Request] = deque()
         self._scratch: Bytes = np.empty(0, np.uint8)
         self._receipt: tuple[int, Request, Bytes] | None = None
         self._welcomes: deque[Json] = deque()
         self._update: PolicyUpdate | None = None
-        self._last = PolicyUpdate(-1, None, -1)
+        self._last = PolicyUpdate(-1, None)
         self._node = node or node_name()
         self._memory: NodeMemory | None = None
         self._view: NodeView | None = None
         self._abort_text: str | None = None
         self._learner_gone = False
         self._closed = False
-        self._unroll_bytes: int | None = None
         self._beat: Request | None = None
         self._question: tuple[Request, Bytes] | None = None
         self._answer: tuple[Request | None, Bytes] | None = None
-        self.activity = Activity()
         self.fence: int | None = None
         atexit.register(self.close)
 
-    def welcome(self, timeout_s: float) -> Json:
-        """The learner's next message; see ``ActorTransport.welcome``."""
-        backoff = Backoff(timeout_s)
-        while (message := self.poll_welcome()) is None:
-            self._raise_if_over()
-            if not backoff.pause():
-                raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
-        return message
-
     def poll_welcome(self) -> Json | None:
-        """``welcome`` without a wait; None when there is none."""
+        """The learner's next message of the handshake, if any. Raises TransportError: it speaks other formats."""
         self._progress()
         if not self._welcomes:
             return None
@@ -115,7 +106,7 @@ class RemoteActor:
         """Answers the welcome, and says where others of this node would find policies that this actor relays."""
         if self._memory is None and self._node is not None:
             self._memory = NodeMemory(self._node)
-        place = None if self._memory is None else self._memory.place.to_json()
+        place = None if self._memory is None else self._memory.place
         self._post("hello", {"place": place, "message": message})
 
     def report(self, message: Json) -> None:
@@ -137,28 +128,9 @@ class RemoteActor:
         self.fence = None
         return True
 
-    def configure(self, unroll_bytes: int, in_flight: int | None = None, ring: Sequence[Bytes] | None = None) -> None:
-        """Fixes the size of an unroll; allocates the ring, unless it is given."""
-        check_unroll_bytes(unroll_bytes, self._unroll_bytes)
-        self._unroll_bytes = unroll_bytes
-        buffers = (in_flight or self._options.in_flight) + 1
-        self._ring = [np.zeros(unroll_bytes, np.uint8) for _ in range(buffers)] if ring is None else list(ring)
-        self._free = list(self._ring)
-
-    def acquire(self) -> Bytes:
-        """A free buffer; see ``ActorTransport.acquire``."""
-        if self._unroll_bytes is None:
-            raise TransportError("configure() the transport before acquire()")
-        backoff = Backoff(None)
-        while True:
-            self._progress()
-            self._raise_if_over()
-            buffer = self.try_acquire()
-            if buffer is not None:
-                return buffer
-            if not self._sends:
-                raise TransportError("every buffer is acquired already; push one before acquiring another")
-            backoff.pause()
+    def share(self, ring: Sequence[Bytes]) -> None:
+        """The buffers of unrolls, all of them free now."""
+        self._free = list(ring)
 
     def try_acquire(self) -> Bytes | None:
         """A free buffer if there is one."""
@@ -166,15 +138,10 @@ class RemoteActor:
             self._reap()
             if not self._free:
                 return None
-        buffer = self._free.pop()
-        self._lent.add(id(buffer))
-        return buffer
+        return self._free.pop()
 
     def push(self, buffer: Bytes) -> None:
         """Sends an acquired buffer."""
-        if id(buffer) not in self._lent:
-            raise TransportError("push() takes a buffer from acquire(), once")
-        self._lent.discard(id(buffer))
         self._sends.append((self._guarded_send(buffer, TAG_UNROLL), buffer))
 
     def pull(self) -> PolicyUpdate | None:
@@ -227,23 +194,13 @@ class RemoteActor:
         self._question = self._answer = None
         return True
 
-    def wait_policy(self, timeout_s: float) -> PolicyUpdate:
-        """Waits for a policy."""
-        backoff = Backoff(timeout_s)
-        while True:
-            update = self.pull()
-            self._raise_if_over()
-            if update is not None:
-                return update
-            if not backoff.pause():
-                raise TransportError(f"no policy from the learner within {timeout_s:g} s")
-
     def pump(self) -> None:
         """Lets transfers progress."""
         self._progress()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Ends both streams in order; see ``ActorTransport.close``."""
+        """Says goodbye after everything pushed has been taken, then waits for the learner's answer. Never raises; with
+        a dead learner returns at once."""
         if self._closed:
             return
         self._closed = True
@@ -355,21 +312,21 @@ class RemoteActor:
 
     def _take(self, tag: int, buffer: Bytes) -> None:
         if tag == TAG_POLICY:
-            self._take_own(decode_policy(buffer.data))
+            self._take_own(*decode_policy(buffer.data))
         elif tag == TAG_RELAY and self._memory is not None:
-            self._memory.write(*open_policy(buffer.data))
+            self._memory.write(*decode_policy(buffer.data))
         elif tag == TAG_MESSAGE:
             self._obey(*decode_message(buffer.data))
         else:
             raise TransportError(f"a message with the foreign tag {tag} arrived from the learner")
 
-    def _take_own(self, update: PolicyUpdate) -> None:
+    def _take_own(self, update: PolicyUpdate, payload: memoryview | None) -> None:
         """A policy for this actor alone, which it may know from its relay already."""
-        last = self._last
-        if self._view is not None and update.publication <= last.publication:
+        if self._view is not None and update.publication <= self._last.publication:
             return
-        is_known = update.content == last.content > 0
-        self._accept(replace(update, payload=None) if is_known else update)
+        if payload is not None and update.content != self._last.content:
+            update = replace(update, payload=bytes(payload))
+        self._accept(update)
 
     def _accept(self, update: PolicyUpdate) -> None:
         self._last = replace(update, payload=None)
@@ -388,7 +345,7 @@ class RemoteActor:
         return self._view is not None
 
     def _obey_follow(self, body: Json) -> None:
-        place = Place.from_json(body.get("place"))
+        place = Place.of(body.get("place"))
         follows = self._follow(place)
         if place is not None:
             answer = encode_message("follows", {"number": body.get("number"), "follows": follows})
@@ -408,12 +365,6 @@ class RemoteActor:
                 self._abort_text = str(body.get("message", ""))
         else:
             raise TransportError(f"the learner sent an unknown kind of message: {kind}")
-
-    def _raise_if_over(self) -> None:
-        if self._abort_text is not None:
-            raise Aborted(self._abort_text)
-        if self.stopping:
-            raise Stopped("the learner asked this actor to stop")
 
     def _learner_failed(self, error: PeerFailed | None) -> TransportError:
         self._learner_gone = True

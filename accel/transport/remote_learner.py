@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.clock import AwakeClock
 from accel.transport.base import Arrival, Bytes, TransportOptions, check_unroll_bytes
-from accel.transport.endpoint import Backoff, Endpoint, Incoming, PeerFailed, Request
+from accel.transport.endpoint import Backoff, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
 from accel.transport.node_memory import Place
 from accel.transport.policy_board import PolicyBoard
@@ -28,6 +30,9 @@ from accel.transport.wire import (
     encode_message,
 )
 
+if TYPE_CHECKING:
+    from accel.transport.mpi import MpiEndpoint, MpiIncoming
+
 _INBOX_LIMIT = 4096
 _CLOSE_TIMEOUT_S = 5.0
 # A network may need this side's help to open connections, and nobody knows when the learner calls again.
@@ -38,17 +43,17 @@ _RELAY_SILENCE = 0.5  # Of the silence after which an actor is fenced off.
 
 
 class RemoteLearner:
-    """``LearnerTransport`` over an ``Endpoint``.
+    """``LearnerTransport`` over an ``MpiEndpoint``.
 
     Attributes:
         others: takes messages of ranks that are none of this learner's actors; None: they are an error.
     """
 
-    others: Callable[[Incoming], None] | None = None
+    others: Callable[[MpiIncoming], None] | None = None
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: MpiEndpoint,
         group: LearnerGroup,
         *,
         options: TransportOptions | None = None,
@@ -70,17 +75,16 @@ class RemoteLearner:
         self._silent: dict[int, int] = {}
         self._invited: set[int] = set()
         self._lost: set[int] = set()
-        self._doubted: set[int] = set()
         self._fences = 0
         self._heard_s: dict[int, float] = {}
-        self._clock, self._looked_s = AwakeClock(_LISTENS_S), 0.0
+        self._clock, self._look_s = AwakeClock(2.0 * _LISTENS_S), 0.0
         self._told_to_stop: set[int] = set()
         self._outbox = _Outbox(endpoint, ranks)
-        self._relays = Relays(self._outbox.board, self._post)
+        self._relays = Relays(self._outbox.board, self._outbox.post)
         if self._inference is not None:
             for actor in range(self.actors):
                 self._outbox.board.forget(actor)  # policies go to the inference rank only
-        self._receipts = _Receipts(endpoint.is_done)
+        self._receipts: deque[tuple[int, int, Request, Bytes]] = deque()
         self._ready: deque[Arrival] = deque()
         self._inbox: list[tuple[int, Json]] = []
         self._pool: UnrollPool | None = None
@@ -109,9 +113,8 @@ class RemoteLearner:
 
     def welcome(self, message: Json) -> None:
         """Sends every actor a message, with the formats that this learner speaks; see ``LearnerTransport.welcome``."""
-        encoded = encode_message("welcome", {"formats": self._formats, "message": message})
         for actor in sorted(self._alive):
-            self._outbox.post(actor, encoded)
+            self._outbox.post(actor, "welcome", {"formats": self._formats, "message": message})
         backoff = Backoff(_WELCOME_HELP_S)
         while not self._outbox.is_empty and backoff.pause():
             self._advance_sends()
@@ -124,7 +127,7 @@ class RemoteLearner:
 
     def configure(self, unroll_bytes: int) -> None:
         """Fixes the size of an unroll."""
-        check_unroll_bytes(unroll_bytes, self._pool.unroll_bytes if self._pool else None)
+        check_unroll_bytes(unroll_bytes)
         self._pool = UnrollPool(unroll_bytes, self._options)
 
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
@@ -156,26 +159,29 @@ class RemoteLearner:
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Stops the actors and drains; see ``LearnerTransport.stop``."""
-        return self._end(encode_message("stop", {}), timeout_s)
+        return self._end("stop", {}, timeout_s)
 
     def abort(self, message: str, timeout_s: float = 5.0) -> frozenset[int]:
         """Stops the actors with an error."""
-        return self._end(encode_message("abort", {"message": message}), timeout_s)
+        return self._end("abort", {"message": message}, timeout_s)
 
     def close(self) -> None:
         """Stops the actors unless they were stopped."""
         if not self._ended:
             self.stop(_CLOSE_TIMEOUT_S)
 
-    def _end(self, encoded: bytes, timeout_s: float) -> frozenset[int]:
+    def _end(self, kind: str, body: Json, timeout_s: float) -> frozenset[int]:
         self._ended = True
         self._relays.close()
         atexit.unregister(self.close)
-        self._start_draining()
+        self._draining = True
+        for arrival in self._ready:
+            self._drop(arrival.buffer)
+        self._ready.clear()
         for actor in sorted(self._alive - {self._inference}):
-            self._tell_to_stop(actor, encoded)
+            self._tell_to_stop(actor, kind, body)
         for actor in sorted(self._silent):  # Nobody waits for them; they end when they hear of it.
-            self._tell_to_stop(actor, encoded)
+            self._tell_to_stop(actor, kind, body)
             self._outbox.forget(actor)
         backoff, failure = Backoff(timeout_s), None
         while True:
@@ -184,7 +190,7 @@ class RemoteLearner:
             except TransportError as error:
                 failure = error  # Whoever sent nonsense must not keep the others from an orderly end.
             if self._inference is not None and self._alive == {self._inference}:
-                self._tell_to_stop(self._inference, encoded)  # It answers as long as somebody may ask.
+                self._tell_to_stop(self._inference, kind, body)  # It answers as long as somebody may ask.
             # An actor's goodbye is taken after all that it sent; what others have under way may never arrive.
             if not self._alive and self._outbox.is_empty:
                 break
@@ -193,13 +199,6 @@ class RemoteLearner:
         if failure is not None:
             raise failure
         return frozenset(self._alive)
-
-    def _start_draining(self) -> None:
-        self._draining = True
-        for arrival in self._ready:
-            if self._pool is not None:
-                self._pool.put_back(arrival.buffer)
-        self._ready.clear()
 
     def _progress(self) -> None:
         """Matches what has arrived, hands on what is complete, and moves sends along. Never waits."""
@@ -227,17 +226,16 @@ class RemoteLearner:
 
     def _watch(self, silence_s: float) -> None:
         """Fences silent actors off. Time in which this process itself did not listen is nobody's silence."""
-        if self._clock.look() < self._looked_s + _LISTENS_S or self._draining:
+        if time.monotonic() < self._look_s or self._draining:
             return
-        self._looked_s = self._clock.s
+        self._look_s = time.monotonic() + _LISTENS_S
+        self._clock.look()
         for actor in self._relays.relays:
             if self._clock.s - self._heard_s.get(actor, self._clock.s) > _RELAY_SILENCE * silence_s:
-                self._doubted.add(actor)  # Others would wait for it.
-                self._relays.leave(actor, is_gone=False)
+                self._relays.leave(actor, is_gone=False)  # Others would wait for it.
         for actor, heard_s in self._heard_s.items():
             silent_s = self._clock.s - heard_s
-            if actor in self._doubted and silent_s < _RELAY_SILENCE * silence_s:
-                self._doubted.discard(actor)
+            if actor in self._alive and silent_s < _RELAY_SILENCE * silence_s:
                 self._relays.come_back(actor)
             if actor in self._alive and silent_s > silence_s:
                 self._set_alive(actor, False)
@@ -260,10 +258,10 @@ class RemoteLearner:
                 self._relays.come_back(actor)
         elif kind == "goodbye":
             self._lose(actor)
-            self._tell_to_stop(actor, encode_message("stop", {}))
+            self._tell_to_stop(actor, "stop", {})
         elif kind == "beat" and actor not in self._invited:
             self._invited.add(actor)
-            self._outbox.post(actor, encode_message("rejoin", {"fence": fence}))
+            self._outbox.post(actor, "rejoin", {"fence": fence})
 
     def _lose(self, actor: int) -> None:
         del self._silent[actor]
@@ -276,11 +274,12 @@ class RemoteLearner:
             has_room = len(self._receipts) < 2 * len(self._actor_of)
         else:
             # What a silent actor has under way may never arrive, and must not keep the others out.
-            taken_ahead = self._receipts.unrolls(self._alive) + len(self._ready)
+            coming = sum(tag == TAG_UNROLL and actor in self._alive for actor, tag, *_ in self._receipts)
+            taken_ahead = coming + len(self._ready)
             has_room = self._pool is not None and taken_ahead < self._options.prefetch
         return self._endpoint.any_tag if has_room else TAG_MESSAGE
 
-    def _match(self, incoming: Incoming) -> None:
+    def _match(self, incoming: MpiIncoming) -> None:
         actor = self._actor_of.get(incoming.source)
         if actor is None and self.others is not None:
             self.others(incoming)
@@ -293,23 +292,30 @@ class RemoteLearner:
         pooled = incoming.tag == TAG_UNROLL and pool is not None and incoming.nbytes == pool.unroll_bytes
         buffer = pool.take() if pool and pooled else np.empty(incoming.nbytes, np.uint8)
         try:
-            self._receipts.add(actor, incoming, buffer)
+            self._receipts.append((actor, incoming.tag, incoming.receive(buffer), buffer))
         except PeerFailed:
             self._drop(buffer)
             raise
 
     def _finish_receipts(self) -> None:
-        complete, failed = self._receipts.finished()
-        for _, _, buffer in failed:
-            self._drop(buffer)
-        if failed:
-            self._bury()
+        """Takes what is complete, in the order in which each actor sent it."""
+        busy, found_dead = set[int](), False
         refusal: TransportError | None = None
-        for actor, tag, buffer in complete:
+        for _ in range(len(self._receipts)):
+            actor, tag, request, buffer = receipt = self._receipts.popleft()
             try:
-                self._take(actor, tag, buffer)
+                if actor in busy or not self._endpoint.is_done(request):
+                    busy.add(actor)
+                    self._receipts.append(receipt)
+                else:
+                    self._take(actor, tag, buffer)
+            except PeerFailed:
+                self._drop(buffer)
+                found_dead = True
             except TransportError as error:
                 refusal = refusal or error
+        if found_dead:
+            self._bury()
         if refusal is not None:
             raise refusal
 
@@ -338,7 +344,7 @@ class RemoteLearner:
     def _take_message(self, actor: int, kind: str, body: Json) -> None:
         if kind == "goodbye":
             self._set_alive(actor, False)
-            self._tell_to_stop(actor, encode_message("stop", {}))
+            self._tell_to_stop(actor, "stop", {})
         elif actor == self._inference and kind == "report" and "error" in body:
             raise TransportError(f"the inference rank failed: {body['error']}")
         elif kind == "follows":
@@ -354,21 +360,18 @@ class RemoteLearner:
 
     def _take_hello(self, actor: int, body: Json) -> Json:
         """Of a hello, what is not the transport's."""
-        if self._inference is None and self._options.relays:
-            self._relays.join(actor, Place.from_json(body.get("place")))
+        if self._inference is None:
+            self._relays.join(actor, Place.of(body.get("place")))
         message = body.get("message")
         return message if isinstance(message, dict) else {}
 
-    def _post(self, actor: int, kind: str, body: Json) -> None:
-        self._outbox.post(actor, encode_message(kind, body))
-
-    def _tell_to_stop(self, actor: int, encoded: bytes) -> None:
+    def _tell_to_stop(self, actor: int, kind: str, body: Json) -> None:
         """The last message that an actor gets."""
         if actor not in self._told_to_stop:
             self._told_to_stop.add(actor)
             self._relays.leave(actor)
             self._outbox.board.forget(actor)
-            self._outbox.post(actor, encoded)
+            self._outbox.post(actor, kind, body)
 
     def _advance_sends(self) -> None:
         if self._outbox.advance():
@@ -434,7 +437,7 @@ class _Outbox:
     there are: sends under way are looked at ``_LOOKS`` at a time, in turns.
     """
 
-    def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
+    def __init__(self, endpoint: MpiEndpoint, ranks: tuple[int, ...]) -> None:
         self.board = PolicyBoard(len(ranks))
         self._endpoint = endpoint
         self._ranks = ranks
@@ -448,9 +451,9 @@ class _Outbox:
         """Whether nothing is under way."""
         return not self._under_way
 
-    def post(self, actor: int, encoded: bytes) -> None:
+    def post(self, actor: int, kind: str, body: Json) -> None:
         """Starts sending a message; ``advance`` reports it if the actor is dead."""
-        self._send(actor, encoded, TAG_MESSAGE)
+        self._send(actor, encode_message(kind, body), TAG_MESSAGE)
 
     def advance(self) -> bool:
         """Forgets what is complete and starts the policies whose turn has come. Whether a receiver was found dead."""
@@ -458,7 +461,8 @@ class _Outbox:
             for actor in self._completed():
                 self._busy.discard(actor)
                 self._offer(actor)
-        for actor in self.board.take_news():
+        news, self.board.news = self.board.news, {}
+        for actor in news:
             self._offer(actor)
         found, self._found_dead = self._found_dead, False
         return found
@@ -496,43 +500,3 @@ class _Outbox:
         self._under_way.append((actor, tag != TAG_MESSAGE, send))
         if tag != TAG_MESSAGE:
             self._busy.add(actor)
-
-
-class _Receipts:
-    """Receives under way, handed on in the order in which each actor sent them."""
-
-    def __init__(self, is_done: Callable[[Request], bool]) -> None:
-        self._is_done = is_done
-        self._under_way: deque[tuple[int, int, Request, Bytes]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._under_way)
-
-    def unrolls(self, actors: Set[int]) -> int:
-        """How many unrolls of these actors are under way."""
-        return sum(tag == TAG_UNROLL and actor in actors for actor, tag, _, _ in self._under_way)
-
-    def add(self, actor: int, incoming: Incoming, buffer: Bytes) -> None:
-        """Starts receiving a matched message."""
-        request = incoming.receive(buffer)
-        self._under_way.append((actor, incoming.tag, request, buffer))
-
-    def finished(self) -> tuple[list[tuple[int, int, Bytes]], list[tuple[int, int, Bytes]]]:
-        """(complete, failed) receives as (actor, tag, buffer). Skips an actor whose earlier message is under way."""
-        complete: list[tuple[int, int, Bytes]] = []
-        failed: list[tuple[int, int, Bytes]] = []
-        busy: set[int] = set()
-        for _ in range(len(self._under_way)):
-            entry = self._under_way.popleft()
-            actor, tag, request, buffer = entry
-            try:
-                done = actor not in busy and self._is_done(request)
-            except PeerFailed:
-                failed.append((actor, tag, buffer))
-                continue
-            if done:
-                complete.append((actor, tag, buffer))
-            else:
-                busy.add(actor)
-                self._under_way.append(entry)
-        return complete, failed

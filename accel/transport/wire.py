@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import cast
 
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import PolicyUpdate
 
-WIRE_FORMAT = 3
+WIRE_FORMAT = 4
 MAX_MESSAGE_BYTES = 1 << 20
 
 # Away from the small numbers that other code on the same communicator tends to use.
@@ -62,7 +61,7 @@ def encode_policy(update: PolicyUpdate) -> bytes:
     return b"".join((_POLICY_HEADER.pack(_POLICY_MAGIC, payload is not None, *numbers), payload or b""))
 
 
-def open_policy(frame: memoryview) -> tuple[PolicyUpdate, memoryview | None]:
+def decode_policy(frame: memoryview) -> tuple[PolicyUpdate, memoryview | None]:
     """(update without its payload, the payload within the frame).
 
     Raises TransportError for anything that is not ``encode_policy``'s.
@@ -74,12 +73,6 @@ def open_policy(frame: memoryview) -> tuple[PolicyUpdate, memoryview | None]:
         raise TransportError("a foreign or damaged policy message arrived; do all ranks run the same version?")
     payload = frame[_POLICY_HEADER.size :] if has_payload else None
     return PolicyUpdate(version, None, publication, content), payload
-
-
-def decode_policy(frame: memoryview) -> PolicyUpdate:
-    """Inverse of ``encode_policy``. Raises TransportError for anything else."""
-    update, payload = open_policy(frame)
-    return update if payload is None else replace(update, payload=bytes(payload))
 
 
 def check_formats(learner: Mapping[str, object], actor: Mapping[str, object]) -> None:

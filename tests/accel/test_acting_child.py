@@ -37,13 +37,9 @@ def memory() -> Iterator[ActorMemory]:
 @pytest.fixture
 def its(memory: ActorMemory) -> Iterator[ActorMemory]:
     """The child's, on files of its own as in another process."""
-    its = adopted(memory)
+    its = ActorMemory([os.dup(file) for file in memory.files])
     yield its
     its.close()
-
-
-def adopted(memory: ActorMemory) -> ActorMemory:
-    return ActorMemory([os.dup(file) for file in memory.files])
 
 
 @pytest.fixture
@@ -59,22 +55,6 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 def ours(ends: tuple[Channel, Channel]) -> Channel:
     """The rank's."""
     return ends[0]
-
-
-def test_the_newest_policy_is_read_once_and_its_payload_only_when_it_changed(
-    memory: ActorMemory, its: ActorMemory
-) -> None:
-    read = its.policies.read
-    assert read() is None
-    memory.policies.write(PolicyUpdate(1, b"A" * 9000))
-    memory.policies.write(PolicyUpdate(2, b"B" * 90))
-    assert read() == PolicyUpdate(2, b"B" * 90) and read() is None
-    memory.policies.write(PolicyUpdate(3, None))
-    assert read() == PolicyUpdate(3, None)
-    memory.policies.write(PolicyUpdate(4, b"C" * 30_000))
-    memory.policies.write(PolicyUpdate(5, None))
-    assert read() == PolicyUpdate(5, b"C" * 30_000), "the payload came with a version that was skipped"
-    assert adopted(memory).policies.read() == PolicyUpdate(5, b"C" * 30_000)
 
 
 def test_unrolls_are_in_the_same_memory(memory: ActorMemory, its: ActorMemory) -> None:
@@ -154,7 +134,7 @@ def test_a_child_process_whose_rank_is_gone_ends_without_a_traceback(memory: Act
 def test_a_policy_is_waited_for(memory: ActorMemory, child: ChildActor) -> None:
     with pytest.raises(TransportError, match=r"no policy from the learner within 0\.1 s"):
         child.wait_policy(0.1)
-    threading.Timer(0.2, lambda: memory.policies.write(PolicyUpdate(3, np.arange(9).tobytes()))).start()
+    threading.Timer(0.2, lambda: memory.policies.write(PolicyUpdate(3, np.arange(9).tobytes(), 1, 1))).start()
     assert child.wait_policy(10.0).version == 3 and child.pull() is None
 
 

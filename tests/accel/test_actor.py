@@ -26,7 +26,7 @@ LIMIT_S = 500.0  # far beyond what anything takes: only a hang gets there
 @contextmanager
 def acting(config: TrainConfig) -> Iterator[tuple[ActorProcesses, dict[str, bytes], UnrollLayout]]:
     """An actor in a process of its own, which has the policy of version 1."""
-    options = TransportOptions(in_flight=config.acting.unrolls_in_flight)
+    options = TransportOptions()
     learner = ActorProcesses(1, lambda number: command(LaunchInfo(number + 1, 2, number + 1, "local")), options)
     try:
         learner.welcome(ActorConfig.of(config).to_json())
@@ -58,7 +58,7 @@ def test_an_actor_that_waited_for_the_learner_acts_with_the_policy_of_then() -> 
     config = config_for("mlp:16x1", "fp32", **SMALL)
     with acting(config) as (learner, payload, layout):
         before, until = config.acting.unrolls_in_flight + 1, time.monotonic() + LIMIT_S
-        while learner.hub.under_way[0] < before:  # until it waits for a buffer
+        while learner.under_way[0] < before:  # until it waits for a buffer
             learner.pump(0.1)
             assert time.monotonic() < until
         learner.publish(2, payload)

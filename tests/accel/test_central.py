@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from accel.acting.central import CentralPolicy, Message, PolicyBatcher, Tensor
+from accel.acting.central import CentralPolicy, PolicyBatcher, message_bytes, open_message, row_of
 from accel.acting.policy import SessionPolicy
 from accel.compressors.errors import ArtifactError
 from accel.errors import TransportError
@@ -135,9 +135,9 @@ def test_a_question_for_another_policy_is_refused() -> None:
     name = "mlp:16x2"
     batcher = PolicyBatcher(("fp32",))
     batcher.load(update_of(compressed(make_network(config_for(name, "fp32")), name, "fp32"), 1))
-    message = Message.of([Tensor("observations", "float32", (7,))])  # its network takes six numbers
-    question = np.zeros(message.nbytes(2), np.uint8)
-    message.views(question, 2)[0][...] = 2, 0
+    row = row_of([("observations", "float32", (7,))])  # its network takes six numbers
+    question = np.zeros(message_bytes(row, 2), np.uint8)
+    open_message(question, row, 2)[0][...] = 2, 0
     with pytest.raises(TransportError, match="other policies"):
         batcher.answer([(0, question)])
     with pytest.raises(TransportError, match="no header"):

@@ -70,7 +70,7 @@ from accel.sweep.population import lineage
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study
 from accel.sweep.sweep_file import load_sweep_file
-from accel.transport import detect_launch
+from accel.transport.launcher import detect_launch
 from tests.accel.mutations import (
     Mutation,
     as_json,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel.transport.launcher import LaunchInfo
-from accel.transport.pinning import cores_for, free_cores, local_size, parse_cores, share_cores, shared_cores
+from accel.transport.pinning import cores_for, free_cores, local_size, parse_cores, shared_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,19 +19,22 @@ def info(rank: int, local_rank: int) -> LaunchInfo:
 
 
 def test_the_learner_takes_what_single_cores_of_its_actors_leave() -> None:
-    assert cores_for(info(0, 0), 3, range(8)) == (0, 1, 2, 3, 4, 5)
-    taken = [cores_for(info(rank, rank), 8, range(8)) for rank in range(8)]
+    assert cores_for(info(0, 0), 3, range(8), (0, 1)) == (0, 1, 2, 3, 4, 5)
+    taken = [cores_for(info(rank, rank), 8, range(8), None if rank else (0, 1)) for rank in range(8)]
     assert sorted(taken) == [(core,) for core in range(8)]
 
 
 def test_a_host_of_actors_alone_gives_each_its_core() -> None:
-    taken = [cores_for(info(4 + local, local), 4, range(4)) for local in range(4)]
+    taken = [cores_for(info(4 + local, local), 4, range(4), None) for local in range(4)]
     assert sorted(taken) == [(core,) for core in range(4)]
 
 
 @pytest.mark.parametrize("size", [None, 0, 5])
-def test_nobody_is_pinned_where_cores_do_not_suffice_or_ranks_are_unknown(size: int | None) -> None:
-    assert cores_for(info(1, 1), size, range(4)) == (0, 1, 2, 3)
+@pytest.mark.parametrize("place", [None, (0, 2)])
+def test_nobody_is_pinned_where_cores_do_not_suffice_or_ranks_are_unknown(
+    size: int | None, place: tuple[int, int] | None
+) -> None:
+    assert cores_for(info(1, 1), size, range(4), place) == (0, 1, 2, 3)
 
 
 def test_torch_gets_the_cores_that_actors_leave_and_one_at_least() -> None:
@@ -109,9 +112,7 @@ def test_a_process_that_was_bound_is_left_alone_and_a_free_one_pinned() -> None:
 
 def test_several_learners_share_out_what_no_rank_has() -> None:
     """Two learners and three actors on eight cores: every core once, and three are free for the learners."""
-    learners = [share_cores(info(rank, rank), 5, range(8), (rank, 2)) for rank in range(2)]
-    actors = [share_cores(info(rank, rank), 5, range(8), None) for rank in range(2, 5)]
+    learners = [cores_for(info(rank, rank), 5, range(8), (rank, 2)) for rank in range(2)]
+    actors = [cores_for(info(rank, rank), 5, range(8), None) for rank in range(2, 5)]
     assert [len(cores) for cores in learners] == [3, 2] and all(len(cores) == 1 for cores in actors)
     assert sorted(core for cores in learners + actors for core in cores) == list(range(8))
-    assert share_cores(info(0, 0), 5, range(4), (0, 2)) == tuple(range(4))
-    assert share_cores(info(0, 0), None, range(4), (0, 2)) == tuple(range(4))

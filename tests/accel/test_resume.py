@@ -19,7 +19,8 @@ from accel.learning.session import Session
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job, check_config
-from accel.transport import LocalTransport, TransportOptions
+from accel.transport.base import TransportOptions
+from accel.transport.local import LocalTransport
 
 
 def never() -> str | None:
@@ -29,13 +30,13 @@ def never() -> str | None:
 def open_session(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> Session:
     """As ``run_session`` does it, without the run."""
     job = Job(check_config(config))
-    transport = LocalTransport(1, options=TransportOptions(in_flight=1, max_held=job.config.store.held_unrolls + 1))
+    transport = LocalTransport(1, options=TransportOptions(max_held=job.config.store.held_unrolls + 1))
     local = InlineActor(transport.actor(0))
     told = ActorConfig.of(job.config, schemes=("fp32", "int8"), restart=run.next_restart())
     transport.learner.welcome(told.to_json())
     local.join()
     group = wait_for_actors(transport.learner, 5.0, never)
-    session = Session(job, run, group, LearnerPlace(transport.learner, stop, (0,)), local.actor)
+    session = Session(job, run, group, LearnerPlace(transport.learner, stop, (0,)), local)
     transport.learner.welcome(session.learner.agreement.to_json())
     return session
 

@@ -40,8 +40,7 @@ from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.runs.checkpoint import CheckpointState, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
-from accel.transport import LocalTransport
-from accel.transport.local import LocalLearner
+from accel.transport.local import LocalLearner, LocalTransport
 from tests.accel import late_report
 from tests.contracts.ranks import ROOT
 
@@ -516,9 +515,9 @@ def test_actors_are_looked_after_in_the_middle_of_an_update(
         assert isinstance(transport, LocalLearner)
 
         def update(*arguments: Any) -> Update:
-            transport.hub.inbox.append((0, {"warning": "the simulator is warm"}))
+            transport.inbox.append((0, {"warning": "the simulator is warm"}))
             done = learn(*arguments)
-            unread.append(len(transport.hub.inbox))
+            unread.append(len(transport.inbox))
             return done
 
         monkeypatch.setattr(loop.algorithm, "update", update)

@@ -18,7 +18,7 @@ pytestmark = [
 PROGRAM = """
 import numpy as np
 from accel.errors import TransportError
-from accel.transport import detect_launch
+from accel.transport.launcher import detect_launch
 from accel.transport.mpi import join_world
 
 endpoint = join_world(detect_launch(), 60.0)
@@ -59,7 +59,7 @@ SUMS = """
 from types import SimpleNamespace
 import torch
 from accel.learning.process_group import join_learners
-from accel.transport import detect_launch
+from accel.transport.launcher import detect_launch
 from accel.transport.learners import LearnerLink
 from accel.transport.mpi import join_world
 

@@ -12,12 +12,15 @@ from collections.abc import Callable
 
 from accel.errors import TransportError
 from accel.system.signals import end_with_parent
-from accel.transport import Role, Stopped, Topology, TransportOptions, connect, detect_launch, join_world, mpi
-from accel.transport.base import Bytes
-from accel.transport.remote_actor import RemoteActor
+from accel.transport import mpi
+from accel.transport.base import Bytes, Stopped, TransportOptions
+from accel.transport.join import join_world
+from accel.transport.launcher import Role, Topology, detect_launch
 from accel.transport.remote_learner import RemoteLearner
+from tests.contracts.rank_ends import WaitingActor, connect
 
 UNROLL_BYTES = 1 << 18
+IN_FLIGHT = 2
 SILENT = sys.argv[1] in ("silent_actor", "late_unrolls", "stopped_relay")
 OPTIONS = TransportOptions(silence_s=4.0, prefetch=1) if SILENT else TransportOptions()
 PATIENCE_S = 60.0  # Beyond what an answer takes on any machine.
@@ -53,18 +56,18 @@ def take_until(transport: RemoteLearner, enough: Callable[[list[int]], object]) 
     return counts
 
 
-def act(transport: RemoteActor, unrolls: int | None = None) -> None:
+def act(transport: WaitingActor, unrolls: int | None = None) -> None:
     """Welcome, then so many unrolls; None: for as long as it is allowed to."""
     transport.welcome(PATIENCE_S)
     transport.hello({})
-    transport.configure(UNROLL_BYTES)
+    transport.configure(UNROLL_BYTES, IN_FLIGHT)
     say(actor=transport.actor, pid=os.getpid())
     for _ in itertools.count() if unrolls is None else range(unrolls):
         transport.push(wait_for_buffer(transport))
         transport.pull()
 
 
-def wait_for_buffer(transport: RemoteActor) -> Bytes:
+def wait_for_buffer(transport: WaitingActor) -> Bytes:
     """A free buffer, with signs of life meanwhile."""
     while not transport.stopping:
         if (buffer := transport.try_acquire()) is not None:
@@ -75,7 +78,7 @@ def wait_for_buffer(transport: RemoteActor) -> Bytes:
     return transport.acquire()
 
 
-def act_to_the_end(transport: RemoteActor) -> None:
+def act_to_the_end(transport: WaitingActor) -> None:
     """``act``, ended in order and told."""
     try:
         act(transport)
@@ -87,13 +90,13 @@ def act_to_the_end(transport: RemoteActor) -> None:
         transport.close(PATIENCE_S)
 
 
-def killed_actor(transport: RemoteLearner | RemoteActor) -> None:
+def killed_actor(transport: RemoteLearner | WaitingActor) -> None:
     """An actor is killed in the middle of large sends; the learner carries on with the others."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
         before = take_until(transport, lambda _: transport.dead())
         # What the dead actor had sent whole may still arrive: the learner has taken it ahead, or it is on the way.
-        left = OPTIONS.prefetch + OPTIONS.in_flight + 1
+        left = OPTIONS.prefetch + IN_FLIGHT + 1
         take_until(transport, lambda counts: sum(counts) >= left or not transport.alive())
         after = take_until(transport, lambda counts: all(counts[actor] for actor in transport.alive()))
         alive, dead = sorted(transport.alive()), sorted(transport.dead())
@@ -107,7 +110,7 @@ def killed_actor(transport: RemoteLearner | RemoteActor) -> None:
         act_to_the_end(transport)
 
 
-def killed_before_hello(transport: RemoteLearner | RemoteActor) -> None:
+def killed_before_hello(transport: RemoteLearner | WaitingActor) -> None:
     """An actor dies before it says a word, with the learner's welcome on its way to it."""
     if isinstance(transport, RemoteLearner):
         time.sleep(0.2)
@@ -121,7 +124,7 @@ def killed_before_hello(transport: RemoteLearner | RemoteActor) -> None:
         act_to_the_end(transport)
 
 
-def killed_while_stopping(transport: RemoteLearner | RemoteActor) -> None:
+def killed_while_stopping(transport: RemoteLearner | WaitingActor) -> None:
     """An actor dies after the learner asked it to stop, before its goodbye."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -138,7 +141,7 @@ def killed_while_stopping(transport: RemoteLearner | RemoteActor) -> None:
         transport.close(PATIENCE_S)
 
 
-def silent_actor(transport: RemoteLearner | RemoteActor) -> None:
+def silent_actor(transport: RemoteLearner | WaitingActor) -> None:
     """An actor behind a link that was cut: it falls silent in the middle of large sends, and MPI never tells."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -156,7 +159,7 @@ def silent_actor(transport: RemoteLearner | RemoteActor) -> None:
         act_to_the_end(transport)
 
 
-def late_unrolls(transport: RemoteLearner | RemoteActor) -> None:
+def late_unrolls(transport: RemoteLearner | WaitingActor) -> None:
     """An actor is heard again while the learner takes no unrolls: it starts anew all the same, without its old ones."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -173,7 +176,7 @@ def late_unrolls(transport: RemoteLearner | RemoteActor) -> None:
         return
     transport.welcome(PATIENCE_S)
     transport.hello({})
-    transport.configure(UNROLL_BYTES)
+    transport.configure(UNROLL_BYTES, IN_FLIGHT)
     for number in (1, 2):
         buffer = transport.acquire()
         buffer[:] = number
@@ -193,7 +196,7 @@ def late_unrolls(transport: RemoteLearner | RemoteActor) -> None:
     transport.close(PATIENCE_S)
 
 
-def killed_relay(transport: RemoteLearner | RemoteActor) -> None:
+def killed_relay(transport: RemoteLearner | WaitingActor) -> None:
     """The actor that relays policies dies in the middle of one; the others report every version that they get."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -207,7 +210,7 @@ def killed_relay(transport: RemoteLearner | RemoteActor) -> None:
         report_versions(transport)
 
 
-def stopped_relay(transport: RemoteLearner | RemoteActor) -> None:
+def stopped_relay(transport: RemoteLearner | WaitingActor) -> None:
     """The actor that relays policies is stopped for a moment: the others do without, and it takes part again."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -240,7 +243,7 @@ def policy_reaches(transport: RemoteLearner, actors: set[int], times: int) -> No
                 raise TransportError(f"version {version} never reached actors {waits}")
 
 
-def report_versions(transport: RemoteActor) -> None:
+def report_versions(transport: WaitingActor) -> None:
     """Reports every policy, checked, until the learner stops this actor."""
     transport.welcome(PATIENCE_S)
     transport.hello({"pid": os.getpid()})
@@ -261,7 +264,7 @@ def report_versions(transport: RemoteActor) -> None:
     say(actor=transport.actor, ended="stopped")
 
 
-def learner_that_stays(transport: RemoteLearner | RemoteActor) -> None:
+def learner_that_stays(transport: RemoteLearner | WaitingActor) -> None:
     """An actor died; the learner has more to do after the others said goodbye than these wait for it in MPI."""
     mpi.LEAVE_S = 0.5
     if isinstance(transport, RemoteLearner):
@@ -277,7 +280,7 @@ def learner_that_stays(transport: RemoteLearner | RemoteActor) -> None:
         act_to_the_end(transport)
 
 
-def killed_learner(transport: RemoteLearner | RemoteActor) -> None:
+def killed_learner(transport: RemoteLearner | WaitingActor) -> None:
     """The learner is killed while actors wait for buffers, compute, or wait for a policy."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -296,7 +299,7 @@ def killed_learner(transport: RemoteLearner | RemoteActor) -> None:
         transport.close(float("inf"))  # Nobody is left to wait for.
 
 
-def failing_learner(transport: RemoteLearner | RemoteActor) -> None:
+def failing_learner(transport: RemoteLearner | WaitingActor) -> None:
     """The learner's program ends with an exception, and nobody called stop."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -305,7 +308,7 @@ def failing_learner(transport: RemoteLearner | RemoteActor) -> None:
     act_to_the_end(transport)
 
 
-def failing_actor(transport: RemoteLearner | RemoteActor) -> None:
+def failing_actor(transport: RemoteLearner | WaitingActor) -> None:
     """An actor's program ends with an exception, and nobody called close."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -319,7 +322,7 @@ def failing_actor(transport: RemoteLearner | RemoteActor) -> None:
         act_to_the_end(transport)
 
 
-def unfinished_abort(transport: RemoteLearner | RemoteActor) -> None:
+def unfinished_abort(transport: RemoteLearner | WaitingActor) -> None:
     """An actor that never listens again can only be ended together with the job."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
@@ -334,8 +337,8 @@ def unfinished_abort(transport: RemoteLearner | RemoteActor) -> None:
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)  # As every rank of accel: prterun leaves sleeping ones behind.
     endpoint = join_world(detect_launch())
-    topology = Topology.single_learner(endpoint.size)
-    mine = connect(endpoint, topology, options=OPTIONS)
+    topology = Topology.of(endpoint.size, 1)
+    mine = connect(endpoint, topology, OPTIONS)
     if topology.role(endpoint.rank) is Role.LEARNER:
         say(fault_tolerant=mine.fault_tolerant)
     cases = (killed_actor, killed_before_hello, killed_while_stopping, killed_learner, failing_learner, failing_actor)

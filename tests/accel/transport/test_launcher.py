@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from accel.errors import LaunchError
-from accel.transport import LaunchInfo, Role, Topology, detect_launch, mpirun_command, verify_world
-from accel.transport.launcher import verify_library
+from accel.transport.launcher import (
+    LaunchInfo,
+    Role,
+    Topology,
+    detect_launch,
+    mpirun_command,
+    verify_library,
+    verify_world,
+)
 from tests.contracts.ranks import ROOT, need_mpirun
 
 NONE = LaunchInfo(0, 1, 0, "none")
@@ -142,7 +149,8 @@ def test_a_launcher_that_mpi_does_not_see() -> None:
     need_mpirun()
     program = (
         "from accel.errors import LaunchError\n"
-        "from accel.transport import detect_launch, join_world\n"
+        "from accel.transport.join import join_world\n"
+        "from accel.transport.launcher import detect_launch\n"
         "try:\n    join_world(detect_launch())\n"
         "except LaunchError as error:\n    print(error)\n"
     )
@@ -197,10 +205,9 @@ def test_mpich_command(tmp_path: Path) -> None:
 
 
 def test_topology() -> None:
-    topology = Topology.single_learner(4)
+    topology = Topology.of(4, 1)
     assert [topology.role(rank) for rank in range(4)] == [Role.LEARNER, Role.ACTOR, Role.ACTOR, Role.ACTOR]
     assert topology.group(2).actors == (1, 2, 3)
-    assert topology.size == 4
     with pytest.raises(LaunchError, match="outside"):
         topology.role(4)
 
@@ -220,7 +227,7 @@ def test_topology_with_central_inference() -> None:
     topology = Topology.of(8, 2, central=True)
     assert [topology.role(rank) for rank in range(8)] == [Role.LEARNER] * 2 + [Role.INFERENCE] * 2 + [Role.ACTOR] * 4
     assert [(group.inference, group.actors) for group in topology.groups] == [(2, (4, 6)), (3, (5, 7))]
-    assert topology.group(3) == topology.group(1) == topology.group(7) and topology.size == 8
+    assert topology.group(3) == topology.group(1) == topology.group(7)
     with pytest.raises(LaunchError, match="a rank for inference; start at least 3"):
         Topology.of(2, 1, central=True)
 
@@ -228,4 +235,4 @@ def test_topology_with_central_inference() -> None:
 @pytest.mark.parametrize("size", [0, 1])
 def test_too_few_ranks(size: int) -> None:
     with pytest.raises(LaunchError, match="too few ranks"):
-        Topology.single_learner(size)
+        Topology.of(size, 1)

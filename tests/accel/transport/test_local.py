@@ -9,20 +9,21 @@ import sys
 import numpy as np
 import pytest
 
-from accel.errors import ConfigError, TransportError
-from accel.transport import LocalTransport, Stopped, TransportOptions
+from accel.errors import TransportError
+from accel.transport.base import Stopped
+from accel.transport.local import LocalTransport
 from tests.contracts.ranks import ROOT
 
 
-def started(actors: int = 1, options: TransportOptions | None = None) -> LocalTransport:
+def started(actors: int = 1) -> LocalTransport:
     """A transport after the handshake, for unrolls of 16 bytes."""
-    transport = LocalTransport(actors, options=options)
+    transport = LocalTransport(actors)
     transport.learner.welcome({"seed": 3})
     for index in range(actors):
         actor = transport.actor(index)
         assert actor.welcome(0.0) == {"seed": 3}
         actor.hello({"index": index})
-        actor.configure(16)
+        actor.configure(16, 2)
     assert transport.learner.messages() == [(index, {"index": index}) for index in range(actors)]
     transport.learner.configure(16)
     return transport
@@ -48,7 +49,6 @@ def test_one_thread_plays_both_ends() -> None:
     with pytest.raises(Stopped):
         actor.acquire()
     assert actor.stopping
-    actor.close()
 
 
 def test_actors_in_turn_arrive_in_turn() -> None:
@@ -64,12 +64,12 @@ def test_what_would_wait_forever_is_an_error() -> None:
     lonely = LocalTransport(1)
     with pytest.raises(TransportError, match="one thread"):
         lonely.actor(0).welcome(1.0)
-    transport = started(options=TransportOptions(in_flight=1))
+    transport = started()
     actor = transport.actor(0)
     with pytest.raises(TransportError, match="one thread"):
         actor.wait_policy(1.0)
-    actor.push(actor.acquire())
-    actor.push(actor.acquire())
+    for _ in range(3):
+        actor.push(actor.acquire())
     with pytest.raises(TransportError, match="one thread"):
         actor.acquire()
 
@@ -91,19 +91,14 @@ def test_both_ends_agree_on_the_size() -> None:
     transport = LocalTransport(1)
     transport.learner.configure(16)
     with pytest.raises(TransportError, match="16"):
-        transport.actor(0).configure(32)
-
-
-@pytest.mark.parametrize("name", ["in_flight", "max_held", "prefetch"])
-def test_options_are_checked(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        TransportOptions(**{name: 0})
+        transport.actor(0).configure(32, 1)
 
 
 def test_importing_it_loads_neither_torch_nor_mpi() -> None:
     program = (
-        "import sys, accel.transport as t\n"
-        "for name in t.__all__: getattr(t, name)\n"
+        "import importlib, pkgutil, sys, accel.transport as t\n"
+        "names = {module.name for module in pkgutil.iter_modules(t.__path__)} - {'mpi'}\n"
+        "for name in names: importlib.import_module(f'accel.transport.{name}')\n"
         "print(sorted({'torch', 'mpi4py', 'gymnasium', 'onnxruntime'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
@@ -130,7 +125,7 @@ def test_arrivals_of_a_leaver_stay() -> None:
     buffer = leaver.acquire()
     buffer[:] = np.arange(16)
     leaver.push(buffer)
-    leaver.close()
+    transport.learner.leave(1)
     assert transport.learner.alive() == {0}
     arrival = transport.learner.receive()
     assert arrival is not None and arrival.actor == 1

@@ -14,7 +14,7 @@ from accel.errors import TransportError
 from accel.transport.base import PolicyUpdate
 from accel.transport.node_memory import NodeMemory, NodeView, Place, PolicySlot, node_name
 
-NONE = PolicyUpdate(-1, None, -1)
+NONE = PolicyUpdate(-1, None)
 NODE = node_name()
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs Linux with /proc")
 
@@ -82,27 +82,28 @@ def test_a_writer_that_ends_in_the_middle_of_a_policy_keeps_nobody(memory: NodeM
 
 def test_memory_of_another_process_with_the_same_number_is_refused(memory: NodeMemory) -> None:
     with pytest.raises(TransportError, match="not the one"):
-        NodeView(replace(memory.place, token="another"))
+        NodeView(memory.place._replace(token="another"))
     file = os.memfd_create("foreign")
     with pytest.raises(TransportError, match="not the one"):
-        NodeView(replace(memory.place, file=file))
+        NodeView(memory.place._replace(file=file))
     os.close(file)
 
 
 def test_a_slot_is_read_whole_while_another_process_writes_it() -> None:
     """Payloads of one byte value each; a torn one would mix two."""
     file = os.memfd_create("slot")
-    slot, versions = PolicySlot(file), []
+    slot, versions, last = PolicySlot(file), [], NONE
     child = os.fork()
     if child == 0:
         writer = PolicySlot(file)
         for number in range(400):
-            writer.write(PolicyUpdate(number, bytes([number % 256]) * 300_000))
+            writer.write(PolicyUpdate(number, bytes([number % 256]) * 300_000, number + 1, number + 1))
         os._exit(0)
     while not versions or versions[-1] < 399:
-        if (update := slot.read()) is not None:
+        if (update := slot.read(last, patient=True)) is not None:
             assert update.payload == bytes([update.version % 256]) * 300_000
             versions.append(update.version)
+            last = update
     os.waitpid(child, 0)
     assert versions == sorted(set(versions))
     os.close(file)

@@ -25,7 +25,7 @@ class Learner:
     def asked(self) -> dict[int, int | None]:
         """Whom each actor was asked to follow since the last call, by the process; None: nobody."""
         posted, self.posted = self.posted, []
-        places = {actor: Place.from_json(body["place"]) for actor, kind, body in posted if kind == "follow"}
+        places = {actor: Place.of(body["place"]) for actor, kind, body in posted if kind == "follow"}
         self.number = max((int(str(body["number"])) for _, _, body in posted if "number" in body), default=0)
         return {actor: None if place is None else place.process - 100 for actor, place in places.items()}
 
@@ -36,7 +36,7 @@ class Learner:
     def receivers(self) -> set[int]:
         """Who would be sent something of the next publication."""
         self.board.publish(self.board.version + 1, bytes([self.board.version + 1]))
-        return {actor for actor in range(self.board.actors) if list(self.board.waits_for(actor))}
+        return {actor for actor in range(self.board.actors) if self.board.waits_for(actor)}
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_when_the_relay_is_gone_all_are_offered_theirs_until_they_follow_the_nex
     three.relays.leave(0)
     three.board.forget(0)
     assert three.asked() == {1: 1, 2: 1} and three.relays.relays == {1}
-    assert {actor for actor in range(3) if list(three.board.waits_for(actor))} == {1, 2}, "at once, not the next one"
+    assert {actor for actor in range(3) if three.board.waits_for(actor)} == {1, 2}, "at once, not the next one"
     three.answers(1, 2, number=before)
     assert three.receivers() == {1, 2}
     three.answers(1, 2)
@@ -100,4 +100,4 @@ def test_at_the_end_nobody_is_asked_any_more(three: Learner) -> None:
     for actor in range(3):
         three.relays.leave(actor)
         three.board.forget(actor)
-    assert three.posted == [] and three.board.is_idle
+    assert three.posted == [] and not any(three.board.waits_for(actor) for actor in range(3))
