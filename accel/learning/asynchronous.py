@@ -26,7 +26,7 @@ from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.errors import ConfigError, TransportError
 from accel.experience.rewards import RewardTransform
-from accel.learning.coordination import Coordination, Iteration, NoCoordination
+from accel.learning.coordination import Coordination, Iteration
 from accel.learning.counters import Counters, LagStatistics
 from accel.runs.checkpoint import CheckpointState, pack_state, unpack_state
 from accel.supervision.clock import AwakeClock
@@ -134,7 +134,7 @@ class AsynchronousGradients(LocalGradients):
         return ParameterClient(self, self._post, config, algorithm, counters, rewards)
 
 
-class ParameterServer:
+class ParameterServer(Coordination):
     """Learner 0: applies the others' gradients and answers them.
 
     Args:
@@ -251,7 +251,7 @@ class ParameterServer:
                 raise TransportError(f"learners {sorted(waiting)} did not stop within {self._timeout_s:g} s")
 
 
-class ParameterClient(NoCoordination):
+class ParameterClient(Coordination):
     """Every other learner: sends its gradients and takes what learner 0 answers.
 
     Args:

@@ -20,7 +20,7 @@ from accel.experience.batch import Batcher
 from accel.experience.on_device import DeviceBatcher, DeviceRewards
 from accel.experience.rewards import RewardTransform
 from accel.learning.asynchronous import AsynchronousGradients
-from accel.learning.coordination import Coordination, NoCoordination, SynchronousLearners
+from accel.learning.coordination import Coordination, SynchronousLearners
 from accel.learning.counters import Counters
 from accel.learning.device import choose_device, choose_precision, keep_freed_memory
 from accel.learning.memory import check_memory
@@ -68,7 +68,7 @@ class Learner:
         self.store = make_store(share, self.layout, device, self.batcher, self.rewards, actors)
         self.schedule = make_schedule(config)
         self.counters = Counters(config.run.stop_window)
-        self.coordination: Coordination = NoCoordination()
+        self.coordination = Coordination()
 
     def lend_network(self, actor: object) -> None:
         """Where environments are on the device: let their actor act with this network."""
