@@ -14,7 +14,7 @@ from accel.acting.rules import RuleSpec
 from accel.algorithms.cuda_graphs import PlainSteps, StepRunner
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.algorithms.flat import FlatParameters
-from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.algorithms.health import StepHealth
 from accel.algorithms.optimizers import Adam, Optimiser, RMSprop
 from accel.algorithms.state_tree import Tree
@@ -133,7 +133,7 @@ class GradientAlgorithm:
         self.networks: nn.Module = network if networks is None else networks.to(device)
         self.output_size = spec.action.param_size
         self.generator = torch.Generator().manual_seed(config.run.seed)
-        self.exchange: GradientExchange = LocalGradients()
+        self.exchange = GradientExchange()
         self.parameters = FlatParameters([p for p in self.networks.parameters() if p.requires_grad])
         self.optimizer = make_optimizer(config.optimiser, self.parameters.values)
         self.updates = 0

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config.algorithms import ActorCriticConfig
 from accel.correctors import nstep, retrace, vtrace
 from accel.networks.policy import Critic
@@ -143,7 +143,7 @@ def centre_and_weight(
         weights: w [T, B], valid rows' shares of the mean, which sum to one; zero rows count for nothing.
         normalise: whether to centre and scale at all. exchange: the sums are over all of its learners; None: one.
     """
-    exchange = exchange or LocalGradients()
+    exchange = exchange or GradientExchange()
     if not normalise:
         return corrected.advantages * corrected.weights
     shares = (weights * corrected.weights).flatten()

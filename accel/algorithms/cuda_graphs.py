@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.networks.text import parse_network
@@ -265,7 +265,7 @@ def why_unrecorded(config: TrainConfig, exchange: GradientExchange, device: torc
         return "the learner is on no CUDA device"
     if ":" in algorithm:
         return f"algorithm '{algorithm}' runs its own steps"
-    if type(exchange) is not LocalGradients:
+    if type(exchange) is not GradientExchange:
         return "several learners exchange gradients within a step"
     if parse_network(network).core is not None:
         return f"network '{network}' is recurrent, and plans each pass on the host"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from accel.algorithms.base import Algorithm, GradientAlgorithm
-from accel.algorithms.gradient_exchange import LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.algorithms.optimizers import Optimiser
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
@@ -95,8 +95,8 @@ class Answer(TypedDict):
     reason: str | None
 
 
-class AsynchronousGradients(LocalGradients):
-    """``GradientExchange`` of a learner whose sums are its own alone, and whose steps learner 0 makes.
+class AsynchronousGradients(GradientExchange):
+    """Of a learner whose sums are its own alone, and whose steps learner 0 makes.
 
     Attributes:
         pending: whether the parameters' gradients are to be sent to learner 0.

@@ -12,7 +12,7 @@ from accel.acting.device import DeviceActor
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.cuda_graphs import make_runner
-from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
@@ -55,7 +55,7 @@ class Learner:
         self.config, self.device = config, device = _prepare_torch(config, cores)
         check_memory(config, spec, device, actors_here)
         self.spec = spec
-        self.exchange: GradientExchange = LocalGradients() if connect is None else connect(device)
+        self.exchange = GradientExchange() if connect is None else connect(device)
         self.runner = make_runner(config, self.exchange, device)
         self.algorithm = make_algorithm(config, spec, device, self.exchange, self.runner)
         self.agreement, self.layout = agree(config, self.algorithm)

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from accel.algorithms.optimizers import Optimiser
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.errors import ConfigError, TransportError
 from accel.json_object import Json
 from accel.transport.learners import LearnerLink
@@ -54,8 +54,8 @@ def own_gpus(identities: Sequence[Sequence[float]]) -> bool:
     return all(map(any, identities)) and len(set(map(tuple, identities))) == len(identities)
 
 
-class ProcessGroup:
-    """``GradientExchange`` over torch's process groups. Learners that share a GPU go by way of the host.
+class ProcessGroup(GradientExchange):
+    """Over torch's process groups. Learners that share a GPU go by way of the host.
 
     Args:
         store: where the group's members meet. learner, learners: this one's number, and how many there are.
@@ -90,7 +90,7 @@ class ProcessGroup:
             logger.warning("learners share a GPU: their gradients go by way of the host; one learner a GPU is faster")
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over learners, in one message."""
+        """In one message."""
         joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         if self._cuda is None:
             joined = joined.cpu()
@@ -123,10 +123,6 @@ class ProcessGroup:
         options.rootRank = learner
         self._guarded(lambda: self._cpu.broadcast([buffer], options).wait())
         return buffer.numpy().tobytes()
-
-    def step(self, optimizer: Optimiser) -> None:
-        """On every learner the same, as the gradients are."""
-        optimizer.step()
 
     def _guarded(self, action: Callable[[], Result]) -> Result:
         """Sums that are under way on the device when another learner is lost never end unless they are given up."""
