@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.acting.rules import RuleSpec
-from accel.algorithms.cuda_graphs import PlainSteps, StepRunner
+from accel.algorithms.cuda_graphs import StepRunner
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.algorithms.flat import FlatParameters
 from accel.algorithms.gradient_exchange import GradientExchange
@@ -138,7 +138,7 @@ class GradientAlgorithm:
         self.optimizer = make_optimizer(config.optimiser, self.parameters.values)
         self.updates = 0
         self.defers = device.type != "cpu"
-        self.runner: StepRunner = PlainSteps()
+        self.runner = StepRunner()
         self._differentiators: dict[PolicyNetwork, Differentiator] = {}
         self._health = StepHealth(device)
         self._rate = torch.zeros((), device=device)

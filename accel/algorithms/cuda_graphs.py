@@ -42,16 +42,18 @@ MAX_RECORDED = 16
 logger = logging.getLogger("accel")
 
 
-class StepRunner(Protocol):
-    """How the parts of an update are run.
+class StepRunner:
+    """How the parts of an update are run. This one, the identity, calls them.
 
     Attributes:
         fixed_shapes: whether steps have to come in few shapes.
         outcome: for the run's summary: ``on``, or ``off`` and why.
     """
 
-    fixed_shapes: bool
-    outcome: str
+    fixed_shapes = False
+
+    def __init__(self, outcome: str = "off") -> None:
+        self.outcome = outcome
 
     def run(self, step: Callable[..., Result], mark: Mark, *inputs: object) -> Result:
         """``step(mark, *inputs)``; what it returns is valid until its next run.
@@ -61,19 +63,6 @@ class StepRunner(Protocol):
             mark: called with the phases that end in it.
             inputs: tensors, dataclasses and tuples of tensors, None, and booleans that choose what the step is.
         """
-        ...
-
-
-class PlainSteps:
-    """The identity: calls them."""
-
-    fixed_shapes = False
-
-    def __init__(self, outcome: str = "off") -> None:
-        self.outcome = outcome
-
-    def run(self, step: Callable[..., Result], mark: Mark, *inputs: object) -> Result:
-        """See ``StepRunner``."""
         return step(mark, *inputs)
 
 
@@ -136,7 +125,7 @@ class CudaRecorder:
             torch._C._cuda_releasePool(self._stream.device_index, pool)
 
 
-class RecordedSteps:
+class RecordedSteps(StepRunner):
     """Records each step for each shape of its inputs, up to a number. Others run as they are, as do those that cannot
     be recorded.
 
@@ -148,7 +137,7 @@ class RecordedSteps:
     fixed_shapes = True
 
     def __init__(self, recorder: StepRecorder, device: torch.device, *, required: bool = False) -> None:
-        self.outcome = "on"
+        super().__init__("on")
         self._recorder, self._device, self._required = recorder, device, required
         self._steps: dict[object, _Step] = {}
         self._refused: set[object] = set()
@@ -247,7 +236,7 @@ def make_runner(config: TrainConfig, exchange: GradientExchange, device: torch.d
     """What runs the steps of a run's algorithm. Raises ConfigError: its steps are to be recorded and cannot be."""
     wanted = config.learner.learner_graphs
     if wanted == "off":
-        return PlainSteps()
+        return StepRunner()
     reason = why_unrecorded(config, exchange, device)
     if reason is None:
         return RecordedSteps(CudaRecorder(device), device, required=wanted == "on")
@@ -255,7 +244,7 @@ def make_runner(config: TrainConfig, exchange: GradientExchange, device: torch.d
         raise ConfigError(f"learner_graphs = 'on', but {reason}: use --learner-graphs auto, or off")
     if device.type == "cuda":
         logger.info("without CUDA graphs: %s", reason)
-    return PlainSteps(f"off: {reason}")
+    return StepRunner(f"off: {reason}")
 
 
 def why_unrecorded(config: TrainConfig, exchange: GradientExchange, device: torch.device) -> str | None:

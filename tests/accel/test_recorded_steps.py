@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm
-from accel.algorithms.cuda_graphs import MAX_RECORDED, WARM_RUNS, PlainSteps, RecordedSteps, make_runner
+from accel.algorithms.cuda_graphs import MAX_RECORDED, WARM_RUNS, RecordedSteps, StepRunner, make_runner
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.bench.learner import random_experience
 from accel.config import TrainConfig
@@ -200,7 +200,7 @@ def test_a_rate_that_python_knows_is_noticed(name: str, monkeypatch: pytest.Monk
     )
 
 
-class Watching(PlainSteps):
+class Watching(StepRunner):
     """Sees what steps return."""
 
     def __init__(self) -> None:
@@ -288,7 +288,7 @@ def test_shapes_without_end_are_not_recorded(caplog: pytest.LogCaptureFixture) -
 def test_why_steps_are_not_recorded(options: dict[str, object], reason: str) -> None:
     cuda = torch.device("cuda")
     runner = make_runner(TrainConfig.create(**options, learner_graphs="auto"), GradientExchange(), cuda)
-    assert isinstance(runner, PlainSteps) and runner.outcome.startswith("off: ") and reason in runner.outcome
+    assert not isinstance(runner, RecordedSteps) and runner.outcome.startswith("off: ") and reason in runner.outcome
     with pytest.raises(ConfigError, match=reason):
         make_runner(TrainConfig.create(**options, learner_graphs="on"), GradientExchange(), cuda)
     assert make_runner(TrainConfig.create(**options, learner_graphs="off"), GradientExchange(), cuda).outcome == "off"
