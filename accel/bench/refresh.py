@@ -26,7 +26,6 @@ from accel.compressors.qat.fake_quantiser import is_quantisation_aware
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
 from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
-from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.level import (
     DISTILL_IMAGES,
     DISTILL_ROWS,
@@ -37,7 +36,7 @@ from accel.publishing.level import (
     distillation_schedule,
     interval_updates,
 )
-from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
+from accel.publishing.validation import FULL_IMAGES, FULL_ROWS, PolicyDivergence
 from accel.system.timing import interleave, timed_calls, torch_threads
 
 _BINDS, _BINDING_S = 3, 1.0

@@ -28,7 +28,7 @@ from accel.imports.policy_file import ReadPolicy, Source
 from accel.imports.readers import read_module, read_policy_file
 from accel.imports.recorded_observations import NAME, NoEnvironment, RecordedObservations, spaces_of
 from accel.imports.torch_modules import FactorySpec
-from accel.publishing.distillation import PolicyDivergence
+from accel.publishing.validation import PolicyDivergence
 from accel.runs.evaluation import compress_run
 from accel.runs.loading import load_run
 from accel.runs.playing import collect_inputs

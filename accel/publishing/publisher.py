@@ -31,10 +31,10 @@ from accel.networks import PolicyNetwork
 from accel.networks.fake_quantisation import FakeQuantisation
 from accel.networks.observations import example_inputs
 from accel.publishing.background import BackgroundWorker, ModuleCopy, Snapshot
-from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.publishing.distillation import StudentFactory
 from accel.publishing.inputs import REFILLS, Array, RecentInputs, policy_inputs, replay_states, rows_within
 from accel.publishing.level import FULL_PRECISION, INTERVALS, Intervals, Level, distillation_schedule, interval_updates
-from accel.publishing.validation import Divergence, ValidationInputs, Validator
+from accel.publishing.validation import PolicyDivergence, ValidationInputs, Validator
 
 CLOSE_TIMEOUT_S = 0.2
 IMAGE_RENEWAL_UPDATES = 8
@@ -110,7 +110,7 @@ class Publisher:
         config: TrainConfig,
         network: PolicyNetwork,
         *,
-        divergence: Divergence | None = None,
+        divergence: PolicyDivergence | None = None,
         cpu_features: frozenset[str] | None = None,
         levels: Iterable[str] | None = None,
         beside: bool = False,

@@ -19,7 +19,7 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.networks import PolicyNetwork, parse_network
 from accel.networks.policy import ActingModule
-from accel.publishing.distillation import PolicyDivergence, make_divergence
+from accel.publishing.validation import PolicyDivergence, make_divergence
 from accel.runs.directory import RunDirectory, Which
 from accel.runs.summary import Summary
 from accel.runs.trained_policy import TrainedPolicy

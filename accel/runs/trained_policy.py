@@ -29,7 +29,8 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError, EnvError
 from accel.networks.observations import example_inputs
 from accel.networks.policy import PolicyModule
-from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.publishing.distillation import StudentFactory
+from accel.publishing.validation import PolicyDivergence
 from accel.runs.player import Array, Player, TorchSession
 
 Inputs = Mapping[str, Array]

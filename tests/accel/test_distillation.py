@@ -14,7 +14,8 @@ from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
 from accel.networks.policy import ActingModule
-from accel.publishing.distillation import PolicyDivergence, StudentCNN, StudentFactory
+from accel.publishing.distillation import StudentCNN, StudentFactory
+from accel.publishing.validation import PolicyDivergence
 
 _CHOICES = ActionSpec("categorical", (6,), (), ())
 

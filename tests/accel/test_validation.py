@@ -18,11 +18,10 @@ from accel.compressors.errors import VerificationError
 from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec
 from accel.networks import PolicyNetwork
-from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.level import Intervals
 from accel.publishing.publisher import Publisher
-from accel.publishing.validation import ValidationInputs, Validator, upper_limit_of_mean
+from accel.publishing.validation import PolicyDivergence, ValidationInputs, Validator, upper_limit_of_mean
 from tests.accel.live_policies import (
     BOX,
     DISCRETE,

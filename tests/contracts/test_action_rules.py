@@ -15,7 +15,7 @@ from accel.algorithms.catalogue import make_algorithm
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
-from accel.publishing.distillation import make_divergence
+from accel.publishing.validation import make_divergence
 
 CATEGORICAL = ActionSpec("categorical", (4,))
 MULTI = ActionSpec("multi_categorical", (2, 4, 3))
