@@ -301,8 +301,11 @@ def test_the_age_of_the_divergence_is_recorded_with_it() -> None:
     assert ages == [1.0, 0.0, 1.0, 2.0, 3.0, 0.0]
 
 
-class ActionDifference:
+class ActionDifference(PolicyDivergence):
     """The greatest difference of two deterministic policies' actions, which are the means; deviations do not matter."""
+
+    def __init__(self) -> None:
+        super().__init__(BOX)
 
     def __call__(self, student: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
         return (student - policy)[:, :3].square().mean()
