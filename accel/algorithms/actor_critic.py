@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accel.algorithms import losses
-from accel.algorithms.base import GradientAlgorithm, Update
+from accel.algorithms.base import GradientAlgorithm, Phase, Update
 from accel.algorithms.corrections import Corrected, Correction, OffPolicyBatch, centre_and_weight
 from accel.algorithms.distributions import Scores
 from accel.config import TrainConfig
@@ -39,19 +40,6 @@ class Targets:
     proximal_log_prob: Tensor
     log_rhos: Tensor
     predictions: Tensor
-
-
-class BatchStep(NamedTuple):
-    """What one step on a whole batch gives.
-
-    Attributes:
-        terms: the loss. gradient_norm: (). targets: of the correction. kl: (), KL(π_batch ‖ π_θ), where it is known.
-    """
-
-    terms: losses.LossTerms
-    gradient_norm: Tensor
-    targets: Targets
-    kl: Tensor | None = None
 
 
 class ActorCritic(GradientAlgorithm):
@@ -194,6 +182,40 @@ class ActorCritic(GradientAlgorithm):
         return values
 
 
+class BatchStep(NamedTuple):
+    """What one step on a whole batch gives.
+
+    Attributes:
+        terms: the loss. gradient_norm: (). targets: of the correction. kl: (), KL(π_batch ‖ π_θ); 0: not known.
+    """
+
+    terms: losses.LossTerms
+    gradient_norm: Tensor
+    targets: Targets
+    kl: Tensor
+
+
+class BatchActorCritic(ActorCritic):
+    """A base: one step on each batch."""
+
+    @torch.no_grad()
+    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
+        """See ``Algorithm.update``."""
+        batch, rewards = unrolls_of(sample)
+        rate = self.begin(progress)
+        weights = self.mean_weights(batch, sample.valid_steps)
+        inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
+        terms, norm, targets, kl = self.runner.run(self.descend, mark, *inputs)
+        self.finish()
+        return Update(Statistics(terms, norm, targets, weights, kl, rate, self.options.clip_rho).read)
+
+    @abstractmethod
+    def descend(
+        self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
+    ) -> BatchStep:
+        """The step on a batch, to be run by ``runner``."""
+
+
 @dataclass(frozen=True)
 class Statistics:
     """The last update's tensors, on the device; ``read`` turns them into host values when they are wanted."""
@@ -206,10 +228,6 @@ class Statistics:
     learning_rate: float
     clip_rho: float | None
     dropped_passes: float = 0.0
-
-    def update(self) -> Update:
-        """As an algorithm returns it."""
-        return Update(self.read)
 
     def read(self) -> dict[str, float]:
         """Means over valid steps by metric name; synchronises a CUDA device.

@@ -30,7 +30,6 @@ from accel.algorithms.actor_critic import (
 )
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
-from accel.algorithms.distributions import ActionDistribution
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.algorithms import SurrogateConfig
@@ -52,7 +51,7 @@ class Ppo(ActorCritic):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        return self.learn(sample, progress, mark).update()
+        return Update(self.learn(sample, progress, mark).read)
 
     @torch.no_grad()
     def learn(self, sample: Sample, progress: float, mark: Phase) -> Statistics:
@@ -105,7 +104,8 @@ class Ppo(ActorCritic):
     def descend(
         self, mark: Phase, part: Minibatch, measures_kl: bool
     ) -> tuple[losses.LossTerms, Tensor, Tensor | None]:
-        """One step on a minibatch, to be run by ``runner``: the loss, the gradient's norm, and the KL if asked for."""
+        """One step on a minibatch, to be run by ``runner``: the loss, the gradient's norm, and, if asked for, the
+        minibatch's mean KL(π_prox ‖ π_θ), nats."""
         with self.autocast():
             out, pull = self._differentiate(part.observations, part.first, part.states)
         mark("forward")
@@ -115,12 +115,10 @@ class Ppo(ActorCritic):
             scores.log_prob, of_part.proximal_log_prob, of_part.advantages, part.weights, self.options.clip_ratio
         )
         terms, gradients = self.differentiate(policy, scores, state_values(out), of_part, part.weights)
-        norm = self.step(*terms, pull=partial(pull, *gradients), last=False)
-        return terms, norm, self._kl_from_batch(part, distribution) if measures_kl else None
-
-    def _kl_from_batch(self, part: Minibatch, distribution: ActionDistribution) -> Tensor:
-        """Mean KL(π_prox ‖ π_θ) over a minibatch, nats."""
-        return losses.masked_mean(self.distribution(part.params, None).kl(distribution), part.weights)
+        kl = None
+        if measures_kl:
+            kl = losses.masked_mean(self.distribution(part.params, None).kl(distribution), part.weights)
+        return terms, self.step(*terms, pull=partial(pull, *gradients), last=False), kl
 
 
 @dataclass(frozen=True)
