@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -201,7 +201,7 @@ class BatchActorCritic(ActorCritic):
     @torch.no_grad()
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        batch, rewards = unrolls_of(sample)
+        batch, rewards = cast(Batch, sample.batch), cast(Tensor, sample.rewards)
         rate = self.begin(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
         inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
@@ -267,13 +267,6 @@ def step_inputs(batch: Batch) -> Batch:
     return replace(batch, final_observations=None, on_host={})
 
 
-def unrolls_of(sample: Sample) -> tuple[Batch, Tensor]:
-    """The batch of a store of unrolls. Raises ConfigError where it keeps transitions."""
-    if sample.batch is None or sample.rewards is None:
-        raise ConfigError("this algorithm learns from whole unrolls: use a store that gives them, such as --store fifo")
-    return sample.batch, sample.rewards
-
-
 def seeded_network(config: TrainConfig, spec: EnvSpec, correction: Correction) -> PolicyNetwork:
     """The run's network with the correction's critic, initialised from the run's seed."""
     with torch.random.fork_rng(devices=[]):
@@ -285,6 +278,4 @@ def state_values(output: NetworkOutput) -> Tensor:
     """[T, B] state values; with an action-value critic their expectation under the policy, V = E_π Q."""
     if output.values is not None:
         return output.values.float()
-    if output.action_values is None:
-        raise ConfigError("the network has neither state values nor action values: give it a critic head")
-    return (torch.softmax(output.params.float(), -1) * output.action_values.float()).sum(-1)
+    return (torch.softmax(output.params.float(), -1) * cast(Tensor, output.action_values).float()).sum(-1)

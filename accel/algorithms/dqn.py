@@ -30,7 +30,7 @@ corrected for the policy that acted unless that is asked for.
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -152,10 +152,7 @@ class Dqn(GradientAlgorithm):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        if sample.transitions is None:
-            raise ConfigError(f"{self.config.algorithm.algorithm} learns from transitions: use --store replay")
-        steps = sample.transitions
-        rate = self.begin(progress)
+        steps, rate = cast(Transitions, sample.transitions), self.begin(progress)
         self.refresh_target()
         loss, norm, taken, targets = self.runner.run(self.descend, mark, steps, sample.steps, sample.weights)
         self.finish()

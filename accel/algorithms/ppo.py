@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,7 +27,6 @@ from accel.algorithms.actor_critic import (
     Targets,
     state_values,
     step_inputs,
-    unrolls_of,
 )
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
@@ -56,7 +56,7 @@ class Ppo(ActorCritic):
     @torch.no_grad()
     def learn(self, sample: Sample, progress: float, mark: Phase) -> Statistics:
         """One update, as ``update`` makes it; its tensors. For ``target_kl`` the host waits for each pass's KL."""
-        batch, rewards = unrolls_of(sample)
+        batch, rewards = cast(Batch, sample.batch), cast(Tensor, sample.rewards)
         options, rate = self.options, self.begin(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
         if sample.weights is not None:

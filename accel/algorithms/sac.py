@@ -79,7 +79,7 @@ class Sac(ContinuousControl):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        steps, rate = self.steps_of(sample), self.begin(progress)
+        steps, rate = cast(Transitions, sample.transitions), self.begin(progress)
         between = sample.steps
         rows = len(steps.returns)
         noise = self.noise(rows if between is None else between.rewards.numel()), self.noise(rows)

@@ -57,7 +57,7 @@ class Td3(DeterministicControl):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        steps, rate = self.steps_of(sample), self.begin(progress)
+        steps, rate = cast(Transitions, sample.transitions), self.begin(progress)
         self._policy_optimizer.learning_rate = self.optimizer.learning_rate
         self.target.follow(self.network, copy_weights=False)
         due = self.updates % self.options.policy_interval_updates == 0
