@@ -24,7 +24,7 @@ from torch import Tensor
 
 from accel.envs.spaces import EnvSpec
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Arrays, Experience, Ring, Sample, Steps, Transitions
+from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample, Steps, Transitions
 from accel.experience.transfer import Joined, make_staging
 from accel.experience.unroll import Unroll
 
@@ -65,7 +65,7 @@ class Stream:
         return len(self.valid)
 
 
-class Replay:
+class Replay(KeptStore):
     """Keeps the newest ``capacity`` rows of all actors together; samples never run out.
 
     Args:
@@ -124,11 +124,6 @@ class Replay:
         stream.sequence = unroll.sequence
         self._rows += unroll.valid_steps
         experience.release()
-
-    @property
-    def accepts(self) -> bool:
-        """Always: a new row takes the oldest one's place."""
-        return True
 
     @property
     def available(self) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor
 from accel.config.experience import SequencesConfig
 from accel.experience.batch import Batch
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Arrays, Experience, Ring, Sample
+from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample
 from accel.experience.sum_tree import PriorityTree
 from accel.experience.transfer import Arrivals, Joined, make_staging
 from accel.experience.unroll import Unroll, UnrollLayout, restack_frames
@@ -49,7 +49,7 @@ class _Ring:
     stamps: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-class Sequences:
+class Sequences(KeptStore):
     """Keeps the newest unrolls of all actors together; samples never run out.
 
     Args:
@@ -142,11 +142,6 @@ class Sequences:
         self._set(actor, np.array([slot]), weights[None])
         self._available = int(self.tree.total > 0.0)
         experience.release()
-
-    @property
-    def accepts(self) -> bool:
-        """Always: a new unroll takes the oldest one's place."""
-        return True
 
     @property
     def available(self) -> int:
