@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -295,14 +295,24 @@ def make_optimizer(options: OptimiserConfig, parameter: nn.Parameter) -> Optimis
     return kind(parameter, options.learning_rate, options.optimizer_epsilon)
 
 
-def value_metrics(values: Tensor, targets: Tensor, loss: Tensor, norm: Tensor, rate: float) -> dict[str, float]:
-    """Metrics of a step on Q-values.
+class ValueStep(NamedTuple):
+    """What one step on Q-values gives, without a graph.
 
-    Args:
-        values: [N], or [critics, N], of which the first explains the variance. targets: [N].
-        loss, norm: () of the values, and of the gradient. rate: the learning rate.
+    Attributes:
+        loss, gradient_norm: (). values, errors: [N], or [critics, N], of which the first explains the variance.
+        targets: [N].
     """
-    errors = values - targets
+
+    loss: Tensor
+    gradient_norm: Tensor
+    values: Tensor
+    errors: Tensor
+    targets: Tensor
+
+
+def value_metrics(step: ValueStep, rate: float) -> dict[str, float]:
+    """Metrics of a step; ``rate``: the learning rate."""
+    loss, norm, values, errors, targets = step
     first = errors.reshape(-1, errors.shape[-1])[0]
     return {
         "loss": float(loss),
