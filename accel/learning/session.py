@@ -88,10 +88,6 @@ class Session(Callback):
         )
         self.checkpoints = Checkpoints(run, self.learner, actor)
 
-    def restore(self) -> None:
-        """Go on from the run's newest checkpoint. Raises CheckpointError."""
-        self.checkpoints.restore()
-
     def train(self) -> Summary:
         """Publish, train, and leave a checkpoint, the policy and a summary behind.
 
@@ -225,7 +221,7 @@ class Session(Callback):
             while news := self._evaluation.metrics():
                 self._records.write(counters.env_steps, news)
         outcome: Metrics = {"reason": reason, "env_steps": counters.env_steps, "return_mean": counters.mean_return}
-        self._records.finish_upload(outcome, self.transport.pump, _UPLOAD_PATIENCE_S if alone else _PATIENCE_S)
+        self._records.upload.finish(outcome, self.transport.pump, _UPLOAD_PATIENCE_S if alone else _PATIENCE_S)
 
 
 def follow(

@@ -18,11 +18,11 @@ from accel.envs.spaces import EnvSpec
 from accel.networks import PolicyNetwork, build_network
 from accel.networks.initialisation import orthogonal
 from accel.networks.policy import ActingModule, PolicyModule
+from accel.networks.text import SMALLEST_NATURE_IMAGE
 from accel.networks.torsos import NatureCNN, Torso
 
 # width at which a student has Nature-CNN's number of channels
 _FULL_WIDTH = 256
-_SMALLEST_IMAGE = 36
 
 
 class StudentFactory:
@@ -47,7 +47,7 @@ class StudentFactory:
 
     def _network(self, size: str) -> PolicyNetwork:
         spec, seed = self._spec, self._seed
-        if not spec.is_image or min(spec.observation_shape[1:]) < _SMALLEST_IMAGE:
+        if not spec.is_image or min(spec.observation_shape[1:]) < SMALLEST_NATURE_IMAGE:
             return build_network(f"mlp:{size}", spec, activation=self._activation, seed=seed)
         width, depth = map(int, size.split("x"))
         with torch.random.fork_rng(devices=[]):

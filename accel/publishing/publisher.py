@@ -417,7 +417,12 @@ class Publisher:
                         self._network.spec, self._config.policy.activation, self._config.run.seed
                     ),
                     divergence=self._divergence,
-                ).bind(self._module, self._example(), output_names=self._module.output_names, metadata=self._metadata)
+                ).bind(
+                    self._module,
+                    example_inputs(self._network.spec, self._network.state_shapes),
+                    output_names=self._module.output_names,
+                    metadata=self._metadata,
+                )
                 if is_quantisation_aware(scheme):
                     FakeQuantiser(plan, self._module)
             except CompressorError as error:
@@ -425,7 +430,9 @@ class Publisher:
                 raise ConfigError(
                     f"compressor '{scheme}' does not suit network '{self._config.policy.network}': {error}{remedy}"
                 ) from error
-            validator = self._validator(scheme)
+            follows = all(method.name != "distill" for method in parse_scheme(scheme).methods)
+            bound = self._config.compression.max_publish_kl
+            validator = Validator(self._validation_inputs, self._divergence, bound, follows_policy=follows)
             self._bound[scheme] = Level(
                 scheme, plan, self._module, self._published, self._config, self._intervals, validator, self._recent
             )
@@ -443,18 +450,6 @@ class Publisher:
             check_faithful(self.full_precision(0), module, self._validation_inputs.full())
         except VerificationError as error:
             raise ConfigError(f"network '{self._config.policy.network}': {error}") from error
-
-    def _validator(self, scheme: str) -> Validator:
-        methods = {method.name for method in parse_scheme(scheme).methods}
-        return Validator(
-            self._validation_inputs,
-            self._divergence,
-            self._config.compression.max_publish_kl,
-            follows_policy="distill" not in methods,
-        )
-
-    def _example(self) -> dict[str, torch.Tensor]:
-        return example_inputs(self._network.spec, self._network.state_shapes)
 
 
 def _canonical(scheme: str) -> str:

@@ -78,7 +78,6 @@ class Sample:
         transitions: single steps. steps: what lies between their ends, where the algorithm corrects for it.
         valid_steps: rows that count.
         weights: [N] importance weights of prioritised samples; None: all alike.
-        uses: how often this very batch was handed out before.
         key: the store's own, to be given back with ``feedback``.
     """
 
@@ -88,7 +87,6 @@ class Sample:
     transitions: Transitions | None = None
     steps: Steps | None = None
     weights: Tensor | None = None
-    uses: int = 0
     key: object = field(default=None, repr=False)
 
     def tensors(self) -> dict[str, Tensor]:

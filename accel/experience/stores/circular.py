@@ -66,7 +66,7 @@ class Circular(Store):
         if not self._slots:
             return None
         slot = min(self._slots, key=lambda slot: slot.uses)
-        return replace(slot.sample, uses=slot.uses, key=slot)
+        return replace(slot.sample, key=slot)
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Count the use; a batch that was used K times goes."""
