@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from accel.config import TrainConfig
 from accel.config.experience import SequencesConfig
 from accel.experience.batch import Batch
 from accel.experience.rewards import RewardTransform
@@ -53,31 +54,27 @@ class Sequences(KeptStore):
     """Keeps the newest unrolls of all actors together; samples never run out.
 
     Args:
-        options: the store's. n_step: rows that an actor's priorities are late by.
+        config: a learner's part of the run's, whose store keeps sequences; each actor has its share of the capacity.
         layout: of the unrolls; environments that reset in a step of their own.
-        actors: how many there are; each has its share of the capacity.
         device: where samples go. rewards: transforms rewards. generator: the only source of randomness.
-        least_rows: of this process's part of a run before the first sample.
     """
 
     def __init__(
         self,
-        options: SequencesConfig,
-        n_step: int,
+        config: TrainConfig,
         layout: UnrollLayout,
-        actors: int,
         device: torch.device,
         rewards: RewardTransform,
         generator: np.random.Generator,
-        least_rows: int = 0,
     ) -> None:
-        self._options, self._n, self._layout = options, n_step, layout
+        self._options = options = cast(SequencesConfig, config.store)
+        self._n, self._layout = config.algorithm.bootstrap_steps, layout  # Priorities of actors are n rows late.
         self._parts = options.sequence_unrolls
-        self._actors = max(actors, 1)
+        self._actors = max(config.acting.actors, 1)
         steps = layout.unroll_length * layout.envs
         self._slots = max(options.replay_capacity // (self._actors * steps), self._parts + 1)
         self._staging, self._rewards, self._generator = make_staging(device), rewards, generator
-        self._least_rows = min(least_rows, options.replay_capacity)
+        self._least_rows = min(config.schedule.least_env_steps, options.replay_capacity)
         self._rows = self._available = 0
         self._rings: dict[int, _Ring] = {}
         leaves = self._actors * self._slots * layout.envs
