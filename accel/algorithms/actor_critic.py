@@ -74,14 +74,8 @@ class ActorCritic(GradientAlgorithm):
                 "network without +lstm or +gru"
             )
 
-    def forward(self, batch: Batch) -> NetworkOutput:
-        """All T+1 rows of a batch."""
-        with self.autocast():
-            output: NetworkOutput = self.network(batch.observations, batch.first, batch.states)
-        return output
-
     def forward_and_back(self, batch: Batch) -> tuple[NetworkOutput, Pull]:
-        """``forward``, and its way back, see ``PolicyNetwork.differentiator``."""
+        """All T+1 rows of a batch, and their way back, see ``PolicyNetwork.differentiator``."""
         with self.autocast():
             return self.network.differentiator()(batch.observations, batch.first, batch.states)
 

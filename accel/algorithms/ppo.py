@@ -12,7 +12,7 @@ the critic is not clipped; targets are those of the correction, made once a batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import cast
@@ -37,7 +37,7 @@ from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 from accel.experience.transfer import to_device
-from accel.networks.policy import Differentiator
+from accel.networks.policy import Differentiator, NetworkOutput
 
 
 class Ppo(ActorCritic):
@@ -93,7 +93,8 @@ class Ppo(ActorCritic):
         self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
     ) -> tuple[Tensor, Targets]:
         """The distribution's parameters [T, B, P] and the targets, to be run by ``runner``."""
-        output = self.forward(batch)
+        with self.autocast():
+            output: NetworkOutput = self.network(batch.observations, batch.first, batch.states)
         params = output.params[:-1].float()
         log_prob = self.distribution(params, None).log_prob(batch.actions)
         mark("forward")
@@ -221,10 +222,6 @@ def split_environments(
         part_weights = weights[:, there]
         part_total = part_weights.sum()
         exchange.sum([part_total])
-
-        def select(values: Tensor, there: Tensor = there) -> Tensor:
-            return values[:, there]
-
         yield (
             part_total / total.clamp_min(1e-8),
             Minibatch(
@@ -233,7 +230,7 @@ def split_environments(
                 tuple(state[there] for state in batch.states),
                 batch.actions[:, there],
                 params[:, there],
-                _select(targets, select),
+                Targets(*(getattr(targets, field.name)[:, there] for field in fields(targets))),
                 part_weights / part_total.clamp_min(1e-8),
             ),
         )
@@ -242,11 +239,6 @@ def split_environments(
 def _least(number: int, exchange: GradientExchange) -> int:
     """The least of the learners' numbers: all make equally many steps."""
     return int(min(theirs for (theirs,) in exchange.gather([number])))
-
-
-def _select(targets: Targets, function: Callable[[Tensor], Tensor]) -> Targets:
-    """The same selection of every field."""
-    return Targets(*(function(getattr(targets, field.name)) for field in fields(targets)))
 
 
 def _rows(observations: Tensor, chosen: Tensor) -> Tensor:

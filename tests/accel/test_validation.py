@@ -34,6 +34,7 @@ from tests.accel.live_policies import (
     published,
     rows_of,
     scale,
+    take,
 )
 
 RARE = Intervals(check=1000)
@@ -155,7 +156,7 @@ def _recent(net: PolicyNetwork, rows: int = 256, first: int = 0) -> RecentInputs
     recent = RecentInputs(rows, 16, seed=0)
     for seed in (first, first + 1):
         recent.tick()
-        recent.observe(rows_of(make_batch(net, seed=seed)))
+        take(recent, rows_of(make_batch(net, seed=seed)))
     return recent
 
 
