@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -66,20 +66,8 @@ class StepRunner:
         return step(mark, *inputs)
 
 
-class StepRecorder(Protocol):
-    """Records what a device is told to do."""
-
-    def warm(self, call: Callable[[], Result]) -> Result:
-        """An ordinary run before a recording."""
-        ...
-
-    def record(self, call: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """Record a call without running it; its result, which is filled by calling the second. Raises RuntimeError."""
-        ...
-
-
 class CudaRecorder:
-    """Records on a stream of its own.
+    """Records what a device is told to do, on a stream of its own.
 
     Args:
         device: a CUDA device.
@@ -91,7 +79,7 @@ class CudaRecorder:
         self._failed: list[torch.cuda.CUDAGraph] = []
 
     def warm(self, call: Callable[[], Result]) -> Result:
-        """See ``StepRecorder``."""
+        """An ordinary run before a recording."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -100,7 +88,10 @@ class CudaRecorder:
         return result
 
     def record(self, call: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """See ``StepRecorder``; waits for the device, once."""
+        """Record a call without running it; its result, which is filled by calling the second.
+
+        Waits for the device, once. Raises RuntimeError.
+        """
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
         # Other threads of this process, such as the publisher's, may use the device meanwhile. Where a recording fails,
@@ -136,7 +127,7 @@ class RecordedSteps(StepRunner):
 
     fixed_shapes = True
 
-    def __init__(self, recorder: StepRecorder, device: torch.device, *, required: bool = False) -> None:
+    def __init__(self, recorder: CudaRecorder, device: torch.device, *, required: bool = False) -> None:
         super().__init__("on")
         self._recorder, self._device, self._required = recorder, device, required
         self._steps: dict[object, _Step] = {}
@@ -195,7 +186,7 @@ class _Step:
         self._runs = 0
         self._recorded: tuple[object, Callable[[], None]] | None = None
 
-    def run(self, inputs: Sequence[object], recorder: StepRecorder) -> object:
+    def run(self, inputs: Sequence[object], recorder: CudaRecorder) -> object:
         """Its result. Raises RecordingError."""
         self._take([tensor for value in inputs for tensor in tensors_of(value, self._device)])
         if self._runs < WARM_RUNS:

@@ -13,7 +13,7 @@ Source: Mnih et al. 2016, arXiv:1602.01783, sections 4 and 5; Nair et al. 2015, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypedDict, cast
+from typing import TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,31 +31,13 @@ from accel.learning.counters import Counters, LagStatistics
 from accel.runs.checkpoint import CheckpointState, pack_state, unpack_state
 from accel.supervision.clock import AwakeClock
 from accel.transport.endpoint import Backoff
+from accel.transport.learners import LearnerLink
 
 ASK_S = 0.25
 """How often a learner asks that has nothing to learn from."""
 _GRADIENT = "gradient"
 _IDLE_S = 0.002
 _LISTENS_S = 1.0
-
-
-class Post(Protocol):
-    """Messages between this learner, ``learner`` of ``learners``, and others, of at most ``largest_bytes``.
-
-    Raises TransportError: one is gone.
-    """
-
-    learner: int
-    learners: int
-    largest_bytes: int
-
-    def post(self, learner: int, content: bytes) -> None:
-        """Send one. Returns at once."""
-        ...
-
-    def poll(self, learner: int) -> bytes | None:
-        """The next that another learner has sent; None while there is none."""
-        ...
 
 
 class Question(TypedDict):
@@ -102,7 +84,7 @@ class AsynchronousGradients(GradientExchange):
         pending: whether the parameters' gradients are to be sent to learner 0.
     """
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: LearnerLink) -> None:
         self.learner = post.learner
         self.pending = False
         self._post = post
@@ -147,7 +129,7 @@ class ParameterServer(Coordination):
 
     def __init__(
         self,
-        post: Post,
+        post: LearnerLink,
         config: TrainConfig,
         algorithm: GradientAlgorithm,
         counters: Counters,
@@ -265,7 +247,7 @@ class ParameterClient(Coordination):
     def __init__(
         self,
         exchange: AsynchronousGradients,
-        post: Post,
+        post: LearnerLink,
         config: TrainConfig,
         algorithm: GradientAlgorithm,
         counters: Counters,

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm
-from accel.algorithms.cuda_graphs import MAX_RECORDED, WARM_RUNS, RecordedSteps, StepRunner, make_runner
+from accel.algorithms.cuda_graphs import MAX_RECORDED, WARM_RUNS, CudaRecorder, RecordedSteps, StepRunner, make_runner
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.bench.learner import random_experience
 from accel.config import TrainConfig
@@ -80,8 +80,8 @@ class Tape(TorchDispatchMode):
 
 
 @dataclass
-class TapeRecorder:
-    """A ``StepRecorder`` for a CPU."""
+class TapeRecorder(CudaRecorder):
+    """For a CPU."""
 
     records: int = 0
     replays: int = 0
