@@ -101,7 +101,6 @@ class Session(Callback):
             with closing(self._evaluate_meanwhile()) as self._evaluation:
                 reason = self._learn()
                 wall_s = self._before_s + time.monotonic() - self._made_s
-                lost_actors = max(self.job.config.acting.actors, 1) - self.loop.actors_alive
                 self._finish_beside(reason)  # While actors wait: those that were stopped give the job ten seconds.
                 stop_actors(self.transport, self.job.config.run.peer_timeout_s)
                 return write_outcome(
@@ -112,10 +111,8 @@ class Session(Callback):
                     self.publisher,
                     reason=reason,
                     wall_s=wall_s,
-                    lost_actors=lost_actors,
-                    cpu_s=self._records.cpu_s,
+                    records=self._records,
                     evaluation=self._evaluation.result,
-                    warnings=self._records.warnings,
                 )
 
     def record(self, env_steps: int, metrics: Metrics) -> None:
