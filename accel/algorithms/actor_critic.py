@@ -21,7 +21,8 @@ from accel.errors import ConfigError
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 from accel.experience.transfer import to_device
-from accel.networks import NetworkOutput, PolicyNetwork, build_from_config
+from accel.networks import PolicyNetwork, build_from_config
+from accel.networks.policy import NetworkOutput
 from accel.networks.towers import Pull
 
 
