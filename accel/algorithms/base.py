@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from accel.acting.rules import RuleSpec
 from accel.algorithms.cuda_graphs import StepRunner
-from accel.algorithms.distributions import ActionDistribution, make_distribution
+from accel.algorithms.distributions import ActionDistribution, PolicyDivergence, make_distribution
 from accel.algorithms.flat import FlatParameters
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.algorithms.health import StepHealth
@@ -293,6 +293,12 @@ def make_optimizer(options: OptimiserConfig, parameter: nn.Parameter) -> Optimis
     """The optimiser that a run's options ask for."""
     kind = RMSprop if options.optimizer == "rmsprop" else Adam
     return kind(parameter, options.learning_rate, options.optimizer_epsilon)
+
+
+def make_divergence(algorithm: Algorithm) -> PolicyDivergence:
+    """The divergence of an algorithm's policies, as its action rule sees them."""
+    own = algorithm.rule.name != "stochastic"
+    return PolicyDivergence(algorithm.network.spec.action, algorithm.distribution if own else None)
 
 
 class ValueStep(NamedTuple):

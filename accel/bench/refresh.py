@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from accel.algorithms.distributions import PolicyDivergence
 from accel.bench.checks import SCHEMES, check_budget, check_counts, check_schemes
 from accel.bench.policies import Inputs, MeasuredPolicy, Policies, refusal
 from accel.bench.policy import session_call
@@ -36,7 +37,7 @@ from accel.publishing.level import (
     distillation_schedule,
     interval_updates,
 )
-from accel.publishing.validation import FULL_IMAGES, FULL_ROWS, PolicyDivergence
+from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
 from accel.system.timing import interleave, timed_calls, torch_threads
 
 _BINDS, _BINDING_S = 3, 1.0

@@ -18,6 +18,7 @@ from typing import cast
 import torch
 
 from accel.acting.torch_policy import serialise_module
+from accel.algorithms.distributions import PolicyDivergence
 from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.checks.faithful import check_faithful
 from accel.compressors.errors import CompressorError, GraphError, VerificationError
@@ -34,7 +35,7 @@ from accel.publishing.background import BackgroundWorker, ModuleCopy, Snapshot
 from accel.publishing.distillation import StudentFactory
 from accel.publishing.inputs import REFILLS, Array, RecentInputs, policy_inputs, replay_states, rows_within
 from accel.publishing.level import FULL_PRECISION, INTERVALS, Intervals, Level, distillation_schedule, interval_updates
-from accel.publishing.validation import PolicyDivergence, ValidationInputs, Validator
+from accel.publishing.validation import ValidationInputs, Validator
 
 CLOSE_TIMEOUT_S = 0.2
 IMAGE_RENEWAL_UPDATES = 8

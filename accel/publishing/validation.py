@@ -22,17 +22,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from accel.algorithms.base import Algorithm
-from accel.algorithms.distributions import ActionDistribution, make_distribution
+from accel.algorithms.distributions import PolicyDivergence
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.checks.verify import check_outputs, reference_outputs, verify_artifact
@@ -40,7 +38,7 @@ from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import ArtifactError, VerificationError
 from accel.compressors.qat.differences import CodeDifferences, code_differences
 from accel.compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
-from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.envs.spaces import EnvSpec
 from accel.publishing.inputs import RecentInputs, random_inputs, rows_within
 
 FULL_ROWS = 256
@@ -54,54 +52,6 @@ STANDARD_ERRORS = 2.0
 
 Array = npt.NDArray[np.generic]
 Inputs = Mapping[str, Array]
-Distribution = Callable[[Tensor, Tensor | None], ActionDistribution]
-
-
-class PolicyDivergence:
-    """Distance of the acting policy from the learner's, by their first outputs: distribution parameters or values.
-
-    It is KL(policy ‖ acting policy) in nats, of the distributions that the action rule makes of them. In this direction
-    it keeps importance weights bounded: the acting policy must cover the policy's actions."""
-
-    def __init__(self, action: ActionSpec, distribution: Distribution | None = None) -> None:
-        """Args: action: the action space; distribution: what outputs describe, None for the space's own."""
-        self._action = action
-        self._distribution = distribution
-
-    def __call__(self, student: Tensor, policy: Tensor) -> Tensor:
-        """[N, P] each to the mean, a differentiable scalar, which distilled students minimise."""
-        return self._kl(policy, student).mean()
-
-    def of_rows(self, reference: Array, acting: Array) -> Array:
-        """[N, P] each to [N]; zero where both act alike."""
-        return self._kl(*(torch.as_tensor(params, dtype=torch.float32) for params in (reference, acting))).numpy()
-
-    def upper_bound(self, reference: Array, acting: Array) -> float:
-        """An upper bound on every row's divergence, in nats, ten times faster; infinite for Gaussians and for an action
-        rule's own distribution.
-
-        With d the difference of logits, KL(softmax(p) ‖ softmax(p + d)) = log E_p[exp(d − E_p[d])] ≤ (max d − min d)²/8
-        for each of the categorical actions, and the range of d is twice its greatest absolute value at most.
-
-        Source:
-            Hoeffding 1963, Probability inequalities for sums of bounded random variables, eq. 4.16.
-        """
-        if self._action.kind == "gaussian" or self._distribution is not None:
-            return math.inf
-        difference = np.asarray(acting, np.float32) - np.asarray(reference, np.float32)
-        greatest = float(np.abs(difference).max())
-        return 0.5 * greatest * greatest * len(self._action.sizes)
-
-    def _kl(self, policy: Tensor, acting: Tensor) -> Tensor:
-        if self._distribution is not None:
-            return self._distribution(policy, None).kl(self._distribution(acting, None))
-        return make_distribution(self._action, policy).kl(make_distribution(self._action, acting))
-
-
-def make_divergence(algorithm: Algorithm) -> PolicyDivergence:
-    """The divergence of an algorithm's policies, as its action rule sees them."""
-    own = algorithm.rule.name != "stochastic"
-    return PolicyDivergence(algorithm.network.spec.action, algorithm.distribution if own else None)
 
 
 class ValidationInputs:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from accel.algorithms.distributions import PolicyDivergence
 from accel.compressors.errors import SchemeError
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Plan
@@ -15,7 +16,6 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
 from accel.networks.policy import ActingModule
 from accel.publishing.distillation import StudentCNN, StudentFactory
-from accel.publishing.validation import PolicyDivergence
 
 _CHOICES = ActionSpec("categorical", (6,), (), ())
 

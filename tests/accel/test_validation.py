@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from accel.algorithms.distributions import PolicyDivergence
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.errors import VerificationError
@@ -21,7 +22,7 @@ from accel.networks import PolicyNetwork
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.level import Intervals
 from accel.publishing.publisher import Publisher
-from accel.publishing.validation import PolicyDivergence, ValidationInputs, Validator, upper_limit_of_mean
+from accel.publishing.validation import ValidationInputs, Validator, upper_limit_of_mean
 from tests.accel.live_policies import (
     BOX,
     DISCRETE,
