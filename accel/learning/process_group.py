@@ -125,14 +125,22 @@ class ProcessGroup(GradientExchange):
         return buffer.numpy().tobytes()
 
     def _guarded(self, action: Callable[[], Result]) -> Result:
-        """Sums that are under way on the device when another learner is lost never end unless they are given up."""
+        """What torch raises as RuntimeError is another learner's end, unless it is the device's.
+
+        Sums that are under way on the device then never end unless they are given up.
+        """
         try:
-            return _guarded(action, self._timeout_s)
-        except TransportError:
+            return action()
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (RuntimeError, socket.gaierror) as error:
             if self._cuda is not None:
                 self.broken = True
                 self._cuda.abort()
-            raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise TransportError(
+                f"another learner is gone, or was silent for {self._timeout_s:g} s; its own message says why ({reason})"
+            ) from error
 
 
 class _LinkStore(Store):
@@ -229,16 +237,3 @@ def _make_nccl(store: Store, learner: int, learners: int, timeout_s: float) -> _
     options._timeout = timedelta(seconds=timeout_s)
     group = dist.ProcessGroupNCCL(PrefixStore("nccl", store), learner, learners, options)
     return cast(_Group, group)
-
-
-def _guarded(action: Callable[[], Result], timeout_s: float) -> Result:
-    """What torch raises as RuntimeError is another learner's end, unless it is the device's."""
-    try:
-        return action()
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
-        raise
-    except (RuntimeError, socket.gaierror) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TransportError(
-            f"another learner is gone, or was silent for {timeout_s:g} s; its own message says why ({reason})"
-        ) from error
