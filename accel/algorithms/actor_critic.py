@@ -75,11 +75,6 @@ class ActorCritic(GradientAlgorithm):
                 "network without +lstm or +gru"
             )
 
-    def forward_and_back(self, batch: Batch) -> tuple[NetworkOutput, Pull]:
-        """All T+1 rows of a batch, and their way back, see ``PolicyNetwork.differentiator``."""
-        with self.autocast():
-            return self.network.differentiator()(batch.observations, batch.first, batch.states)
-
     def mean_weights(self, batch: Batch, valid_steps: int) -> Tensor:
         """[T, B] every valid row's share of a mean over all learners' batches."""
         return batch.valid / max(self.exchange.count(valid_steps), 1.0)

@@ -27,7 +27,8 @@ from accel.experience.stores.base import Sample
 from accel.experience.transfer import to_device
 from accel.experience.unroll import Unroll
 from accel.networks import PolicyNetwork
-from accel.networks.policy import Differentiator
+from accel.networks.policy import Differentiator, NetworkOutput
+from accel.networks.towers import Pull
 
 Phase = Callable[[str], object]
 """Called with the name of a phase that has ended. Answers with something true where the run is to stop."""
@@ -206,18 +207,21 @@ class GradientAlgorithm:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
-    @torch.no_grad()
-    def outputs(self, network: PolicyNetwork, observations: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
-        """A network without critic on [N, *obs]: outputs [N, P], float32, and their way back to its parameters.
-
-        See ``PolicyNetwork.differentiator``; no graph is behind the outputs.
-        """
-        first = torch.zeros(1, len(observations), dtype=torch.bool)
+    def differentiated(
+        self, network: PolicyNetwork, observations: Tensor, first: Tensor, states: tuple[Tensor, ...] = ()
+    ) -> tuple[NetworkOutput, Pull]:
+        """What a network gives, without a graph, and the way back to its parameters, by its ``differentiator``."""
         differentiate = self._differentiators.get(network)
         if differentiate is None:
             differentiate = self._differentiators[network] = network.differentiator()
         with self.autocast():
-            output, pull = differentiate(observations.unsqueeze(0), first, ())
+            return differentiate(observations, first, states)
+
+    @torch.no_grad()
+    def outputs(self, network: PolicyNetwork, observations: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        """A network without critic on [N, *obs]: outputs [N, P], float32, and their way back to its parameters."""
+        first = torch.zeros(1, len(observations), dtype=torch.bool)
+        output, pull = self.differentiated(network, observations.unsqueeze(0), first)
         return output.params[0].float(), lambda gradient: pull(gradient.unsqueeze(0), None)
 
     def step(self, loss: Tensor, *terms: Tensor, pull: Callable[[], None] | None = None, last: bool = True) -> Tensor:

@@ -50,7 +50,7 @@ class Impact(BatchActorCritic):
     ) -> BatchStep:
         """See ``BatchActorCritic.descend``."""
         options = self.options
-        output, pull = self.forward_and_back(batch)
+        output, pull = self.differentiated(self.network, batch.observations, batch.first, batch.states)
         distribution = self.distribution(output.params[:-1].float(), None)
         scores = distribution.scores(batch.actions)
         with self.autocast():

@@ -35,7 +35,7 @@ class Impala(BatchActorCritic):
         self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
     ) -> BatchStep:
         """See ``BatchActorCritic.descend``."""
-        output, pull = self.forward_and_back(batch)
+        output, pull = self.differentiated(self.network, batch.observations, batch.first, batch.states)
         scores = self.distribution(output.params[:-1].float(), None).scores(batch.actions)
         mark("forward")
         targets = self.targets(batch, rewards, output, scores.log_prob, weights, final_values)

@@ -37,7 +37,7 @@ from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 from accel.experience.transfer import to_device
-from accel.networks.policy import Differentiator, NetworkOutput
+from accel.networks.policy import NetworkOutput
 
 
 class Ppo(ActorCritic):
@@ -47,7 +47,6 @@ class Ppo(ActorCritic):
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: SurrogateConfig) -> None:
         super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
-        self._differentiate: Differentiator = self.network.differentiator()
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
@@ -107,8 +106,7 @@ class Ppo(ActorCritic):
     ) -> tuple[losses.LossTerms, Tensor, Tensor | None]:
         """One step on a minibatch, to be run by ``runner``: the loss, the gradient's norm, and, if asked for, the
         minibatch's mean KL(π_prox ‖ π_θ), nats."""
-        with self.autocast():
-            out, pull = self._differentiate(part.observations, part.first, part.states)
+        out, pull = self.differentiated(self.network, part.observations, part.first, part.states)
         mark("forward")
         distribution = self.distribution(out.params.float(), None)
         scores, of_part = distribution.scores(part.actions), part.targets
