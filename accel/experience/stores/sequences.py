@@ -153,7 +153,10 @@ class Sequences(KeptStore):
         actors, rest = np.divmod(leaves, self._slots * self._layout.envs)
         slots, envs = np.divmod(rest, self._layout.envs)
         parts = [self._gather(self._rings[int(a)], slots[actors == a], envs[actors == a]) for a in np.unique(actors)]
-        arrays = {name: np.concatenate([part[name] for part in parts], _axis(name)) for name in parts[0]}
+        arrays = {
+            name: np.concatenate([part[name] for part in parts], 0 if name.startswith("state_") else 1)
+            for name in parts[0]
+        }
         stamps = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
         sequences = sum(ring.written for ring in self._rings.values()) * self._layout.envs
         weights = self.tree.importance(leaves, sequences)
@@ -170,7 +173,13 @@ class Sequences(KeptStore):
             valid_steps=int(np.count_nonzero(arrays["valid"][-self._layout.unroll_length - 1 : -1])),
             rewards=sent.pop("transformed"),
             weights=sent.pop("weights"),
-            batch=self._batch(sent, first),
+            batch=Batch(
+                final_observations=None,
+                first=first,
+                valid=sent.pop("valid")[:-1],
+                states=tuple(sent.pop(f"state_{i}") for i in range(len(self._layout.state_shapes))),
+                **sent,  # type: ignore[arg-type]
+            ),
             key=(leaves, stamps),
         )
 
@@ -235,13 +244,3 @@ class Sequences(KeptStore):
             first = np.moveaxis(ring.arrays["first"][place, :, envs], 0, 1).view(np.bool_)
             portions.append(restack_frames(frames, first, spec.frame_stack, spec.frame_fill))
         return np.concatenate([*(portion[:-1] for portion in portions[:-1]), portions[-1]])
-
-    def _batch(self, tensors: dict[str, Tensor], first: Tensor) -> Batch:
-        states = tuple(tensors.pop(f"state_{i}") for i in range(len(self._layout.state_shapes)))
-        valid = tensors.pop("valid")[:-1]
-        return Batch(final_observations=None, first=first, valid=valid, states=states, **tensors)  # type: ignore[arg-type]
-
-
-def _axis(name: str) -> int:
-    """Along which sequences lie side by side."""
-    return 0 if name.startswith("state_") else 1

@@ -109,15 +109,11 @@ class Trajectories(Fifo, KeptStore):
             experience.release()
         if priorities is not None:
             for known, found in self._arrivals.put(numbers, priorities.detach().double()):
-                self._weigh_anew(known, found)
+                slots = known % self._slots  # of those that have steps, and whose place no other has taken meanwhile
+                there = (known >= self._written - self._slots) & (self.tree.get(slots) > 0.0)
+                self.tree.set(slots[there], self.tree.weigh(found[there]))
         if taken:
             self._replays = self._options.replays if self.tree.total > 0.0 else 0
-
-    def _weigh_anew(self, numbers: Indices, priorities: Array) -> None:
-        """Those trajectories that have steps, and whose place no other has taken meanwhile."""
-        slots = numbers % self._slots
-        there = (numbers >= self._written - self._slots) & (self.tree.get(slots) > 0.0)
-        self.tree.set(slots[there], self.tree.weigh(priorities[there]))
 
     def _keep(self, unroll: Unroll) -> None:
         """Copy an unroll's trajectories into the places of the oldest, with the greatest priority so far."""
