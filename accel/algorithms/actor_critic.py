@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from accel.algorithms import losses
-from accel.algorithms.base import GradientAlgorithm, Update
+from accel.algorithms.base import GradientAlgorithm, Phase, Update
 from accel.algorithms.corrections import Corrected, Correction, OffPolicyBatch, centre_and_weight
 from accel.algorithms.distributions import Scores
 from accel.config import TrainConfig
@@ -20,7 +21,8 @@ from accel.errors import ConfigError
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 from accel.experience.transfer import to_device
-from accel.networks import NetworkOutput, PolicyNetwork, build_from_config
+from accel.networks import PolicyNetwork, build_from_config
+from accel.networks.policy import NetworkOutput
 from accel.networks.towers import Pull
 
 
@@ -39,19 +41,6 @@ class Targets:
     proximal_log_prob: Tensor
     log_rhos: Tensor
     predictions: Tensor
-
-
-class BatchStep(NamedTuple):
-    """What one step on a whole batch gives.
-
-    Attributes:
-        terms: the loss. gradient_norm: (). targets: of the correction. kl: (), KL(π_batch ‖ π_θ), where it is known.
-    """
-
-    terms: losses.LossTerms
-    gradient_norm: Tensor
-    targets: Targets
-    kl: Tensor | None = None
 
 
 class ActorCritic(GradientAlgorithm):
@@ -85,17 +74,6 @@ class ActorCritic(GradientAlgorithm):
                 "where the value of an episode's final observation would need a recurrent state that is gone: use a "
                 "network without +lstm or +gru"
             )
-
-    def forward(self, batch: Batch) -> NetworkOutput:
-        """All T+1 rows of a batch."""
-        with self.autocast():
-            output: NetworkOutput = self.network(batch.observations, batch.first, batch.states)
-        return output
-
-    def forward_and_back(self, batch: Batch) -> tuple[NetworkOutput, Pull]:
-        """``forward``, and its way back, see ``PolicyNetwork.differentiator``."""
-        with self.autocast():
-            return self.network.differentiator()(batch.observations, batch.first, batch.states)
 
     def mean_weights(self, batch: Batch, valid_steps: int) -> Tensor:
         """[T, B] every valid row's share of a mean over all learners' batches."""
@@ -194,6 +172,40 @@ class ActorCritic(GradientAlgorithm):
         return values
 
 
+class BatchStep(NamedTuple):
+    """What one step on a whole batch gives.
+
+    Attributes:
+        terms: the loss. gradient_norm: (). targets: of the correction. kl: (), KL(π_batch ‖ π_θ); 0: not known.
+    """
+
+    terms: losses.LossTerms
+    gradient_norm: Tensor
+    targets: Targets
+    kl: Tensor
+
+
+class BatchActorCritic(ActorCritic):
+    """A base: one step on each batch."""
+
+    @torch.no_grad()
+    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
+        """See ``Algorithm.update``."""
+        batch, rewards = cast(Batch, sample.batch), cast(Tensor, sample.rewards)
+        rate = self.begin(progress)
+        weights = self.mean_weights(batch, sample.valid_steps)
+        inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
+        terms, norm, targets, kl = self.runner.run(self.descend, mark, *inputs)
+        self.finish()
+        return Update(Statistics(terms, norm, targets, weights, kl, rate, self.options.clip_rho).read)
+
+    @abstractmethod
+    def descend(
+        self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
+    ) -> BatchStep:
+        """The step on a batch, to be run by ``runner``."""
+
+
 @dataclass(frozen=True)
 class Statistics:
     """The last update's tensors, on the device; ``read`` turns them into host values when they are wanted."""
@@ -206,10 +218,6 @@ class Statistics:
     learning_rate: float
     clip_rho: float | None
     dropped_passes: float = 0.0
-
-    def update(self) -> Update:
-        """As an algorithm returns it."""
-        return Update(self.read)
 
     def read(self) -> dict[str, float]:
         """Means over valid steps by metric name; synchronises a CUDA device.
@@ -249,13 +257,6 @@ def step_inputs(batch: Batch) -> Batch:
     return replace(batch, final_observations=None, on_host={})
 
 
-def unrolls_of(sample: Sample) -> tuple[Batch, Tensor]:
-    """The batch of a store of unrolls. Raises ConfigError where it keeps transitions."""
-    if sample.batch is None or sample.rewards is None:
-        raise ConfigError("this algorithm learns from whole unrolls: use a store that gives them, such as --store fifo")
-    return sample.batch, sample.rewards
-
-
 def seeded_network(config: TrainConfig, spec: EnvSpec, correction: Correction) -> PolicyNetwork:
     """The run's network with the correction's critic, initialised from the run's seed."""
     with torch.random.fork_rng(devices=[]):
@@ -267,6 +268,4 @@ def state_values(output: NetworkOutput) -> Tensor:
     """[T, B] state values; with an action-value critic their expectation under the policy, V = E_π Q."""
     if output.values is not None:
         return output.values.float()
-    if output.action_values is None:
-        raise ConfigError("the network has neither state values nor action values: give it a critic head")
-    return (torch.softmax(output.params.float(), -1) * output.action_values.float()).sum(-1)
+    return (torch.softmax(output.params.float(), -1) * cast(Tensor, output.action_values).float()).sum(-1)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from accel.acting.rules import RuleSpec
-from accel.algorithms.cuda_graphs import PlainSteps, StepRunner
-from accel.algorithms.distributions import ActionDistribution, make_distribution
+from accel.algorithms.cuda_graphs import StepRunner
+from accel.algorithms.distributions import ActionDistribution, PolicyDivergence, make_distribution
 from accel.algorithms.flat import FlatParameters
-from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.algorithms.health import StepHealth
 from accel.algorithms.optimizers import Adam, Optimiser, RMSprop
 from accel.algorithms.state_tree import Tree
@@ -27,7 +27,8 @@ from accel.experience.stores.base import Sample
 from accel.experience.transfer import to_device
 from accel.experience.unroll import Unroll
 from accel.networks import PolicyNetwork
-from accel.networks.policy import Differentiator
+from accel.networks.policy import Differentiator, NetworkOutput
+from accel.networks.towers import Pull
 
 Phase = Callable[[str], object]
 """Called with the name of a phase that has ended. Answers with something true where the run is to stop."""
@@ -133,12 +134,12 @@ class GradientAlgorithm:
         self.networks: nn.Module = network if networks is None else networks.to(device)
         self.output_size = spec.action.param_size
         self.generator = torch.Generator().manual_seed(config.run.seed)
-        self.exchange: GradientExchange = LocalGradients()
+        self.exchange = GradientExchange()
         self.parameters = FlatParameters([p for p in self.networks.parameters() if p.requires_grad])
         self.optimizer = make_optimizer(config.optimiser, self.parameters.values)
         self.updates = 0
         self.defers = device.type != "cpu"
-        self.runner: StepRunner = PlainSteps()
+        self.runner = StepRunner()
         self._differentiators: dict[PolicyNetwork, Differentiator] = {}
         self._health = StepHealth(device)
         self._rate = torch.zeros((), device=device)
@@ -206,18 +207,21 @@ class GradientAlgorithm:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
-    @torch.no_grad()
-    def outputs(self, network: PolicyNetwork, observations: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
-        """A network without critic on [N, *obs]: outputs [N, P], float32, and their way back to its parameters.
-
-        See ``PolicyNetwork.differentiator``; no graph is behind the outputs.
-        """
-        first = torch.zeros(1, len(observations), dtype=torch.bool)
+    def differentiated(
+        self, network: PolicyNetwork, observations: Tensor, first: Tensor, states: tuple[Tensor, ...] = ()
+    ) -> tuple[NetworkOutput, Pull]:
+        """What a network gives, without a graph, and the way back to its parameters, by its ``differentiator``."""
         differentiate = self._differentiators.get(network)
         if differentiate is None:
             differentiate = self._differentiators[network] = network.differentiator()
         with self.autocast():
-            output, pull = differentiate(observations.unsqueeze(0), first, ())
+            return differentiate(observations, first, states)
+
+    @torch.no_grad()
+    def outputs(self, network: PolicyNetwork, observations: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        """A network without critic on [N, *obs]: outputs [N, P], float32, and their way back to its parameters."""
+        first = torch.zeros(1, len(observations), dtype=torch.bool)
+        output, pull = self.differentiated(network, observations.unsqueeze(0), first)
         return output.params[0].float(), lambda gradient: pull(gradient.unsqueeze(0), None)
 
     def step(self, loss: Tensor, *terms: Tensor, pull: Callable[[], None] | None = None, last: bool = True) -> Tensor:
@@ -295,14 +299,30 @@ def make_optimizer(options: OptimiserConfig, parameter: nn.Parameter) -> Optimis
     return kind(parameter, options.learning_rate, options.optimizer_epsilon)
 
 
-def value_metrics(values: Tensor, targets: Tensor, loss: Tensor, norm: Tensor, rate: float) -> dict[str, float]:
-    """Metrics of a step on Q-values.
+def make_divergence(algorithm: Algorithm) -> PolicyDivergence:
+    """The divergence of an algorithm's policies, as its action rule sees them."""
+    own = algorithm.rule.name != "stochastic"
+    return PolicyDivergence(algorithm.network.spec.action, algorithm.distribution if own else None)
 
-    Args:
-        values: [N], or [critics, N], of which the first explains the variance. targets: [N].
-        loss, norm: () of the values, and of the gradient. rate: the learning rate.
+
+class ValueStep(NamedTuple):
+    """What one step on Q-values gives, without a graph.
+
+    Attributes:
+        loss, gradient_norm: (). values, errors: [N], or [critics, N], of which the first explains the variance.
+        targets: [N].
     """
-    errors = values - targets
+
+    loss: Tensor
+    gradient_norm: Tensor
+    values: Tensor
+    errors: Tensor
+    targets: Tensor
+
+
+def value_metrics(step: ValueStep, rate: float) -> dict[str, float]:
+    """Metrics of a step; ``rate``: the learning rate."""
+    loss, norm, values, errors, targets = step
     first = errors.reshape(-1, errors.shape[-1])[0]
     return {
         "loss": float(loss),

@@ -25,6 +25,7 @@ from accel.config.experience import (
     CircularConfig,
     FifoConfig,
     PrioritisedConfig,
+    ReplayConfig,
     ReplayingConfig,
     SequencesConfig,
     TrajectoriesConfig,
@@ -62,6 +63,11 @@ _CLASSES = {
     "sac": "accel.algorithms.sac:Sac",
     "td3": "accel.algorithms.td3:Td3",
 }
+_REPLAYS: dict[type[ReplayingConfig], type[Replay] | type[Sequences]] = {
+    ReplayConfig: Replay,
+    PrioritisedConfig: PrioritisedReplay,
+    SequencesConfig: Sequences,
+}
 
 
 def make_algorithm(
@@ -97,7 +103,10 @@ def make_store(
     rewards: RewardTransform,
     actors: Callable[[], int] = lambda: 1,
 ) -> Store:
-    """The store of a run; ``actors`` returns how many there are at the moment."""
+    """The store of a run; ``actors`` returns how many there are at the moment. The memory of a replay is stated.
+
+    Raises ConfigError: this machine has less.
+    """
     options = config.store
     if config.schedule.waits_for_policy:
         return Rounds(actors, batcher, rewards)
@@ -106,33 +115,11 @@ def make_store(
     if isinstance(options, CircularConfig):
         return Circular(options.batch_unrolls, options.buffer_batches, options.batch_uses, batcher, rewards)
     generator = np.random.default_rng(np.random.SeedSequence([config.run.seed, 1]))
+    store: Trajectories | Replay | Sequences
     if isinstance(options, TrajectoriesConfig):
-        return _bounded(Trajectories(options, layout, batcher, rewards, generator), options)
-    senders, n_step = config.acting.actors, config.algorithm.bootstrap_steps
-    least_rows = config.schedule.least_env_steps
-    if isinstance(options, SequencesConfig):
-        sequences = Sequences(options, n_step, layout, senders, device, rewards, generator, least_rows)
-        return _bounded(sequences, options)
-    arguments = (
-        options.replay_capacity,
-        options.batch_size,
-        n_step,
-        config.algorithm.discount,
-        senders,
-        layout.spec,
-        device,
-        rewards,
-        generator,
-        least_rows,
-        config.algorithm.wants_steps,
-    )
-    if isinstance(options, PrioritisedConfig):
-        return _bounded(PrioritisedReplay(options, *arguments), options)
-    return _bounded(Replay(*arguments), options)
-
-
-def _bounded(store: Replay | Sequences | Trajectories, options: ReplayingConfig | TrajectoriesConfig) -> Store:
-    """The replay, its memory stated. Raises ConfigError: this machine has less."""
+        store = Trajectories(options, layout, batcher, rewards, generator)
+    else:
+        store = _REPLAYS[type(options)](config, layout, device, rewards, generator)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     logger.info(
         "the replay takes %.4g MiB when it holds %d environment steps", store.nbytes / 2**20, options.replay_capacity

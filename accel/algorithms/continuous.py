@@ -15,7 +15,6 @@ from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
-from accel.experience.stores.base import Sample, Transitions
 from accel.experience.transfer import to_device
 from accel.networks import build_from_config
 from accel.networks.critics import ActionCritics
@@ -69,12 +68,6 @@ class ContinuousControl(GradientAlgorithm):
         super().__init__(config, spec, device, network, networks)
         self.output_size = outputs
         self.rate, self.rate_by_target = self.critics.differentiator(), self.target_critics.differentiator()
-
-    def steps_of(self, sample: Sample) -> Transitions:
-        """The transitions of a sample. Raises ConfigError: it has none."""
-        if sample.transitions is None:
-            raise ConfigError(f"{self.config.algorithm.algorithm} learns from transitions: use --store replay")
-        return sample.transitions
 
     def noise(self, rows: int) -> Tensor:
         """[rows, k] standard normal, drawn on the host, so that seeds mean the same on every device and a recorded step

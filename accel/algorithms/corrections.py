@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config.algorithms import ActorCriticConfig
 from accel.correctors import nstep, retrace, vtrace
 from accel.networks.policy import Critic
@@ -52,27 +52,25 @@ class Corrected:
     weights: Tensor
 
 
-class Correction(Protocol):
-    """Off-policy targets for an actor-critic.
+class Correction(ABC):
+    """Off-policy targets for an actor-critic, with a run's clips and λ.
 
     Attributes:
         critic: the kind of critic that it is for.
     """
 
-    critic: Critic
-
-    def __call__(self, experience: OffPolicyBatch) -> Corrected:
-        """The targets."""
-        ...
-
-
-class VTrace:
-    """``accel.correctors.vtrace`` with a run's clips and λ."""
-
     critic: Critic = "value"
 
     def __init__(self, options: ActorCriticConfig) -> None:
         self._options = options
+
+    @abstractmethod
+    def __call__(self, experience: OffPolicyBatch) -> Corrected:
+        """The targets."""
+
+
+class VTrace(Correction):
+    """``accel.correctors.vtrace``."""
 
     def __call__(self, experience: OffPolicyBatch) -> Corrected:
         """V-trace targets."""
@@ -85,13 +83,10 @@ class VTrace:
         return Corrected(returns.vs, returns.advantages, returns.pg_rhos)
 
 
-class Retrace:
-    """``accel.correctors.retrace`` with a run's clips and λ."""
+class Retrace(Correction):
+    """``accel.correctors.retrace``."""
 
-    critic: Critic = "action-value"
-
-    def __init__(self, options: ActorCriticConfig) -> None:
-        self._options = options
+    critic = "action-value"
 
     def __call__(self, experience: OffPolicyBatch) -> Corrected:
         """Retrace targets."""
@@ -103,13 +98,8 @@ class Retrace:
         return Corrected(returns.q_targets, returns.advantages, returns.pg_rhos)
 
 
-class NStep:
+class NStep(Correction):
     """``accel.correctors.nstep``: the identity, which treats every step as on-policy."""
-
-    critic: Critic = "value"
-
-    def __init__(self, options: ActorCriticConfig) -> None:
-        self._options = options
 
     def __call__(self, experience: OffPolicyBatch) -> Corrected:
         """λ-returns."""
@@ -121,11 +111,7 @@ class NStep:
         return Corrected(returns.vs, returns.advantages, returns.pg_rhos)
 
 
-CORRECTIONS: dict[str, type[VTrace] | type[Retrace] | type[NStep]] = {
-    "vtrace": VTrace,
-    "retrace": Retrace,
-    "none": NStep,
-}
+CORRECTIONS: dict[str, type[Correction]] = {"vtrace": VTrace, "retrace": Retrace, "none": NStep}
 
 
 def centre_and_weight(
@@ -143,7 +129,7 @@ def centre_and_weight(
         weights: w [T, B], valid rows' shares of the mean, which sum to one; zero rows count for nothing.
         normalise: whether to centre and scale at all. exchange: the sums are over all of its learners; None: one.
     """
-    exchange = exchange or LocalGradients()
+    exchange = exchange or GradientExchange()
     if not normalise:
         return corrected.advantages * corrected.weights
     shares = (weights * corrected.weights).flatten()

@@ -21,12 +21,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.networks.text import parse_network
@@ -42,16 +42,18 @@ MAX_RECORDED = 16
 logger = logging.getLogger("accel")
 
 
-class StepRunner(Protocol):
-    """How the parts of an update are run.
+class StepRunner:
+    """How the parts of an update are run. This one, the identity, calls them.
 
     Attributes:
         fixed_shapes: whether steps have to come in few shapes.
         outcome: for the run's summary: ``on``, or ``off`` and why.
     """
 
-    fixed_shapes: bool
-    outcome: str
+    fixed_shapes = False
+
+    def __init__(self, outcome: str = "off") -> None:
+        self.outcome = outcome
 
     def run(self, step: Callable[..., Result], mark: Mark, *inputs: object) -> Result:
         """``step(mark, *inputs)``; what it returns is valid until its next run.
@@ -61,36 +63,11 @@ class StepRunner(Protocol):
             mark: called with the phases that end in it.
             inputs: tensors, dataclasses and tuples of tensors, None, and booleans that choose what the step is.
         """
-        ...
-
-
-class PlainSteps:
-    """The identity: calls them."""
-
-    fixed_shapes = False
-
-    def __init__(self, outcome: str = "off") -> None:
-        self.outcome = outcome
-
-    def run(self, step: Callable[..., Result], mark: Mark, *inputs: object) -> Result:
-        """See ``StepRunner``."""
         return step(mark, *inputs)
 
 
-class StepRecorder(Protocol):
-    """Records what a device is told to do."""
-
-    def warm(self, call: Callable[[], Result]) -> Result:
-        """An ordinary run before a recording."""
-        ...
-
-    def record(self, call: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """Record a call without running it; its result, which is filled by calling the second. Raises RuntimeError."""
-        ...
-
-
 class CudaRecorder:
-    """Records on a stream of its own.
+    """Records what a device is told to do, on a stream of its own.
 
     Args:
         device: a CUDA device.
@@ -102,7 +79,7 @@ class CudaRecorder:
         self._failed: list[torch.cuda.CUDAGraph] = []
 
     def warm(self, call: Callable[[], Result]) -> Result:
-        """See ``StepRecorder``."""
+        """An ordinary run before a recording."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -111,7 +88,10 @@ class CudaRecorder:
         return result
 
     def record(self, call: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """See ``StepRecorder``; waits for the device, once."""
+        """Record a call without running it; its result, which is filled by calling the second.
+
+        Waits for the device, once. Raises RuntimeError.
+        """
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
         # Other threads of this process, such as the publisher's, may use the device meanwhile. Where a recording fails,
@@ -136,7 +116,7 @@ class CudaRecorder:
             torch._C._cuda_releasePool(self._stream.device_index, pool)
 
 
-class RecordedSteps:
+class RecordedSteps(StepRunner):
     """Records each step for each shape of its inputs, up to a number. Others run as they are, as do those that cannot
     be recorded.
 
@@ -147,8 +127,8 @@ class RecordedSteps:
 
     fixed_shapes = True
 
-    def __init__(self, recorder: StepRecorder, device: torch.device, *, required: bool = False) -> None:
-        self.outcome = "on"
+    def __init__(self, recorder: CudaRecorder, device: torch.device, *, required: bool = False) -> None:
+        super().__init__("on")
         self._recorder, self._device, self._required = recorder, device, required
         self._steps: dict[object, _Step] = {}
         self._refused: set[object] = set()
@@ -206,7 +186,7 @@ class _Step:
         self._runs = 0
         self._recorded: tuple[object, Callable[[], None]] | None = None
 
-    def run(self, inputs: Sequence[object], recorder: StepRecorder) -> object:
+    def run(self, inputs: Sequence[object], recorder: CudaRecorder) -> object:
         """Its result. Raises RecordingError."""
         self._take([tensor for value in inputs for tensor in tensors_of(value, self._device)])
         if self._runs < WARM_RUNS:
@@ -247,7 +227,7 @@ def make_runner(config: TrainConfig, exchange: GradientExchange, device: torch.d
     """What runs the steps of a run's algorithm. Raises ConfigError: its steps are to be recorded and cannot be."""
     wanted = config.learner.learner_graphs
     if wanted == "off":
-        return PlainSteps()
+        return StepRunner()
     reason = why_unrecorded(config, exchange, device)
     if reason is None:
         return RecordedSteps(CudaRecorder(device), device, required=wanted == "on")
@@ -255,7 +235,7 @@ def make_runner(config: TrainConfig, exchange: GradientExchange, device: torch.d
         raise ConfigError(f"learner_graphs = 'on', but {reason}: use --learner-graphs auto, or off")
     if device.type == "cuda":
         logger.info("without CUDA graphs: %s", reason)
-    return PlainSteps(f"off: {reason}")
+    return StepRunner(f"off: {reason}")
 
 
 def why_unrecorded(config: TrainConfig, exchange: GradientExchange, device: torch.device) -> str | None:
@@ -265,7 +245,7 @@ def why_unrecorded(config: TrainConfig, exchange: GradientExchange, device: torc
         return "the learner is on no CUDA device"
     if ":" in algorithm:
         return f"algorithm '{algorithm}' runs its own steps"
-    if type(exchange) is not LocalGradients:
+    if type(exchange) is not GradientExchange:
         return "several learners exchange gradients within a step"
     if parse_network(network).core is not None:
         return f"network '{network}' is recurrent, and plans each pass on the host"

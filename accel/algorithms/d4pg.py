@@ -14,7 +14,7 @@ uniform; returns are not corrected for the policy that acted.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class D4pg(DeterministicControl):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        steps, rate = self.steps_of(sample), self.begin(progress)
+        steps, rate = cast(Transitions, sample.transitions), self.begin(progress)
         due = self.updates % self.options.target_interval_updates == 0
         self.target.follow(self.network, copy_weights=due)
         if due:

@@ -30,14 +30,14 @@ corrected for the policy that acted unless that is asked for.
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from accel.acting.rules import RuleSpec
 from accel.algorithms import losses
-from accel.algorithms.base import GradientAlgorithm, Phase, Update, value_metrics
+from accel.algorithms.base import GradientAlgorithm, Phase, Update, ValueStep, value_metrics
 from accel.algorithms.corrections import shifted
 from accel.algorithms.distributions import ActionDistribution, epsilon_greedy
 from accel.config import TrainConfig
@@ -48,20 +48,6 @@ from accel.envs.spaces import ALLOWED_ABOVE, MASKED, EnvSpec
 from accel.errors import ConfigError
 from accel.experience.stores.base import Sample, Steps, Transitions
 from accel.networks import build_from_config
-
-
-class QLearningStep(NamedTuple):
-    """What one step gives, without a graph: of transitions [N], or () where not said otherwise.
-
-    Attributes:
-        loss: (). gradient_norm: (). taken: [N] Q of the actions. targets: [N].
-    """
-
-    loss: Tensor
-    gradient_norm: Tensor
-    taken: Tensor
-    targets: Tensor
-
 
 COMPARED_EPSILON = 0.05
 """At which policies are compared where no ε is anybody's final one."""
@@ -152,17 +138,14 @@ class Dqn(GradientAlgorithm):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        if sample.transitions is None:
-            raise ConfigError(f"{self.config.algorithm.algorithm} learns from transitions: use --store replay")
-        steps = sample.transitions
-        rate = self.begin(progress)
+        steps, rate = cast(Transitions, sample.transitions), self.begin(progress)
         self.refresh_target()
-        loss, norm, taken, targets = self.runner.run(self.descend, mark, steps, sample.steps, sample.weights)
+        learned = self.runner.run(self.descend, mark, steps, sample.steps, sample.weights)
         self.finish()
-        return Update(lambda: value_metrics(taken, targets, loss, norm, rate), (taken - targets).abs())
+        return Update(lambda: value_metrics(learned, rate), learned.errors.abs())
 
     @torch.no_grad()
-    def descend(self, mark: Phase, steps: Transitions, between: Steps | None, weights: Tensor | None) -> QLearningStep:
+    def descend(self, mark: Phase, steps: Transitions, between: Steps | None, weights: Tensor | None) -> ValueStep:
         """The step on a sample, to be run by ``runner``."""
         targets = self._targets(steps) if between is None else self.retrace_targets(between)
         mark("correct")
@@ -176,7 +159,7 @@ class Dqn(GradientAlgorithm):
         of_q = torch.zeros_like(q).scatter_(-1, actions, of_taken.unsqueeze(-1))
         norm = self.step(loss, pull=lambda: pull(self.of_outputs(outputs, of_q)), last=False)
         mark("backward")
-        return QLearningStep(loss, norm, taken, targets)
+        return ValueStep(loss, norm, taken, taken - targets, targets)
 
     def apply(self, gradient: Tensor, progress: float) -> None:
         """See ``GradientAlgorithm.apply``."""

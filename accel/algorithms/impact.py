@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from accel.algorithms import losses
-from accel.algorithms.actor_critic import ActorCritic, BatchStep, Statistics, seeded_network, step_inputs, unrolls_of
-from accel.algorithms.base import Phase, Update
+from accel.algorithms.actor_critic import BatchActorCritic, BatchStep, seeded_network
+from accel.algorithms.base import Phase
 from accel.algorithms.corrections import VTrace
 from accel.config import TrainConfig
 from accel.config.algorithms import ImpactConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batch
-from accel.experience.stores.base import Sample
 
 
-class Impact(ActorCritic):
+class Impact(BatchActorCritic):
     """Args: as for ``ActorCritic``."""
 
     options: ImpactConfig
@@ -41,24 +39,18 @@ class Impact(ActorCritic):
         networks = nn.ModuleDict({"online": network, "target": self.target})
         super().__init__(config, spec, device, options, correction, network=network, networks=networks)
 
-    @torch.no_grad()
-    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
-        """See ``Algorithm.update``."""
-        batch, rewards = unrolls_of(sample)
-        options, rate = self.options, self.begin(progress)
-        weights = self.mean_weights(batch, sample.valid_steps)
-        self.target.follow(self.network, copy_weights=self.updates % options.target_interval_updates == 0)
-        inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
-        terms, norm, targets, kl = self.runner.run(self.descend, mark, *inputs)
-        self.finish()
-        return Statistics(terms, norm, targets, weights, cast(Tensor, kl), rate, options.clip_rho).update()
+    def begin(self, progress: float) -> float:
+        """With the base's, the target network's turn."""
+        rate = super().begin(progress)
+        self.target.follow(self.network, copy_weights=self.updates % self.options.target_interval_updates == 0)
+        return rate
 
     def descend(
         self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
     ) -> BatchStep:
-        """The step on a batch, to be run by ``runner``."""
+        """See ``BatchActorCritic.descend``."""
         options = self.options
-        output, pull = self.forward_and_back(batch)
+        output, pull = self.differentiated(self.network, batch.observations, batch.first, batch.states)
         distribution = self.distribution(output.params[:-1].float(), None)
         scores = distribution.scores(batch.actions)
         with self.autocast():

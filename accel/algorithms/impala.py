@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 
 from accel.algorithms import losses
-from accel.algorithms.actor_critic import ActorCritic, BatchStep, Statistics, step_inputs, unrolls_of
-from accel.algorithms.base import Phase, Update
+from accel.algorithms.actor_critic import BatchActorCritic, BatchStep
+from accel.algorithms.base import Phase
 from accel.algorithms.corrections import CORRECTIONS
 from accel.config import TrainConfig
 from accel.config.algorithms import A2cConfig, A3cConfig, ImpalaConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batch
-from accel.experience.stores.base import Sample
 
 
-class Impala(ActorCritic):
+class Impala(BatchActorCritic):
     """Args: as for ``ActorCritic``; the options say which correction."""
 
     def __init__(
@@ -32,23 +31,11 @@ class Impala(ActorCritic):
     ) -> None:
         super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
 
-    @torch.no_grad()
-    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
-        """See ``Algorithm.update``."""
-        batch, rewards = unrolls_of(sample)
-        rate = self.begin(progress)
-        weights = self.mean_weights(batch, sample.valid_steps)
-        inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
-        terms, norm, targets, _ = self.runner.run(self.descend, mark, *inputs)
-        self.finish()
-        kl = torch.zeros((), device=self.device)
-        return Statistics(terms, norm, targets, weights, kl, rate, self.options.clip_rho).update()
-
     def descend(
         self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
     ) -> BatchStep:
-        """The step on a batch, to be run by ``runner``."""
-        output, pull = self.forward_and_back(batch)
+        """See ``BatchActorCritic.descend``."""
+        output, pull = self.differentiated(self.network, batch.observations, batch.first, batch.states)
         scores = self.distribution(output.params[:-1].float(), None).scores(batch.actions)
         mark("forward")
         targets = self.targets(batch, rewards, output, scores.log_prob, weights, final_values)
@@ -57,4 +44,4 @@ class Impala(ActorCritic):
         terms, gradients = self.differentiate(policy, scores, targets.predictions, targets, weights)
         norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients), last=False)
         mark("backward")
-        return BatchStep(terms, norm, targets)
+        return BatchStep(terms, norm, targets, torch.zeros((), device=self.device))

@@ -12,9 +12,10 @@ the critic is not clipped; targets are those of the correction, made once a batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,11 +27,9 @@ from accel.algorithms.actor_critic import (
     Targets,
     state_values,
     step_inputs,
-    unrolls_of,
 )
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
-from accel.algorithms.distributions import ActionDistribution
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.algorithms import SurrogateConfig
@@ -38,7 +37,7 @@ from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 from accel.experience.transfer import to_device
-from accel.networks.policy import Differentiator
+from accel.networks.policy import NetworkOutput
 
 
 class Ppo(ActorCritic):
@@ -48,16 +47,15 @@ class Ppo(ActorCritic):
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: SurrogateConfig) -> None:
         super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
-        self._differentiate: Differentiator = self.network.differentiator()
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        return self.learn(sample, progress, mark).update()
+        return Update(self.learn(sample, progress, mark).read)
 
     @torch.no_grad()
     def learn(self, sample: Sample, progress: float, mark: Phase) -> Statistics:
         """One update, as ``update`` makes it; its tensors. For ``target_kl`` the host waits for each pass's KL."""
-        batch, rewards = unrolls_of(sample)
+        batch, rewards = cast(Batch, sample.batch), cast(Tensor, sample.rewards)
         options, rate = self.options, self.begin(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
         if sample.weights is not None:
@@ -94,7 +92,8 @@ class Ppo(ActorCritic):
         self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
     ) -> tuple[Tensor, Targets]:
         """The distribution's parameters [T, B, P] and the targets, to be run by ``runner``."""
-        output = self.forward(batch)
+        with self.autocast():
+            output: NetworkOutput = self.network(batch.observations, batch.first, batch.states)
         params = output.params[:-1].float()
         log_prob = self.distribution(params, None).log_prob(batch.actions)
         mark("forward")
@@ -105,9 +104,9 @@ class Ppo(ActorCritic):
     def descend(
         self, mark: Phase, part: Minibatch, measures_kl: bool
     ) -> tuple[losses.LossTerms, Tensor, Tensor | None]:
-        """One step on a minibatch, to be run by ``runner``: the loss, the gradient's norm, and the KL if asked for."""
-        with self.autocast():
-            out, pull = self._differentiate(part.observations, part.first, part.states)
+        """One step on a minibatch, to be run by ``runner``: the loss, the gradient's norm, and, if asked for, the
+        minibatch's mean KL(π_prox ‖ π_θ), nats."""
+        out, pull = self.differentiated(self.network, part.observations, part.first, part.states)
         mark("forward")
         distribution = self.distribution(out.params.float(), None)
         scores, of_part = distribution.scores(part.actions), part.targets
@@ -115,12 +114,10 @@ class Ppo(ActorCritic):
             scores.log_prob, of_part.proximal_log_prob, of_part.advantages, part.weights, self.options.clip_ratio
         )
         terms, gradients = self.differentiate(policy, scores, state_values(out), of_part, part.weights)
-        norm = self.step(*terms, pull=partial(pull, *gradients), last=False)
-        return terms, norm, self._kl_from_batch(part, distribution) if measures_kl else None
-
-    def _kl_from_batch(self, part: Minibatch, distribution: ActionDistribution) -> Tensor:
-        """Mean KL(π_prox ‖ π_θ) over a minibatch, nats."""
-        return losses.masked_mean(self.distribution(part.params, None).kl(distribution), part.weights)
+        kl = None
+        if measures_kl:
+            kl = losses.masked_mean(self.distribution(part.params, None).kl(distribution), part.weights)
+        return terms, self.step(*terms, pull=partial(pull, *gradients), last=False), kl
 
 
 @dataclass(frozen=True)
@@ -223,10 +220,6 @@ def split_environments(
         part_weights = weights[:, there]
         part_total = part_weights.sum()
         exchange.sum([part_total])
-
-        def select(values: Tensor, there: Tensor = there) -> Tensor:
-            return values[:, there]
-
         yield (
             part_total / total.clamp_min(1e-8),
             Minibatch(
@@ -235,7 +228,7 @@ def split_environments(
                 tuple(state[there] for state in batch.states),
                 batch.actions[:, there],
                 params[:, there],
-                _select(targets, select),
+                Targets(*(getattr(targets, field.name)[:, there] for field in fields(targets))),
                 part_weights / part_total.clamp_min(1e-8),
             ),
         )
@@ -244,11 +237,6 @@ def split_environments(
 def _least(number: int, exchange: GradientExchange) -> int:
     """The least of the learners' numbers: all make equally many steps."""
     return int(min(theirs for (theirs,) in exchange.gather([number])))
-
-
-def _select(targets: Targets, function: Callable[[Tensor], Tensor]) -> Targets:
-    """The same selection of every field."""
-    return Targets(*(function(getattr(targets, field.name)) for field in fields(targets)))
 
 
 def _rows(observations: Tensor, chosen: Tensor) -> Tensor:

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from accel.algorithms.actor_critic import Targets, unrolls_of
+from accel.algorithms.actor_critic import Targets
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.ppo import Ppo
 from accel.algorithms.state_tree import Tree
@@ -44,7 +45,7 @@ class PtrPpo(Ppo):
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
         statistics = self.learn(sample, progress, mark)
-        return Update(statistics.read, self.priorities(unrolls_of(sample)[0], statistics.targets))
+        return Update(statistics.read, self.priorities(cast(Batch, sample.batch), statistics.targets))
 
     def priorities(self, batch: Batch, targets: Targets) -> Tensor:
         """[B] of a batch's trajectories, from its rewards as they came, and what the correction made of them."""

@@ -12,6 +12,8 @@ rescaling of values (``dqn`` says why); the previous action and reward are no in
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -44,9 +46,7 @@ class R2d2(Dqn):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        batch, rewards = sample.batch, sample.rewards
-        if batch is None or rewards is None:
-            raise ConfigError("r2d2 learns from sequences: use --store sequences")
+        batch, rewards = cast(Batch, sample.batch), cast(Tensor, sample.rewards)
         rate = self.begin(progress)
         self.refresh_target()
         valid = batch.valid[-self._rows :].float()

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.acting.rules import LOG_STD_BOUNDS, RuleSpec
-from accel.algorithms.base import Phase, Update, value_metrics
+from accel.algorithms.base import Phase, Update, ValueStep, value_metrics
 from accel.algorithms.continuous import ContinuousControl
 from accel.algorithms.corrections import shifted
 from accel.algorithms.distributions import ActionDistribution, SquashedSample, make_distribution, squashed_sample
@@ -41,19 +41,15 @@ class SacStep(NamedTuple):
     """What one step gives, without a graph.
 
     Attributes:
-        loss, critic_loss, policy_loss, gradient_norm, temperature: (). values, errors: [2, N] of the critics.
-        log_prob: [N] of the policy's actions. targets: [N].
+        loss, policy_loss, temperature: (). critics: their part, and the norm of all gradients. log_prob: [N] of the
+            policy's actions.
     """
 
     loss: Tensor
-    critic_loss: Tensor
     policy_loss: Tensor
-    gradient_norm: Tensor
     temperature: Tensor
-    values: Tensor
-    errors: Tensor
+    critics: ValueStep
     log_prob: Tensor
-    targets: Tensor
 
 
 class Sac(ContinuousControl):
@@ -79,7 +75,7 @@ class Sac(ContinuousControl):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        steps, rate = self.steps_of(sample), self.begin(progress)
+        steps, rate = cast(Transitions, sample.transitions), self.begin(progress)
         between = sample.steps
         rows = len(steps.returns)
         noise = self.noise(rows if between is None else between.rewards.numel()), self.noise(rows)
@@ -87,15 +83,14 @@ class Sac(ContinuousControl):
         self.finish()
 
         def read() -> dict[str, float]:
-            of_critics = learned.values, learned.targets, learned.critic_loss
-            return value_metrics(*of_critics, learned.gradient_norm, rate) | {
+            return value_metrics(learned.critics, rate) | {
                 "loss": float(learned.loss),
                 "policy_loss": float(learned.policy_loss),
                 "entropy": float(-learned.log_prob.mean()),
                 "temperature": float(learned.temperature),
             }
 
-        return Update(read, learned.errors.abs().mean(0))
+        return Update(read, learned.critics.errors.abs().mean(0))
 
     @torch.no_grad()
     def descend(
@@ -138,7 +133,8 @@ class Sac(ContinuousControl):
         norm = self.step(loss, pull=pull, last=False)
         torch._foreach_lerp_(self._targets, self._online, self.options.target_rate)
         mark("backward")
-        return SacStep(loss, critic_loss, policy_loss, norm, temperature, values, errors, policy.log_prob, targets)
+        step = ValueStep(critic_loss, norm, values, errors, targets)
+        return SacStep(loss, policy_loss, temperature, step, policy.log_prob)
 
     @torch.no_grad()
     def soft_targets(self, steps: Transitions, temperature: Tensor, noise: Tensor) -> Tensor:

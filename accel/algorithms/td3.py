@@ -12,12 +12,12 @@ the policy that acted; no steps of random actions; observations are normalised.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from accel.algorithms.base import Phase, Update, make_optimizer, value_metrics
+from accel.algorithms.base import Phase, Update, ValueStep, make_optimizer, value_metrics
 from accel.algorithms.continuous import DeterministicControl, bounded
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
@@ -25,21 +25,6 @@ from accel.config.algorithms import Td3Config
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.experience.stores.base import Sample, Transitions
-
-
-class Td3Step(NamedTuple):
-    """What one step gives, without a graph.
-
-    Attributes:
-        loss, gradient_norm: (), of the critics, and of the policy where its turn has come. values, errors: [2, N] of
-            the critics. targets: [N].
-    """
-
-    loss: Tensor
-    gradient_norm: Tensor
-    values: Tensor
-    errors: Tensor
-    targets: Tensor
 
 
 class Td3(DeterministicControl):
@@ -57,19 +42,16 @@ class Td3(DeterministicControl):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        steps, rate = self.steps_of(sample), self.begin(progress)
+        steps, rate = cast(Transitions, sample.transitions), self.begin(progress)
         self._policy_optimizer.learning_rate = self.optimizer.learning_rate
         self.target.follow(self.network, copy_weights=False)
         due = self.updates % self.options.policy_interval_updates == 0
         learned = self.runner.run(self.descend, mark, steps, sample.weights, self.noise(len(steps.returns)), due)
         self.finish()
-        loss, norm = learned.loss, learned.gradient_norm
-        return Update(
-            lambda: value_metrics(learned.values, learned.targets, loss, norm, rate), learned.errors.abs().mean(0)
-        )
+        return Update(lambda: value_metrics(learned, rate), learned.errors.abs().mean(0))
 
     @torch.no_grad()
-    def descend(self, mark: Phase, steps: Transitions, weights: Tensor | None, noise: Tensor, due: bool) -> Td3Step:
+    def descend(self, mark: Phase, steps: Transitions, weights: Tensor | None, noise: Tensor, due: bool) -> ValueStep:
         """The step on a sample, to be run by ``runner``; ``noise``: of targets' actions; ``due``: the policy's too."""
         rows, targets = len(steps.returns), self._targets_of(steps, noise)
         mark("correct")
@@ -98,7 +80,7 @@ class Td3(DeterministicControl):
             self._policy_optimizer.step()
             torch._foreach_lerp_(self._targets, self._online, self.options.target_rate)
         mark("backward")
-        return Td3Step(loss, norm, values, errors, targets)
+        return ValueStep(loss, norm, values, errors, targets)
 
     def _targets_of(self, steps: Transitions, noise: Tensor) -> Tensor:
         """[N] y."""

@@ -12,7 +12,7 @@ import torch
 
 from accel.algorithms.catalogue import agree, make_algorithm
 from accel.algorithms.cuda_graphs import WARM_RUNS, make_runner, why_unrecorded
-from accel.algorithms.gradient_exchange import LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.bench.checks import check_budget
 from accel.bench.rows import Notify, Row, number, provenance, spread
 from accel.config import TrainConfig
@@ -121,7 +121,7 @@ def _cells(
                 eager.append(LearnerCell(config, spec, device, eager=True))
             cells.append(LearnerCell(config.replace(learner_graphs="off"), spec, device))
             if device.type == "cuda":
-                reason = why_unrecorded(config, LocalGradients(), device)
+                reason = why_unrecorded(config, GradientExchange(), device)
                 if reason is None:
                     cells.append(LearnerCell(config.replace(learner_graphs="on"), spec, device))
                 else:
@@ -139,7 +139,7 @@ class LearnerCell:
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, *, eager: bool = False) -> None:
         self._config, self._eager = config, eager
         quiet = {"target_kl": None} if "target_kl" in config.options() else {}
-        self._device, runner = device, make_runner(config, LocalGradients(), device)
+        self._device, runner = device, make_runner(config, GradientExchange(), device)
         unmoved = config.replace(learning_rate=_LEARNING_RATE, **quiet)
         self.algorithm = make_algorithm(unmoved, spec, device, runner=runner)
         self._timer = PhaseTimer(PHASES)

@@ -57,16 +57,16 @@ def _box_spec(space: spaces.Box, squash: bool) -> ActionSpec:
 def action_converter(space: spaces.Space[object]) -> Callable[[Actions], EnvActions]:
     """A function from actions [B, *ActionSpec.shape] to a fresh batch [B, *space.shape] in the space's own dtype.
 
-    Fresh, because environments may clip or scale the action they are given in place.
+    The space is one that ``action_spec`` takes. Fresh, because environments may clip or scale the action they are given
+    in place.
     """
     if isinstance(space, spaces.Box):
         shape, dtype = (-1, *space.shape), space.dtype
         if dtype != np.float32:  # bounds that actions were clipped to are float32, rounded to either side
             return lambda actions: np.clip(actions.astype(dtype).reshape(shape), space.low, space.high)
         return lambda actions: actions.astype(dtype).reshape(shape)
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        start = np.asarray(space.start, dtype=space.dtype)
-        if not start.any():
-            return lambda actions: actions.astype(start.dtype)
-        return lambda actions: cast(EnvActions, actions.astype(start.dtype) + start)
-    raise EnvError(f"the action space {space} is not supported: {_SUPPORTED}")
+    discrete = cast("spaces.Discrete | spaces.MultiDiscrete", space)
+    start = np.asarray(discrete.start, dtype=discrete.dtype)
+    if not start.any():
+        return lambda actions: actions.astype(start.dtype)
+    return lambda actions: cast(EnvActions, actions.astype(start.dtype) + start)

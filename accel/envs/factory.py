@@ -135,7 +135,10 @@ def _make_loop(registration: Registration, request: EnvRequest) -> EnvLoop:
         made = created("cannot be made", lambda: make(registration, disable_env_checker=True, **args), request.args)
         env = cast(SingleEnv, made)
         for wrapper in request.wrappers:
-            env = _wrapped(env, wrapper)
+            made = wrapped(env, wrapper)
+            if not isinstance(made, gymnasium.Env):
+                raise EnvError(f"wrapper {wrapper!r} returned {type(made).__name__}, not a gymnasium.Env")
+            env = made
         if not masks:
             masks.append(announces_masks(env, env_seeds(request.seed, 1)[0]))
         return MaskFromInfo(env) if masks[0] else env
@@ -156,13 +159,6 @@ def _time_limit(value: object) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise EnvError(f"max_episode_steps is {value!r}: a positive number of steps, or -1 for no limit")
     return value
-
-
-def _wrapped(env: SingleEnv, wrapper: str) -> SingleEnv:
-    made = wrapped(env, wrapper)
-    if not isinstance(made, gymnasium.Env):
-        raise EnvError(f"wrapper {wrapper!r} returned {type(made).__name__}, not a gymnasium.Env")
-    return made
 
 
 def _vector_creator(registration: Registration) -> Callable[..., object] | None:

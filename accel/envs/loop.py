@@ -103,6 +103,9 @@ class EnvLoop(VectorEnvironment):
             try:
                 anew = self._make_anew(i) if i in self._broken else None
                 observation, _ = self.envs[i].reset(seed=anew if seeds[i] is None else seeds[i])
+                self.layout.check(observation)
+            except InterfaceError as error:
+                raise InterfaceError(f"environment {i}, reset(): {error}") from error
             except AccelError:
                 raise
             except Exception as error:
@@ -112,10 +115,6 @@ class EnvLoop(VectorEnvironment):
                 place = f"{frame.f_code.co_filename}, line {line}"
                 told = f"{who}: it raised {message_of(error)} ({place}): mend the environment"
                 raise named or EnvError(told) from error
-            try:
-                self.layout.check(observation)
-            except InterfaceError as error:
-                raise InterfaceError(f"environment {i}, reset(): {error}") from error
             self.layout.write(observation, self._rows[i])
             self._is_over[i] = False
             self._deadlines[i] = self._tick + self._max_episode_steps

@@ -147,7 +147,8 @@ class PettingZooEnv(VectorEnvironment):
             check_numbers(reward)
         self._is_checked = True
         self._write(k, observations, infos)
-        self._is_over[k] = over = not any(agent in observations and not _is_done(agent, ends, cuts) for agent in alive)
+        done = {agent for agent in alive if ends.get(agent) or cuts.get(agent)}
+        self._is_over[k] = over = not any(agent in observations for agent in alive - done)
         for j, agent in enumerate(self._agents):
             self._rewards[start + j] = rewards.get(agent, 0.0)
             if over:
@@ -171,10 +172,6 @@ class PettingZooEnv(VectorEnvironment):
     def _settle_masks(self) -> None:
         if self.spec.action.masked:
             settle_masks(self.spec, self._observations, self._acts & ~np.repeat(self._is_over, len(self._agents)))
-
-
-def _is_done(agent: str, ends: Mapping[str, bool], cuts: Mapping[str, bool]) -> bool:
-    return bool(ends.get(agent, False) or cuts.get(agent, False))
 
 
 def _make(request: EnvRequest) -> _ParallelEnv:

@@ -75,8 +75,8 @@ class ActionSpec:
         return {
             "kind": self.kind,
             "sizes": list(self.sizes),
-            "low": [_encode_bound(v) for v in self.low],
-            "high": [_encode_bound(v) for v in self.high],
+            "low": _bounds(self.low),
+            "high": _bounds(self.high),
             "squash": self.squash,
             "masked": self.masked,
         }
@@ -259,6 +259,6 @@ def _choice(value: object, choices: tuple[str, ...]) -> str:
     return str(value)
 
 
-def _encode_bound(value: float) -> float | str:
+def _bounds(values: tuple[float, ...]) -> list[float | str]:
     """JSON has no infinities: they travel as the strings that ``float`` reads back."""
-    return value if np.isfinite(value) else ("inf" if value > 0 else "-inf")
+    return [value if np.isfinite(value) else str(value) for value in values]

@@ -107,7 +107,19 @@ class RewardTransform:
         length = len(unroll["rewards"])
         valid = cast(Flags, unroll["valid"][:length])
         rewards = np.where(valid, cast(Floats, unroll["rewards"]), np.float32(0))
-        self._observe(actor, rewards, cast(Flags, unroll["first"][:length]), valid, self._discount)
+        running = self._returns.get(actor)
+        if running is None or len(running) != rewards.shape[1]:
+            running = np.zeros(rewards.shape[1])
+        decays = np.where(cast(Flags, unroll["first"][:length]), 0.0, self._discount)
+        returns = np.empty(rewards.shape)
+        for t in range(length):
+            running = np.multiply(running, decays[t], out=returns[t])
+            running += rewards[t]
+        self._returns[actor] = running.copy()
+        if self._collected is None:
+            self.moments.update(returns[valid])
+        else:
+            self._collected += self.moments.sums(returns[valid])
 
     def transform(self, unroll: Rows) -> Floats:
         """The transformed rewards of one unroll by the statistics so far.
@@ -129,21 +141,6 @@ class RewardTransform:
         if self._scale != 1:
             rewards *= np.float32(self._scale)
         return rewards
-
-    def _observe(self, actor: int, rewards: Floats, first: Flags, valid: Flags, discount: float) -> None:
-        running = self._returns.get(actor)
-        if running is None or len(running) != rewards.shape[1]:
-            running = np.zeros(rewards.shape[1])
-        decays = np.where(first, 0.0, discount)
-        returns = np.empty(rewards.shape)
-        for t in range(len(rewards)):
-            running = np.multiply(running, decays[t], out=returns[t])
-            running += rewards[t]
-        self._returns[actor] = running.copy()
-        if self._collected is None:
-            self.moments.update(returns[valid])
-        else:
-            self._collected += self.moments.sums(returns[valid])
 
     def collected(self) -> Sums:
         """Where learners share statistics: sums over the returns since the last time, to be added up and merged."""

@@ -18,16 +18,21 @@ Indices = npt.NDArray[np.int64]
 _MOST = 1e100
 
 
-class SumTree:
-    """``size`` leaves with weights that are not negative, zero at first.
+class PriorityTree:
+    """Draws in proportion to p^α, p = |priority| + 0.001, with importance weights (N P)^−β over the batch's greatest.
 
-    Memory: 8.3 bytes for each leaf.
+    Leaves have weights that are not negative, zero at first. Memory: 8.3 bytes for each leaf.
 
+    Args:
+        size: leaves. exponent: α. weight_exponent: β.
+        greatest: the priority of what comes without one, until there is a greater.
     Attributes:
         levels: weights in rows of ``FAN_OUT``, the leaves' first; each level above has the sums of the rows below.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, exponent: float, weight_exponent: float, greatest: float = 1.0) -> None:
+        self.greatest = greatest
+        self._exponent, self._weight_exponent = exponent, weight_exponent
         rows = -(-size // FAN_OUT)
         self.levels = [np.zeros((rows, FAN_OUT))]
         while rows > 1:
@@ -73,20 +78,6 @@ class SumTree:
             left -= np.where(column > 0, ends[each, column - 1], 0.0)
             row = row * FAN_OUT + column
         return row
-
-
-class PriorityTree(SumTree):
-    """Draws in proportion to p^α, p = |priority| + 0.001, with importance weights (N P)^−β over the batch's greatest.
-
-    Args:
-        size: leaves. exponent: α. weight_exponent: β.
-        greatest: the priority of what comes without one, until there is a greater.
-    """
-
-    def __init__(self, size: int, exponent: float, weight_exponent: float, greatest: float = 1.0) -> None:
-        super().__init__(size)
-        self.greatest = greatest
-        self._exponent, self._weight_exponent = exponent, weight_exponent
 
     def weigh(self, priorities: npt.NDArray[np.generic]) -> Floats:
         """p^α of priorities of any shape, the greatest of which is kept."""

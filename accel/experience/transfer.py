@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -127,38 +127,22 @@ def fill(slab: Bytes, parts: Mapping[str, Part], fields: Mapping[str, Joined]) -
         np.concatenate(joined.arrays, joined.axis, out=parts[name].of(slab))
 
 
-class Staging(Protocol):
-    """How the fields of a sample become tensors on the learner's device."""
+class Staging:
+    """How the fields of a sample become tensors on the learner's device; on the host, the identity, they are there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def send(self, fields: Mapping[str, Joined]) -> dict[str, Tensor]:
         """All fields, to be computed with on the current stream. On a CPU a single array's memory is shared."""
-        ...
-
-
-class HostStaging:
-    """The identity: tensors on the host."""
-
-    def send(self, fields: Mapping[str, Joined]) -> dict[str, Tensor]:
-        """See ``Staging``."""
-        return {name: torch.from_numpy(joined.whole()) for name, joined in fields.items()}
-
-
-class DirectStaging:
-    """From pageable memory, for which the host waits."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def send(self, fields: Mapping[str, Joined]) -> dict[str, Tensor]:
-        """See ``Staging``."""
         return {name: torch.from_numpy(joined.whole()).to(self._device) for name, joined in fields.items()}
 
 
-class PinnedStaging:
+class PinnedStaging(Staging):
     """From page-locked memory to a CUDA device, one copy for all fields, on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__(device)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._slabs = [torch.empty(0, dtype=torch.uint8)] * _SLABS
         self._ended: list[torch.cuda.Event | None] = [None] * _SLABS
@@ -192,6 +176,4 @@ class PinnedStaging:
 
 def make_staging(device: torch.device) -> Staging:
     """What suits a device: page-locked memory on the way to CUDA."""
-    if device.type == "cpu":
-        return HostStaging()
-    return PinnedStaging(device) if device.type == "cuda" else DirectStaging(device)
+    return PinnedStaging(device) if device.type == "cuda" else Staging(device)

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from accel.acting.rules import RuleSpec, make_rule
-from accel.algorithms.distributions import ActionDistribution, make_distribution
+from accel.algorithms.distributions import ActionDistribution, PolicyDivergence, make_distribution
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.faithful import check_faithful, check_source
 from accel.config import TrainConfig
@@ -28,7 +28,6 @@ from accel.imports.policy_file import ReadPolicy, Source
 from accel.imports.readers import read_module, read_policy_file
 from accel.imports.recorded_observations import NAME, NoEnvironment, RecordedObservations, spaces_of
 from accel.imports.torch_modules import FactorySpec
-from accel.publishing.distillation import PolicyDivergence
 from accel.runs.evaluation import compress_run
 from accel.runs.loading import load_run
 from accel.runs.playing import collect_inputs

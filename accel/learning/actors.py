@@ -49,14 +49,9 @@ class Actors:
         alive, absent = self._transport.alive(), self._down | self._silent
         return alive - absent if absent else alive  # Without a copy: it is asked for at every turn.
 
-    @property
-    def prompt(self) -> frozenset[int]:
-        """Those for whose unrolls a round waits: their environments do not take far longer than they ever did."""
-        return self.alive - self._late if self._late else self.alive
-
     def count_prompt(self) -> int:
-        """How many those are."""
-        return len(self.prompt)
+        """For how many a round waits: those whose environments do not take far longer than they ever did."""
+        return len(self.alive - self._late if self._late else self.alive)  # Without a copy.
 
     def hear(self, actor: int, message: Json) -> bool:
         """Take in an actor's report; False when it is not about its processes."""

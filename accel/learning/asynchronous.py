@@ -13,49 +13,31 @@ Source: Mnih et al. 2016, arXiv:1602.01783, sections 4 and 5; Nair et al. 2015, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypedDict, cast
+from typing import TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from accel.algorithms.base import Algorithm, GradientAlgorithm
-from accel.algorithms.gradient_exchange import LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.algorithms.optimizers import Optimiser
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.errors import ConfigError, TransportError
 from accel.experience.rewards import RewardTransform
-from accel.learning.coordination import Coordination, Iteration, NoCoordination
+from accel.learning.coordination import Coordination, Iteration
 from accel.learning.counters import Counters, LagStatistics
 from accel.runs.checkpoint import CheckpointState, pack_state, unpack_state
 from accel.supervision.clock import AwakeClock
 from accel.transport.endpoint import Backoff
+from accel.transport.learners import LearnerLink
 
 ASK_S = 0.25
 """How often a learner asks that has nothing to learn from."""
 _GRADIENT = "gradient"
 _IDLE_S = 0.002
 _LISTENS_S = 1.0
-
-
-class Post(Protocol):
-    """Messages between this learner, ``learner`` of ``learners``, and others, of at most ``largest_bytes``.
-
-    Raises TransportError: one is gone.
-    """
-
-    learner: int
-    learners: int
-    largest_bytes: int
-
-    def post(self, learner: int, content: bytes) -> None:
-        """Send one. Returns at once."""
-        ...
-
-    def poll(self, learner: int) -> bytes | None:
-        """The next that another learner has sent; None while there is none."""
-        ...
 
 
 class Question(TypedDict):
@@ -95,14 +77,14 @@ class Answer(TypedDict):
     reason: str | None
 
 
-class AsynchronousGradients(LocalGradients):
-    """``GradientExchange`` of a learner whose sums are its own alone, and whose steps learner 0 makes.
+class AsynchronousGradients(GradientExchange):
+    """Of a learner whose sums are its own alone, and whose steps learner 0 makes.
 
     Attributes:
         pending: whether the parameters' gradients are to be sent to learner 0.
     """
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: LearnerLink) -> None:
         self.learner = post.learner
         self.pending = False
         self._post = post
@@ -134,7 +116,7 @@ class AsynchronousGradients(LocalGradients):
         return ParameterClient(self, self._post, config, algorithm, counters, rewards)
 
 
-class ParameterServer:
+class ParameterServer(Coordination):
     """Learner 0: applies the others' gradients and answers them.
 
     Args:
@@ -147,7 +129,7 @@ class ParameterServer:
 
     def __init__(
         self,
-        post: Post,
+        post: LearnerLink,
         config: TrainConfig,
         algorithm: GradientAlgorithm,
         counters: Counters,
@@ -251,7 +233,7 @@ class ParameterServer:
                 raise TransportError(f"learners {sorted(waiting)} did not stop within {self._timeout_s:g} s")
 
 
-class ParameterClient(NoCoordination):
+class ParameterClient(Coordination):
     """Every other learner: sends its gradients and takes what learner 0 answers.
 
     Args:
@@ -265,7 +247,7 @@ class ParameterClient(NoCoordination):
     def __init__(
         self,
         exchange: AsynchronousGradients,
-        post: Post,
+        post: LearnerLink,
         config: TrainConfig,
         algorithm: GradientAlgorithm,
         counters: Counters,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from accel.algorithms.base import make_divergence
 from accel.learning.handshake import LearnerPlace
 from accel.learning.learner import Learner
 from accel.monitor.decisions import DecisionLog
-from accel.publishing.distillation import make_divergence
 from accel.publishing.publisher import Publisher
 from accel.tuning.autotune import make_steering
 from accel.tuning.choice import parse_choice

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.experience.rewards import RewardTransform
@@ -35,51 +34,31 @@ class Iteration:
     actors_alive: int
 
 
-class Coordination(Protocol):
-    """Called once an iteration.
+class Coordination:
+    """Called once an iteration. This one is a single learner's.
 
     Attributes:
         leads: this learner publishes, records and sees the run's limits. alone: there are no others.
         idle_s: how long it may wait for experience in an iteration.
     """
 
-    leads: bool
-    alone: bool
-    idle_s: float
-
-    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Iteration:
-        """What this learner has, and what all do."""
-        ...
-
-    def share_policy(self, version: int, policy: bytes | None) -> tuple[int, bytes | None]:
-        """The leading learner's policy and its version, on all of them; None: there is no new one."""
-        ...
-
-    def metrics(self) -> Mapping[str, float | int | None]:
-        """For a record, of what happened since the last one."""
-        ...
-
-
-class NoCoordination:
-    """A single learner."""
-
     leads = alone = True
     idle_s = IDLE_S
 
     def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Iteration:
-        """Its own."""
+        """What this learner has, and what all do."""
         return Iteration(reason, due, publishes, actors_alive)
 
     def share_policy(self, version: int, policy: bytes | None) -> tuple[int, bytes | None]:
-        """Its own."""
+        """The leading learner's policy and its version, on all of them; None: there is no new one."""
         return version, policy
 
     def metrics(self) -> Mapping[str, float | int | None]:
-        """None."""
+        """For a record, of what happened since the last one."""
         return {}
 
 
-class SynchronousLearners(NoCoordination):
+class SynchronousLearners(Coordination):
     """Several learners.
 
     Args:

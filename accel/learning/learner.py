@@ -12,7 +12,7 @@ from accel.acting.device import DeviceActor
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.cuda_graphs import make_runner
-from accel.algorithms.gradient_exchange import GradientExchange, LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
@@ -20,7 +20,7 @@ from accel.experience.batch import Batcher
 from accel.experience.on_device import DeviceBatcher, DeviceRewards
 from accel.experience.rewards import RewardTransform
 from accel.learning.asynchronous import AsynchronousGradients
-from accel.learning.coordination import Coordination, NoCoordination, SynchronousLearners
+from accel.learning.coordination import Coordination, SynchronousLearners
 from accel.learning.counters import Counters
 from accel.learning.device import choose_device, choose_precision, keep_freed_memory
 from accel.learning.memory import check_memory
@@ -55,7 +55,7 @@ class Learner:
         self.config, self.device = config, device = _prepare_torch(config, cores)
         check_memory(config, spec, device, actors_here)
         self.spec = spec
-        self.exchange: GradientExchange = LocalGradients() if connect is None else connect(device)
+        self.exchange = GradientExchange() if connect is None else connect(device)
         self.runner = make_runner(config, self.exchange, device)
         self.algorithm = make_algorithm(config, spec, device, self.exchange, self.runner)
         self.agreement, self.layout = agree(config, self.algorithm)
@@ -68,7 +68,7 @@ class Learner:
         self.store = make_store(share, self.layout, device, self.batcher, self.rewards, actors)
         self.schedule = make_schedule(config)
         self.counters = Counters(config.run.stop_window)
-        self.coordination: Coordination = NoCoordination()
+        self.coordination = Coordination()
 
     def lend_network(self, actor: object) -> None:
         """Where environments are on the device: let their actor act with this network."""

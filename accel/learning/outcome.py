@@ -7,6 +7,7 @@ import numpy as np
 from accel.compressors.artifact import CompressedPolicy
 from accel.learning.learner import Learner
 from accel.learning.loop import Loop
+from accel.learning.records import Records
 from accel.publishing.publisher import Publisher
 from accel.runs.directory import RunDirectory
 from accel.runs.fp32_comparison import compare_with_fp32
@@ -23,23 +24,20 @@ def write_outcome(
     *,
     reason: str,
     wall_s: float,
-    lost_actors: int,
-    cpu_s: float,
+    records: Records,
     evaluation: EvaluationSummary | None,
-    warnings: tuple[str, ...],
 ) -> Summary:
     """Write the policies and the summary of a run whose loop has ended. Raises RunDirectoryError.
 
     Args:
-        job, run, learner, loop, publisher: the run's.
-        reason: why it stopped. wall_s: since the user's command. lost_actors: how many had died.
-        cpu_s: of this process since training began. evaluation, warnings: as in ``Summary``.
+        job, run, learner, loop, publisher, records: the run's.
+        reason: why it stopped. wall_s: since the user's command. evaluation: as in ``Summary``.
     """
     config, counters, times = learner.config, learner.counters, loop.time_totals()
     acted_s = times["actor_s"] if config.acting.actors > 0 else {}
     # The other learners have spent as much, each with its actors.
     busy_s = sum(s for phase, s in acted_s.items() if phase != "wait")
-    cpu_s = config.learner.learners * (cpu_s + busy_s)
+    cpu_s = config.learner.learners * (records.cpu_s + busy_s)
     artifact = publisher.artifact(counters.updates)
     if artifact is not None and loop.trained_env_steps:
         _write_policies(run, publisher, artifact)
@@ -66,7 +64,7 @@ def write_outcome(
         env_steps_per_s=loop.trained_env_steps / max(loop.training_s, 1e-9),
         lag=loop.lag.as_json(),
         dropped_unrolls=counters.dropped_unrolls,
-        dead_actors=lost_actors,
+        dead_actors=max(config.acting.actors, 1) - loop.actors_alive,
         actor_restarts=counters.actor_restarts,
         environment_restarts=counters.environment_restarts,
         learner_s=times["learner_s"],
@@ -78,7 +76,7 @@ def write_outcome(
         learner_graphs=learner.runner.outcome,
         finished=loop.finished() is not None,
         evaluation=evaluation,
-        warnings=warnings,
+        warnings=records.warnings,
         job=job.token,
         cpu_s=cpu_s,
     )

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from accel.algorithms.optimizers import Optimiser
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.errors import ConfigError, TransportError
 from accel.json_object import Json
 from accel.transport.learners import LearnerLink
@@ -54,8 +54,8 @@ def own_gpus(identities: Sequence[Sequence[float]]) -> bool:
     return all(map(any, identities)) and len(set(map(tuple, identities))) == len(identities)
 
 
-class ProcessGroup:
-    """``GradientExchange`` over torch's process groups. Learners that share a GPU go by way of the host.
+class ProcessGroup(GradientExchange):
+    """Over torch's process groups. Learners that share a GPU go by way of the host.
 
     Args:
         store: where the group's members meet. learner, learners: this one's number, and how many there are.
@@ -90,7 +90,7 @@ class ProcessGroup:
             logger.warning("learners share a GPU: their gradients go by way of the host; one learner a GPU is faster")
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over learners, in one message."""
+        """In one message."""
         joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         if self._cuda is None:
             joined = joined.cpu()
@@ -124,19 +124,23 @@ class ProcessGroup:
         self._guarded(lambda: self._cpu.broadcast([buffer], options).wait())
         return buffer.numpy().tobytes()
 
-    def step(self, optimizer: Optimiser) -> None:
-        """On every learner the same, as the gradients are."""
-        optimizer.step()
-
     def _guarded(self, action: Callable[[], Result]) -> Result:
-        """Sums that are under way on the device when another learner is lost never end unless they are given up."""
+        """What torch raises as RuntimeError is another learner's end, unless it is the device's.
+
+        Sums that are under way on the device then never end unless they are given up.
+        """
         try:
-            return _guarded(action, self._timeout_s)
-        except TransportError:
+            return action()
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (RuntimeError, socket.gaierror) as error:
             if self._cuda is not None:
                 self.broken = True
                 self._cuda.abort()
-            raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise TransportError(
+                f"another learner is gone, or was silent for {self._timeout_s:g} s; its own message says why ({reason})"
+            ) from error
 
 
 class _LinkStore(Store):
@@ -233,16 +237,3 @@ def _make_nccl(store: Store, learner: int, learners: int, timeout_s: float) -> _
     options._timeout = timedelta(seconds=timeout_s)
     group = dist.ProcessGroupNCCL(PrefixStore("nccl", store), learner, learners, options)
     return cast(_Group, group)
-
-
-def _guarded(action: Callable[[], Result], timeout_s: float) -> Result:
-    """What torch raises as RuntimeError is another learner's end, unless it is the device's."""
-    try:
-        return action()
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
-        raise
-    except (RuntimeError, socket.gaierror) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TransportError(
-            f"another learner is gone, or was silent for {timeout_s:g} s; its own message says why ({reason})"
-        ) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,7 +28,7 @@ class Records:
         action: the action space.
         env_steps: behind the checkpoint of a resumed run, whose later records are removed; None: a new run.
     Attributes:
-        progress: the display.
+        progress: the display. upload: where metrics go besides.
     """
 
     def __init__(self, job: Job, run: Path, action: ActionSpec, env_steps: int | None) -> None:
@@ -44,11 +43,11 @@ class Records:
         self._evaluated: EvaluationStatus | None = None
         self._collapse = CollapseDetector(config, action)
         self._began_cpu_s = time.process_time()
-        self._upload = Upload()
+        self.upload = Upload()
         if env_steps is not None:
             self._collapse.read(run / METRICS_FILE)
         if config.run.wandb is not None:
-            self._upload = WandbUpload(config.run.wandb, run, config.to_json())
+            self.upload = WandbUpload(config.run.wandb, run, config.to_json())
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -84,11 +83,7 @@ class Records:
     def write(self, env_steps: int, metrics: Metrics) -> None:
         """Write one record of anything else."""
         self._recorder.record(env_steps, metrics)
-        self._upload.record(env_steps, metrics)
-
-    def finish_upload(self, outcome: Metrics, meanwhile: Callable[[], object], timeout_s: float) -> None:
-        """See ``Upload.finish``."""
-        self._upload.finish(outcome, meanwhile, timeout_s)
+        self.upload.record(env_steps, metrics)
 
     def __enter__(self) -> Self:
         logger.addHandler(self._handler)

@@ -86,7 +86,7 @@ def _prepare(
         initialise(session.learner)
     place.transport.welcome(session.learner.agreement.to_json())
     if job.resume is not None:
-        session.restore()
+        session.checkpoints.restore()
         # A run that reached its end and could not write its summary, on a full disk say, writes it now.
         if (reason := session.loop.finished()) is not None and run.summary.exists():
             raise ConfigError(

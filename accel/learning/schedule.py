@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 from accel.config import TrainConfig
 from accel.config.experience import ReplayingConfig, SamplesPerInsertConfig
@@ -27,28 +26,9 @@ class Counts:
     available: int
 
 
-class Schedule(Protocol):
-    """Asked at every turn of the learner's loop."""
-
-    def due(self, counts: Counts) -> bool:
-        """Whether an update is due, as soon as there is a sample."""
-        ...
-
-    def accepts(self, counts: Counts) -> bool:
-        """Whether more unrolls may be taken in; otherwise actors wait."""
-        ...
-
-    def owed(self, counts: Counts) -> int:
-        """Updates that a ratio still asks for, which are made before a finished run ends; zero without a ratio."""
-        ...
-
-    def publishes(self, counts: Counts) -> bool:
-        """Whether the policy is published after this update."""
-        ...
-
-
-class Asynchronous:
-    """The identity: an update for every sample that there is, and everything that arrives is taken in.
+class Schedule:
+    """Asked at every turn of the learner's loop. This one, the identity, is the asynchronous schedule: an update for
+    every sample that there is, and everything that arrives is taken in.
 
     The synchronous schedule is this one with a publication for every update: there the store, ``Rounds``, has a sample
     once every actor has sent its unroll, and actors wait for the policy.
@@ -61,23 +41,23 @@ class Asynchronous:
         self._interval = publish_interval_updates
 
     def due(self, counts: Counts) -> bool:
-        """As long as there is a sample."""
+        """Whether an update is due, as soon as there is a sample."""
         return counts.available > 0
 
     def accepts(self, counts: Counts) -> bool:
-        """Always."""
+        """Whether more unrolls may be taken in; otherwise actors wait."""
         return True
 
     def owed(self, counts: Counts) -> int:
-        """None."""
+        """Updates that a ratio still asks for, which are made before a finished run ends; zero without a ratio."""
         return 0
 
     def publishes(self, counts: Counts) -> bool:
-        """Every so many updates."""
+        """Whether the policy is published after this update."""
         return counts.updates % self._interval == 0
 
 
-class SamplesPerInsert(Asynchronous):
+class SamplesPerInsert(Schedule):
     """Keeps sampled items per inserted one at a ratio; whichever side is ahead waits.
 
     An update is due while  updates · batch_size < samples_per_insert · (env_steps − learning_starts), and unrolls are
@@ -116,7 +96,7 @@ def make_schedule(config: TrainConfig) -> Schedule:
     """The schedule of a run."""
     options, store = config.schedule, config.store
     if not isinstance(options, SamplesPerInsertConfig):
-        return Asynchronous(options.publish_interval_updates)
+        return Schedule(options.publish_interval_updates)
     batch_size = store.sampled_steps(config.acting.unroll_length) if isinstance(store, ReplayingConfig) else 1
     return SamplesPerInsert(
         options.publish_interval_updates, options.samples_per_insert, batch_size, options.learning_starts

@@ -89,10 +89,6 @@ class Session(Callback):
         )
         self.checkpoints = Checkpoints(run, self.learner, self.actor)
 
-    def restore(self) -> None:
-        """Go on from the run's newest checkpoint. Raises CheckpointError."""
-        self.checkpoints.restore()
-
     def train(self) -> Summary:
         """Publish, train, and leave a checkpoint, the policy and a summary behind.
 
@@ -106,7 +102,6 @@ class Session(Callback):
             with closing(self._evaluate_meanwhile()) as self._evaluation:
                 reason = self._learn()
                 wall_s = self._before_s + time.monotonic() - self._made_s
-                lost_actors = max(self.job.config.acting.actors, 1) - self.loop.actors_alive
                 self._finish_beside(reason)  # While actors wait: those that were stopped give the job ten seconds.
                 stop_actors(self.transport, self.job.config.run.peer_timeout_s)
                 return write_outcome(
@@ -117,10 +112,8 @@ class Session(Callback):
                     self.publisher,
                     reason=reason,
                     wall_s=wall_s,
-                    lost_actors=lost_actors,
-                    cpu_s=self._records.cpu_s,
+                    records=self._records,
                     evaluation=self._evaluation.result,
-                    warnings=self._records.warnings,
                 )
 
     def record(self, env_steps: int, metrics: Metrics) -> None:
@@ -226,7 +219,7 @@ class Session(Callback):
             while news := self._evaluation.metrics():
                 self._records.write(counters.env_steps, news)
         outcome: Metrics = {"reason": reason, "env_steps": counters.env_steps, "return_mean": counters.mean_return}
-        self._records.finish_upload(outcome, self.transport.pump, _UPLOAD_PATIENCE_S if alone else _PATIENCE_S)
+        self._records.upload.finish(outcome, self.transport.pump, _UPLOAD_PATIENCE_S if alone else _PATIENCE_S)
 
 
 def follow(

@@ -10,31 +10,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from accel.networks.factory import build_from_config, build_network
-    from accel.networks.normaliser import ObservationNormaliser
-    from accel.networks.policy import ActingModule, NetworkOutput, PolicyNetwork
-    from accel.networks.text import NetworkText, parse_network
+    from accel.networks.policy import PolicyNetwork
+    from accel.networks.text import parse_network
 
 _HOMES = {
-    "ActingModule": "policy",
-    "NetworkOutput": "policy",
-    "NetworkText": "text",
-    "ObservationNormaliser": "normaliser",
     "PolicyNetwork": "policy",
     "build_network": "factory",
     "build_from_config": "factory",
     "parse_network": "text",
 }
 
-__all__ = [
-    "ActingModule",
-    "NetworkOutput",
-    "NetworkText",
-    "ObservationNormaliser",
-    "PolicyNetwork",
-    "build_from_config",
-    "build_network",
-    "parse_network",
-]
+__all__ = ["PolicyNetwork", "build_from_config", "build_network", "parse_network"]
 
 
 def __getattr__(name: str) -> object:

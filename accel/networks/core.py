@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,44 +16,28 @@ from accel.networks.initialisation import orthogonal_gates
 from accel.networks.recurrence import unroll_gru, unroll_lstm
 
 
-class RecurrentCore(Protocol):
-    """What a network keeps from step to step.
+class RecurrentCore(nn.Module):
+    """What a network keeps from step to step. In this one, the identity, features pass, and nothing is kept.
 
     Attributes:
         state_shapes: shapes of one environment's state; empty where nothing is kept.
         size: features of its output.
     """
 
-    state_shapes: tuple[tuple[int, ...], ...]
-    size: int
+    def __init__(self, size: int, *state_shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.size, self.state_shapes = size, state_shapes
 
-    def __call__(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A whole unroll: [T, B, F], [T, B] and the state before row 0 to [T, B, size] and the state after the last."""
-        ...
+        return features, state
 
     def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One row without resets: [B, F] and the state to the output [B, size] and the next state."""
-        ...
-
-
-class NoCore(nn.Module):
-    """The identity: features pass, nothing is kept."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.state_shapes: tuple[tuple[int, ...], ...] = ()
-        self.size = features
-
-    def forward(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The features."""
-        return features, state
-
-    def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The features."""
         return features, state
 
 
-class LSTMCore(nn.Module):
+class LSTMCore(RecurrentCore):
     """h_t, c_t = LSTM(x_t, m_t h_{t−1}, m_t c_{t−1}) with m_t = 0 where row t is the first of an episode, else 1.
 
     On a GPU in single precision under autocast too, which by torch's source computes it in float16 whatever it is asked
@@ -65,9 +48,7 @@ class LSTMCore(nn.Module):
     """
 
     def __init__(self, features: int, size: int) -> None:
-        super().__init__()
-        self.size = size
-        self.state_shapes: tuple[tuple[int, ...], ...] = ((size,), (size,))
+        super().__init__(size, (size,), (size,))
         self.lstm = nn.LSTM(features, size)
         # The learner keeps all parameters in one vector; cuDNN copies an LSTM's at each call, which costs little.
         warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
@@ -93,9 +74,13 @@ class LSTMCore(nn.Module):
             keep = to_device(torch.logical_not(first[0]), hidden.device).to(hidden.dtype).unsqueeze(1)
             hidden, cell = hidden * keep, cell * keep
         if host[1:].any():
-            if dense.suits(features):
-                return self._unrolled(features, first, hidden, cell)
-            return self._packed(features, host, hidden, cell)
+            if not dense.suits(features):
+                return self._packed(features, host, hidden, cell)
+            # Row by row on a CPU, where autograd's packed sequences take time that grows with the square of T.
+            w_input, w_hidden, b_input, b_hidden = self.lstm.parameters()
+            keep = torch.logical_not(first).to(features).unsqueeze(2)
+            output, *after = unroll_lstm(features, keep, (hidden, cell), (w_input, w_hidden, b_input, b_hidden))
+            return output, tuple(after)
         output, (hidden, cell) = self.lstm(features, (hidden.unsqueeze(0), cell.unsqueeze(0)))
         return output, (hidden.squeeze(0), cell.squeeze(0))
 
@@ -105,15 +90,6 @@ class LSTMCore(nn.Module):
         _, (hidden, cell) = self.lstm(features.unsqueeze(0), (hidden.unsqueeze(0), cell.unsqueeze(0)))
         hidden, cell = hidden.squeeze(0), cell.squeeze(0)
         return hidden, (hidden, cell)
-
-    def _unrolled(
-        self, features: Tensor, first: Tensor, hidden: Tensor, cell: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Row by row on a CPU, where autograd's packed sequences take time that grows with the square of T."""
-        w_input, w_hidden, b_input, b_hidden = self.lstm.parameters()
-        keep = torch.logical_not(first).to(features).unsqueeze(2)
-        output, *state = unroll_lstm(features, keep, (hidden, cell), (w_input, w_hidden, b_input, b_hidden))
-        return output, tuple(state)
 
     def _packed(
         self, features: Tensor, first: npt.NDArray[np.bool_], hidden: Tensor, cell: Tensor
@@ -138,7 +114,7 @@ class LSTMCore(nn.Module):
         return unpacked, (hidden[0].index_select(0, last), cell[0].index_select(0, last))
 
 
-class GRUCore(nn.Module):
+class GRUCore(RecurrentCore):
     """h_t = (1 − z) ∘ n + z ∘ h̃ with h̃ = m_t h_{t−1}, m_t = 0 where row t is the first of an episode, else 1, and
 
         r, z = σ(W_i^{rz} x_t + b_i + W_h^{rz} h̃ + b_h);   n = tanh(W_i^n x_t + b_i + r ∘ (W_h^n h̃ + b_h))
@@ -152,9 +128,7 @@ class GRUCore(nn.Module):
     """
 
     def __init__(self, features: int, size: int) -> None:
-        super().__init__()
-        self.size = size
-        self.state_shapes: tuple[tuple[int, ...], ...] = ((size,),)
+        super().__init__(size, (size,))
         self.input = nn.Linear(features, 3 * size)
         self.hidden = nn.Linear(size, 3 * size)
         for layer in (self.input, self.hidden):

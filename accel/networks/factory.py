@@ -14,8 +14,8 @@ from accel.networks.core import GRUCore, LSTMCore, RecurrentCore
 from accel.networks.custom import make_custom_torso
 from accel.networks.observations import DictTorso
 from accel.networks.policy import Critic, PolicyNetwork
-from accel.networks.text import NetworkText, parse_network
-from accel.networks.torsos import SMALLEST_NATURE_IMAGE, ImpalaResNet, MLPTorso, NatureCNN, Torso
+from accel.networks.text import NetworkText, cnn_for, parse_network
+from accel.networks.torsos import ImpalaResNet, MLPTorso, NatureCNN, Torso
 from accel.networks.transformer import TransformerCore
 
 
@@ -133,10 +133,7 @@ def _part_torso(text: NetworkText, part: ObservationPart, activation: Activation
     """The text's torso for parts of its kind; for the others nature-cnn, impala-resnet (small images) or mlp:256x2."""
     if part.is_image == text.is_cnn:
         return _built_in(text, part.shape, activation)
-    if not part.is_image:
-        return _built_in(parse_network("mlp"), part.shape, activation)
-    small = min(part.shape[1:]) < SMALLEST_NATURE_IMAGE
-    return _built_in(parse_network("impala-resnet" if small else "nature-cnn"), part.shape, activation)
+    return _built_in(parse_network(cnn_for(part.shape) if part.is_image else "mlp"), part.shape, activation)
 
 
 def _built_in(text: NetworkText, shape: tuple[int, ...], activation: Activation) -> Torso:

@@ -55,7 +55,7 @@ class _QuantisedParts(PolicyParts):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if not isinstance(core, LSTMCore):
             by_layers = (True,) if isinstance(core, GRUCore) else ()
-            called = self._pass.call("core", cast("nn.Module", core), features, first, state, *by_layers)
+            called = self._pass.call("core", core, features, first, state, *by_layers)
             return cast("tuple[Tensor, tuple[Tensor, ...]]", called)
         if not self._pass.quantises(_LSTM):
             return super().core(core, features, first, state)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from accel.envs.spaces import ACTION_MASK, EnvSpec
 from accel.networks import dense
-from accel.networks.core import NoCore, RecurrentCore
+from accel.networks.core import RecurrentCore
 from accel.networks.heads import GaussianHead, in_single_precision, make_policy_head, value_head
 from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.observations import (
@@ -95,7 +95,7 @@ class PolicyNetwork(nn.Module):
         if normalise_observations:
             self.normaliser = DictNormaliser(spec) if spec.parts else ObservationNormaliser(spec.observation_shape)
         self.torso = torso
-        self.core: RecurrentCore = NoCore(features) if core is None else core
+        self.core = RecurrentCore(features) if core is None else core
         self.state_shapes = self.core.state_shapes
         size = self.core.size
         self.policy_head = (

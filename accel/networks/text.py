@@ -21,7 +21,8 @@ CoreName = Literal["lstm", "gru", "transformer"]
 
 _AUTO = "auto"
 _DEFAULTS = {_AUTO: (64.0, 64.0), "mlp": (256.0, 256.0), "nature-cnn": (1.0,), "impala-resnet": (1.0,)}
-_NATURE_LEAST = 36  # height and width that its three convolutions need
+SMALLEST_NATURE_IMAGE = 36
+"""Height and width that the three convolutions of nature-cnn need."""
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MLP_SIZES = re.compile(r"([1-9]\d{0,5})x([1-9]\d?)")
 _MLP_WIDTHS = re.compile(r"[1-9]\d{0,5}(-[1-9]\d{0,5}){1,98}")
@@ -78,7 +79,7 @@ class NetworkText:
             return self
         shape = spec.observation_shape
         if spec.observation_dtype == "uint8" and spec.is_image:
-            cnn = "nature-cnn" if min(shape[1:]) >= _NATURE_LEAST else "impala-resnet"
+            cnn = cnn_for(shape)
             return replace(self, torso=cnn, sizes=_DEFAULTS[cnn])
         if len(shape) > 1:
             raise ConfigError(
@@ -96,6 +97,11 @@ class NetworkText:
             torso += f":{self.sizes[0]:g}"
         layers = f"x{self.core_layers}" if self.core == "transformer" else ""
         return torso if self.core is None else f"{torso}+{self.core}:{self.core_size}{layers}"
+
+
+def cnn_for(shape: tuple[int, ...]) -> str:
+    """The torso that (C, H, W) images get where none is named."""
+    return "nature-cnn" if min(shape[1:]) >= SMALLEST_NATURE_IMAGE else "impala-resnet"
 
 
 def parse_network(text: str) -> NetworkText:

@@ -14,8 +14,6 @@ from accel.errors import ConfigError
 from accel.networks import dense
 from accel.networks.initialisation import SQRT2, orthogonal
 
-SMALLEST_NATURE_IMAGE = 36
-
 
 class Torso(nn.Module):
     """Base of the built-in torsos.

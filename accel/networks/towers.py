@@ -50,7 +50,10 @@ class Towers:
     def run(self, x: Tensor) -> tuple[Tensor, Tensor | None, Pull]:
         """Params [N, P] and predictions [N, n] of x [N, F], which ``dense.suits``, and their way back."""
         blocks = [self._run_block(block) for block in torch.split(self._rows(x), BLOCK)]
-        params, *rest = (_joined(parts) for parts in zip(*(outputs for outputs, _ in blocks), strict=True))
+        params, *rest = (
+            parts[0] if len(parts) == 1 else torch.cat(parts)
+            for parts in zip(*(outputs for outputs, _ in blocks), strict=True)
+        )
 
         def pull(of_params: Tensor, of_predictions: Tensor | None) -> None:
             if self._gaussian is not None:
@@ -117,10 +120,6 @@ class Tower:
         for gradient, head in zip(gradients[1:], self._heads[1:], strict=True):
             total.addmm_(gradient, head.weight)
         return total
-
-
-def _joined(parts: tuple[Tensor, ...]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _tower_of(torso: MLPTorso, heads: Sequence[nn.Linear]) -> Tower:

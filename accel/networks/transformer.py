@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.experience.transfer import to_device
+from accel.networks.core import RecurrentCore
 from accel.networks.initialisation import orthogonal
 from accel.networks.text import HEADS
 
@@ -30,7 +31,7 @@ _GATE_BIAS = -2.0
 _HIDDEN = -1e9  # what is added to the logits of steps that are not there
 
 
-class TransformerCore(nn.Module):
+class TransformerCore(RecurrentCore):
     """See the module.
 
     Attributes:
@@ -38,9 +39,7 @@ class TransformerCore(nn.Module):
     """
 
     def __init__(self, features: int, size: int, layers: int) -> None:
-        super().__init__()
-        self.size = size
-        self.state_shapes: tuple[tuple[int, ...], ...] = (*((MEMORY * size,),) * layers, (MEMORY,))
+        super().__init__(size, *((MEMORY * size,),) * layers, (MEMORY,))
         self.embedding = orthogonal(nn.Linear(features, size), 1.0)
         self.layers = nn.ModuleList(_Layer(size) for _ in range(layers))
 

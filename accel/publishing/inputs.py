@@ -32,8 +32,7 @@ def rows_within(rows: int, spec: EnvSpec) -> int:
 class RecentInputs:
     """The last ``capacity`` inputs sampled from those observed, by name.
 
-    Until it is full it takes every input; later a part of its capacity each time enough updates have passed. Callers
-    may pass whole arrays to ``observe``, or only the rows that ``choose`` returns, where gathering rows is expensive.
+    Until it is full it takes every input; later a part of its capacity each time enough updates have passed.
 
     Args:
         capacity: rows kept.
@@ -74,16 +73,17 @@ class RecentInputs:
         wanted = self.wanted
         return self._generator.integers(rows, size=wanted) if wanted < rows else np.arange(rows)
 
-    def observe(self, inputs: Mapping[str, Array]) -> None:
-        """Take as many rows as are wanted, at random, from arrays [N, *shape] by name; only these are copied."""
-        wanted = self.wanted
-        if not wanted:
-            return
-        count = len(next(iter(inputs.values())))
-        if wanted < count:
-            chosen = self.choose(count)
-            inputs = {name: values[chosen] for name, values in inputs.items()}
-        self._store(inputs)
+    def observe(self, rows: Mapping[str, Array]) -> None:
+        """Take the rows that ``choose`` gave, [N, *shape] by name, as copies."""
+        count = len(next(iter(rows.values())))
+        self._due = max(self._due - count, 0)
+        places = np.arange(self._next, self._next + count) % self._capacity
+        for name, values in rows.items():
+            if name not in self._arrays:
+                self._arrays[name] = np.zeros((self._capacity, *values.shape[1:]), values.dtype)
+            self._arrays[name][places] = values
+        self._next = self._end = (self._next + count) % self._capacity
+        self.rows = min(self.rows + count, self._capacity)
 
     @property
     def has_images(self) -> bool:
@@ -112,17 +112,6 @@ class RecentInputs:
         """Random rows with replacement: ``rows`` of vectors, or ``images`` of images."""
         places = self._generator.integers(self.rows, size=images if self.has_images else rows)
         return {name: array[places] for name, array in self._arrays.items()}
-
-    def _store(self, rows: Mapping[str, Array]) -> None:
-        count = len(next(iter(rows.values())))
-        self._due = max(self._due - count, 0)
-        places = np.arange(self._next, self._next + count) % self._capacity
-        for name, values in rows.items():
-            if name not in self._arrays:
-                self._arrays[name] = np.zeros((self._capacity, *values.shape[1:]), values.dtype)
-            self._arrays[name][places] = values
-        self._next = self._end = (self._next + count) % self._capacity
-        self.rows = min(self.rows + count, self._capacity)
 
 
 def policy_inputs(

@@ -18,6 +18,7 @@ from typing import cast
 import torch
 
 from accel.acting.torch_policy import serialise_module
+from accel.algorithms.distributions import PolicyDivergence
 from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.checks.faithful import check_faithful
 from accel.compressors.errors import CompressorError, GraphError, VerificationError
@@ -31,10 +32,10 @@ from accel.networks import PolicyNetwork
 from accel.networks.fake_quantisation import FakeQuantisation
 from accel.networks.observations import example_inputs
 from accel.publishing.background import BackgroundWorker, ModuleCopy, Snapshot
-from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.publishing.distillation import StudentFactory
 from accel.publishing.inputs import REFILLS, Array, RecentInputs, policy_inputs, replay_states, rows_within
 from accel.publishing.level import FULL_PRECISION, INTERVALS, Intervals, Level, distillation_schedule, interval_updates
-from accel.publishing.validation import Divergence, ValidationInputs, Validator
+from accel.publishing.validation import ValidationInputs, Validator
 
 CLOSE_TIMEOUT_S = 0.2
 IMAGE_RENEWAL_UPDATES = 8
@@ -110,7 +111,7 @@ class Publisher:
         config: TrainConfig,
         network: PolicyNetwork,
         *,
-        divergence: Divergence | None = None,
+        divergence: PolicyDivergence | None = None,
         cpu_features: frozenset[str] | None = None,
         levels: Iterable[str] | None = None,
         beside: bool = False,
@@ -417,7 +418,12 @@ class Publisher:
                         self._network.spec, self._config.policy.activation, self._config.run.seed
                     ),
                     divergence=self._divergence,
-                ).bind(self._module, self._example(), output_names=self._module.output_names, metadata=self._metadata)
+                ).bind(
+                    self._module,
+                    example_inputs(self._network.spec, self._network.state_shapes),
+                    output_names=self._module.output_names,
+                    metadata=self._metadata,
+                )
                 if is_quantisation_aware(scheme):
                     FakeQuantiser(plan, self._module)
             except CompressorError as error:
@@ -425,7 +431,9 @@ class Publisher:
                 raise ConfigError(
                     f"compressor '{scheme}' does not suit network '{self._config.policy.network}': {error}{remedy}"
                 ) from error
-            validator = self._validator(scheme)
+            follows = all(method.name != "distill" for method in parse_scheme(scheme).methods)
+            bound = self._config.compression.max_publish_kl
+            validator = Validator(self._validation_inputs, self._divergence, bound, follows_policy=follows)
             self._bound[scheme] = Level(
                 scheme, plan, self._module, self._published, self._config, self._intervals, validator, self._recent
             )
@@ -443,18 +451,6 @@ class Publisher:
             check_faithful(self.full_precision(0), module, self._validation_inputs.full())
         except VerificationError as error:
             raise ConfigError(f"network '{self._config.policy.network}': {error}") from error
-
-    def _validator(self, scheme: str) -> Validator:
-        methods = {method.name for method in parse_scheme(scheme).methods}
-        return Validator(
-            self._validation_inputs,
-            self._divergence,
-            self._config.compression.max_publish_kl,
-            follows_policy="distill" not in methods,
-        )
-
-    def _example(self) -> dict[str, torch.Tensor]:
-        return example_inputs(self._network.spec, self._network.state_shapes)
 
 
 def _canonical(scheme: str) -> str:

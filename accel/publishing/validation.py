@@ -10,7 +10,7 @@ do not pass either, it is inconclusive, and a full check decides at once, so tha
 
 Outputs must be finite and of the right shapes whatever the bound. A bound of 0.5 nats is where the effective sample
 size of two Gaussians of one deviation, e^(−2 KL), is a third; HalfCheetah with pruned actors learned up to 0.8 and
-collapsed above 2. The divergence is the action rule's (``Divergence``).
+collapsed above 2. The divergence is the action rule's (``PolicyDivergence``).
 
 An unchanged payload is not checked again, except a student's, as the policy changes while the student does not. 4-bit
 convolutions are loaded each time. ``qat`` is compared with the learner's rounded policy, and each full check compares
@@ -25,12 +25,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from accel.algorithms.distributions import PolicyDivergence
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.checks.verify import check_outputs, reference_outputs, verify_artifact
@@ -51,22 +51,6 @@ STANDARD_ERRORS = 2.0
 
 Array = npt.NDArray[np.generic]
 Inputs = Mapping[str, Array]
-
-
-class Divergence(Protocol):
-    """Distance of the acting policy from the learner's, by their first outputs: distribution parameters or values."""
-
-    def __call__(self, student: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
-        """[N, P] each to a differentiable scalar, which distilled students minimise."""
-        ...
-
-    def of_rows(self, reference: Array, acting: Array) -> Array:
-        """[N, P] each to [N], nats or the action rule's equivalent; zero where both act alike."""
-        ...
-
-    def upper_bound(self, reference: Array, acting: Array) -> float:
-        """An upper bound on every row's divergence, where it is cheaper to compute; infinite otherwise."""
-        ...
 
 
 class ValidationInputs:
@@ -150,7 +134,7 @@ class Validator:
     def __init__(
         self,
         inputs: ValidationInputs,
-        divergence: Divergence,
+        divergence: PolicyDivergence,
         bound: float | None,
         *,
         follows_policy: bool = True,

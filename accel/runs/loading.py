@@ -11,15 +11,14 @@ from typing import cast
 import torch
 
 from accel.acting.rules import RuleSpec
-from accel.algorithms.base import Algorithm
+from accel.algorithms.base import Algorithm, make_divergence
 from accel.algorithms.catalogue import make_algorithm
-from accel.algorithms.distributions import ActionDistribution
+from accel.algorithms.distributions import ActionDistribution, PolicyDivergence
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.networks import PolicyNetwork, parse_network
 from accel.networks.policy import ActingModule
-from accel.publishing.distillation import PolicyDivergence, make_divergence
 from accel.runs.directory import RunDirectory, Which
 from accel.runs.summary import Summary
 from accel.runs.trained_policy import TrainedPolicy

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from accel.acting.rules import ActionRule, ActorPlace, RuleSpec, make_rule
-from accel.algorithms.distributions import ActionDistribution
+from accel.algorithms.distributions import ActionDistribution, PolicyDivergence
 from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.graph.policy_graph import PolicyGraph, export_policy
 from accel.compressors.pipeline import Compressor, make_compressor
@@ -29,7 +29,7 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError, EnvError
 from accel.networks.observations import example_inputs
 from accel.networks.policy import PolicyModule
-from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.publishing.distillation import StudentFactory
 from accel.runs.player import Array, Floats, Player, TorchSession
 
 Inputs = Mapping[str, Array]

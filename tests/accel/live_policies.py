@@ -14,6 +14,7 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.batch import Batch
 from accel.experience.unroll import UnrollLayout
 from accel.networks import PolicyNetwork, build_from_config
+from accel.publishing.inputs import RecentInputs
 from accel.publishing.level import INTERVALS, Intervals
 from accel.publishing.publisher import Publisher
 from accel.transport.base import PolicyUpdate
@@ -69,6 +70,13 @@ def make_batch(network: PolicyNetwork, seed: int = 0, scale: float = 1.0) -> Bat
         observations, None, first, ~flags, torch.zeros(LENGTH, ENVS), numbers, flags, flags, numbers,
         torch.zeros(LENGTH, ENVS, spec.action.param_size), states,
     )  # fmt: skip
+
+
+def take(recent: RecentInputs, inputs: dict[str, np.ndarray]) -> None:
+    """As many of these inputs as are wanted, as the publisher takes them from an unroll."""
+    if recent.wanted:
+        chosen = recent.choose(len(next(iter(inputs.values()))))
+        recent.observe({name: values[chosen] for name, values in inputs.items()})
 
 
 def rows_of(batch: Batch) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ import accel
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.cuda_graphs import CudaRecorder, RecordedSteps, make_runner
-from accel.algorithms.gradient_exchange import LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
@@ -51,7 +51,7 @@ class Learner:
         algorithm = make_algorithm(self.options, spec, CUDA)
         assert isinstance(algorithm, GradientAlgorithm)
         self.algorithm = algorithm
-        algorithm.runner = make_runner(self.options, LocalGradients(), CUDA)
+        algorithm.runner = make_runner(self.options, GradientExchange(), CUDA)
         _, layout = agree(self.options, algorithm)
         rewards = RewardTransform(self.options.rewards, self.options.algorithm.discount)
         self.store: Store = make_store(self.options, layout, CUDA, Batcher(spec, CUDA), rewards)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from accel.algorithms.distributions import PolicyDivergence
 from accel.compressors.errors import SchemeError
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Plan
@@ -14,7 +15,7 @@ from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
 from accel.networks.policy import ActingModule
-from accel.publishing.distillation import PolicyDivergence, StudentCNN, StudentFactory
+from accel.publishing.distillation import StudentCNN, StudentFactory
 
 _CHOICES = ActionSpec("categorical", (6,), (), ())
 

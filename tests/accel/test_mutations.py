@@ -358,7 +358,7 @@ def resumed(algorithm: str, of_replay: str = "") -> Callable[[Path], Case]:
         run, session = trained(folder.parent / algorithm, algorithm)
 
         def load() -> None:
-            session.restore()
+            session.checkpoints.restore()
             assert all(isinstance(value, int | list) for value in session.learner.counters.to_json().values())
             session.loop.finished()
 

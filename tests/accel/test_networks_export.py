@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from accel.envs.spaces import ActionSpec, EnvSpec
-from accel.networks import ActingModule, PolicyNetwork, build_network
+from accel.networks import PolicyNetwork, build_network
+from accel.networks.policy import ActingModule
 
 BOX = ActionSpec("gaussian", (3,), (-1.0,) * 3, (1.0,) * 3)
 DISCRETE = ActionSpec("categorical", (6,))

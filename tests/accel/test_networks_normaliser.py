@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from accel.envs.spaces import ActionSpec, EnvSpec
-from accel.networks import ObservationNormaliser, build_network
+from accel.networks import build_network
+from accel.networks.normaliser import ObservationNormaliser
 
 ROWS = arrays(np.float32, st.tuples(st.integers(0, 6), st.just(3)), elements=st.floats(-1e3, 1e3, width=32))
 

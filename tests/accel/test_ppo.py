@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from accel.algorithms.actor_critic import Targets
-from accel.algorithms.gradient_exchange import LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.algorithms.ppo import Minibatch, Shares, split_environments, split_steps
 from accel.experience.batch import Batch
 
@@ -34,7 +34,7 @@ def make(seed: int = 0) -> tuple[Batch, Targets, torch.Tensor, torch.Tensor]:
 
 def run(split: Split, count: int, seed: int = 0) -> tuple[Batch, list[Minibatch]]:
     batch, targets, params, weights = make()
-    found = list(split(batch, targets, params, weights, count, torch.Generator().manual_seed(seed), LocalGradients()))
+    found = list(split(batch, targets, params, weights, count, torch.Generator().manual_seed(seed), GradientExchange()))
     assert sum(float(share) for share, _ in found) == pytest.approx(1.0)
     return batch, [part for _, part in found]
 
@@ -85,7 +85,7 @@ def test_images_keep_their_memory_order() -> None:
         images = names.flatten(0, 1).contiguous(memory_format=layout).unflatten(0, names.shape[:2])
         cut = dataclasses.replace(batch, observations=images)
         for _, part in split_steps(
-            cut, targets, params, weights, 3, torch.Generator().manual_seed(0), LocalGradients()
+            cut, targets, params, weights, 3, torch.Generator().manual_seed(0), GradientExchange()
         ):
             rows = part.observations[0]
             assert rows.is_contiguous(memory_format=layout)

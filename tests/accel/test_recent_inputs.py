@@ -10,14 +10,23 @@ import torch
 
 from accel.publishing.inputs import RecentInputs, policy_inputs, replay_states
 from accel.publishing.publisher import Publisher
-from tests.accel.live_policies import calibrate, config_for, layout_of, make_batch, make_network, payload_of, rows_of
+from tests.accel.live_policies import (
+    calibrate,
+    config_for,
+    layout_of,
+    make_batch,
+    make_network,
+    payload_of,
+    rows_of,
+    take,
+)
 
 
 def test_few_rows_are_the_newest_and_then_all_others_in_turn() -> None:
     net = make_network(config_for("mlp:8x1", "int8"))
     recent = RecentInputs(100, 16, seed=0)
     for seed in range(2):
-        recent.observe(rows_of(make_batch(net, seed=seed)))
+        take(recent, rows_of(make_batch(net, seed=seed)))
     newest = recent.newest(7)["observations"]
     few = recent.next_few(7)["observations"].copy()
     np.testing.assert_array_equal(few, newest)
@@ -38,7 +47,7 @@ def test_it_fills_at_once_and_is_then_renewed_by_portions_at_an_interval() -> No
         recent.tick()
         before = recent.every()["observations"] if update > 1 else np.full((64, 1), -1.0)
         for part in range(2):  # two unrolls arrive for each update
-            recent.observe(_numbered(40, 100 * update + 50 * part))
+            take(recent, _numbered(40, 100 * update + 50 * part))
         after = recent.every()["observations"]
         taken.append(int((after != (before if len(before) == len(after) else 0)).sum()))
         assert recent.full and recent.wanted == 0
@@ -49,17 +58,12 @@ def test_it_fills_at_once_and_is_then_renewed_by_portions_at_an_interval() -> No
 
 
 @pytest.mark.parametrize("rows", [3, 200])
-def test_rows_that_the_caller_gathers_are_chosen_beforehand(rows: int) -> None:
-    whole, gathered = (RecentInputs(64, 16, seed=5) for _ in range(2))
+def test_no_more_rows_are_chosen_than_are_wanted_or_there(rows: int) -> None:
+    recent = RecentInputs(64, 16, seed=5)
     for update in range(40):
-        inputs = _numbered(rows, 1000 * update)
-        for recent in (whole, gathered):
-            recent.tick()
-        whole.observe(inputs)
-        chosen = gathered.choose(rows)
-        assert len(chosen) == min(rows, gathered.wanted)
-        gathered.observe({name: values[chosen] for name, values in inputs.items()})
-    np.testing.assert_array_equal(whole.every()["observations"], gathered.every()["observations"])
+        recent.tick()
+        assert len(recent.choose(rows)) == min(rows, recent.wanted)
+        take(recent, _numbered(rows, 1000 * update))
 
 
 @pytest.mark.parametrize("core", ["lstm:8", "gru:8", "transformer:8x1"])

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm
-from accel.algorithms.cuda_graphs import MAX_RECORDED, WARM_RUNS, PlainSteps, RecordedSteps, make_runner
-from accel.algorithms.gradient_exchange import LocalGradients
+from accel.algorithms.cuda_graphs import MAX_RECORDED, WARM_RUNS, CudaRecorder, RecordedSteps, StepRunner, make_runner
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.bench.learner import random_experience
 from accel.config import TrainConfig
 from accel.correctors.recursion import doubling_scan
@@ -80,8 +80,8 @@ class Tape(TorchDispatchMode):
 
 
 @dataclass
-class TapeRecorder:
-    """A ``StepRecorder`` for a CPU."""
+class TapeRecorder(CudaRecorder):
+    """For a CPU."""
 
     records: int = 0
     replays: int = 0
@@ -200,7 +200,7 @@ def test_a_rate_that_python_knows_is_noticed(name: str, monkeypatch: pytest.Monk
     )
 
 
-class Watching(PlainSteps):
+class Watching(StepRunner):
     """Sees what steps return."""
 
     def __init__(self) -> None:
@@ -287,15 +287,15 @@ def test_shapes_without_end_are_not_recorded(caplog: pytest.LogCaptureFixture) -
 )
 def test_why_steps_are_not_recorded(options: dict[str, object], reason: str) -> None:
     cuda = torch.device("cuda")
-    runner = make_runner(TrainConfig.create(**options, learner_graphs="auto"), LocalGradients(), cuda)
-    assert isinstance(runner, PlainSteps) and runner.outcome.startswith("off: ") and reason in runner.outcome
+    runner = make_runner(TrainConfig.create(**options, learner_graphs="auto"), GradientExchange(), cuda)
+    assert not isinstance(runner, RecordedSteps) and runner.outcome.startswith("off: ") and reason in runner.outcome
     with pytest.raises(ConfigError, match=reason):
-        make_runner(TrainConfig.create(**options, learner_graphs="on"), LocalGradients(), cuda)
-    assert make_runner(TrainConfig.create(**options, learner_graphs="off"), LocalGradients(), cuda).outcome == "off"
+        make_runner(TrainConfig.create(**options, learner_graphs="on"), GradientExchange(), cuda)
+    assert make_runner(TrainConfig.create(**options, learner_graphs="off"), GradientExchange(), cuda).outcome == "off"
 
 
 def test_several_learners_exchange_gradients_within_a_step() -> None:
-    class Two(LocalGradients):
+    class Two(GradientExchange):
         learners = 2
 
     config = TrainConfig.create(learner_graphs="auto")
@@ -304,9 +304,9 @@ def test_several_learners_exchange_gradients_within_a_step() -> None:
 
 def test_there_are_no_graphs_on_a_cpu() -> None:
     config = TrainConfig.create(learner_graphs="auto")
-    assert make_runner(config, LocalGradients(), CPU).outcome == "off: the learner is on no CUDA device"
-    assert make_runner(TrainConfig.create(learner_graphs="off"), LocalGradients(), CPU).outcome == "off"
+    assert make_runner(config, GradientExchange(), CPU).outcome == "off: the learner is on no CUDA device"
+    assert make_runner(TrainConfig.create(learner_graphs="off"), GradientExchange(), CPU).outcome == "off"
     with pytest.raises(ConfigError, match="no CUDA device"):
-        make_runner(TrainConfig.create(learner_graphs="on"), LocalGradients(), CPU)
+        make_runner(TrainConfig.create(learner_graphs="on"), GradientExchange(), CPU)
     with pytest.raises(ConfigError, match="--device cuda"):
         TrainConfig.create(learner_graphs="on", device="cpu")

@@ -118,7 +118,7 @@ def test_a_restored_run_is_bit_for_bit_the_saved_one(options: dict[str, object],
             original.checkpoints.save()
             torch.manual_seed(0)
             assert not same(everything(twin), before)
-            twin.restore()
+            twin.checkpoints.restore()
             assert same(everything(twin), before), compared
             assert same(everything(original), before), "saving changed something"
             return "enough" if compared == 6 else None
@@ -136,7 +136,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_reason(tmp_path: Path) 
     with RunDirectory.create(tmp_path, "run") as run:
         session = open_session(config, run)
         with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
-            session.restore()
+            session.checkpoints.restore()
         session.loop.counters.updates = 1
         session.checkpoints.save()
         for changes, message in (
@@ -145,8 +145,8 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_reason(tmp_path: Path) 
             ({"optimizer": "rmsprop"}, "an optimizer .*Adam, not .*RMSprop"),
         ):
             with pytest.raises(CheckpointError, match=message):
-                open_session(config.replace(**changes), run).restore()
+                open_session(config.replace(**changes), run).checkpoints.restore()
         lacking = CheckpointState({}, {}, {"env_steps": 5})
         run.save_checkpoint(lacking)
         with pytest.raises(CheckpointError, match=r"lacks what training needs.*spec"):
-            session.restore()
+            session.checkpoints.restore()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel.experience.sum_tree import FAN_OUT, SumTree
+from accel.experience.sum_tree import FAN_OUT, PriorityTree
 
 
 @settings(max_examples=60)
@@ -16,7 +16,7 @@ from accel.experience.sum_tree import FAN_OUT, SumTree
     changes=st.lists(st.tuples(st.integers(0, 2**31), st.integers(1, 300)), min_size=1, max_size=6),
 )
 def test_a_point_falls_on_the_leaf_of_the_cumulative_sum(size: int, changes: list[tuple[int, int]]) -> None:
-    tree, weights = SumTree(size), np.zeros(size)
+    tree, weights = PriorityTree(size, 1.0, 0.0), np.zeros(size)
     for seed, number in changes:
         rng = np.random.default_rng(seed)
         leaves = rng.integers(size, size=number)
@@ -36,7 +36,7 @@ def test_a_leaf_without_weight_is_never_found(size: int) -> None:
     """Even where rounding puts a point behind the last weight."""
     rng = np.random.default_rng(size)
     for _ in range(200):
-        tree, scale = SumTree(size), 10.0 ** rng.integers(-8, 8)
+        tree, scale = PriorityTree(size, 1.0, 0.0), 10.0 ** rng.integers(-8, 8)
         weights = np.where(rng.random(size) < 0.1, rng.random(size) * scale, 0.0)
         weights[rng.integers(size)] = 0.1
         tree.set(np.arange(size), weights)
@@ -45,7 +45,7 @@ def test_a_leaf_without_weight_is_never_found(size: int) -> None:
 
 
 def test_a_broken_tree_would_be_noticed() -> None:
-    tree = SumTree(3000)
+    tree = PriorityTree(3000, 1.0, 0.0)
     tree.set(np.arange(3000), np.ones(3000))
     tree.levels[0][0, 0] = 5.0  # A leaf behind the sums' backs.
     assert tree.find(np.array([4.5]))[0] != 4

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from accel.algorithms.distributions import PolicyDivergence
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.errors import VerificationError
 from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec
 from accel.networks import PolicyNetwork
-from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.level import Intervals
 from accel.publishing.publisher import Publisher
@@ -35,6 +35,7 @@ from tests.accel.live_policies import (
     published,
     rows_of,
     scale,
+    take,
 )
 
 RARE = Intervals(check=1000)
@@ -156,7 +157,7 @@ def _recent(net: PolicyNetwork, rows: int = 256, first: int = 0) -> RecentInputs
     recent = RecentInputs(rows, 16, seed=0)
     for seed in (first, first + 1):
         recent.tick()
-        recent.observe(rows_of(make_batch(net, seed=seed)))
+        take(recent, rows_of(make_batch(net, seed=seed)))
     return recent
 
 
@@ -302,8 +303,11 @@ def test_the_age_of_the_divergence_is_recorded_with_it() -> None:
     assert ages == [1.0, 0.0, 1.0, 2.0, 3.0, 0.0]
 
 
-class ActionDifference:
+class ActionDifference(PolicyDivergence):
     """The greatest difference of two deterministic policies' actions, which are the means; deviations do not matter."""
+
+    def __init__(self) -> None:
+        super().__init__(BOX)
 
     def __call__(self, student: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
         return (student - policy)[:, :3].square().mean()

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from accel.acting.rules import ActionRule, ActorPlace, EpsilonGreedyRule, RuleSpec, Sampler, make_rule
-from accel.algorithms.base import Algorithm
+from accel.algorithms.base import Algorithm, make_divergence
 from accel.algorithms.catalogue import make_algorithm
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
-from accel.publishing.distillation import make_divergence
 
 CATEGORICAL = ActionSpec("categorical", (4,))
 MULTI = ActionSpec("multi_categorical", (2, 4, 3))

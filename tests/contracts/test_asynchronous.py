@@ -22,6 +22,7 @@ from accel.experience.unroll import Unroll, UnrollLayout
 from accel.learning.asynchronous import AsynchronousGradients
 from accel.learning.coordination import Iteration
 from accel.learning.counters import Counters
+from accel.transport.learners import LearnerLink
 from tests.contracts.test_algorithms import CPU, ROWS, SPEC, Chain, ignore
 
 
@@ -30,8 +31,8 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-class Letters:
-    """``Post`` within a process: one queue for each two learners and direction."""
+class Letters(LearnerLink):
+    """Messages within a process: one queue for each two learners and direction."""
 
     def __init__(self, learner: int, queues: dict[tuple[int, int], deque[bytes]], learners: int) -> None:
         self.learner, self.learners = learner, learners

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accel.algorithms.corrections import CORRECTIONS, Corrected, Correction, OffPolicyBatch, centre_and_weight
-from accel.algorithms.gradient_exchange import LocalGradients
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.algorithms import ImpalaConfig
 
@@ -152,7 +152,7 @@ def test_centring_is_under_the_weights_and_junk_has_none() -> None:
 
 def test_one_learner_alone_exchanges_nothing() -> None:
     tensors = [torch.arange(3.0), torch.ones(2, 2)]
-    exchange = LocalGradients()
+    exchange = GradientExchange()
     exchange.sum(tensors)
     assert torch.equal(tensors[0], torch.arange(3.0)) and torch.equal(tensors[1], torch.ones(2, 2))
     assert exchange.count(17.0) == 17.0

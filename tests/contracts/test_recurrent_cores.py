@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel.networks.core import GRUCore, LSTMCore, NoCore, RecurrentCore
+from accel.networks.core import GRUCore, LSTMCore, RecurrentCore
 
 T, B, FEATURES = 9, 4, 5
 CORES: dict[str, Callable[[], RecurrentCore]] = {
-    "none": lambda: NoCore(FEATURES),
+    "none": lambda: RecurrentCore(FEATURES),
     "lstm": lambda: LSTMCore(FEATURES, 7),
     "gru": lambda: GRUCore(FEATURES, 7),
 }

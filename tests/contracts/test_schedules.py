@@ -17,12 +17,12 @@ import accel
 from accel.config import TrainConfig
 from accel.config.experience import ReplayingConfig, SamplesPerInsertConfig
 from accel.errors import ConfigError
-from accel.learning.schedule import Asynchronous, Counts, SamplesPerInsert, Schedule, make_schedule
+from accel.learning.schedule import Counts, SamplesPerInsert, Schedule, make_schedule
 
 RATIO, BATCH, STARTS = 4.0, 32, 100
 
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
-    "asynchronous": lambda: Asynchronous(3),
+    "asynchronous": lambda: Schedule(3),
     "synchronous": lambda: make_schedule(TrainConfig.create(algorithm="a2c")),
     "samples per insert": lambda: SamplesPerInsert(3, RATIO, BATCH, STARTS),
     "samples per insert, below one": lambda: SamplesPerInsert(1, 0.25, BATCH, 0),
@@ -161,7 +161,7 @@ def test_a_ratio_is_refused_for_a_queue() -> None:
 
 
 def test_asynchronous_updates_for_every_sample_and_takes_in_what_arrives() -> None:
-    schedule = Asynchronous(1)
+    schedule = Schedule(1)
     for available in (0, 1, 7):
         counts = Counts(5, 0, available)
         assert schedule.due(counts) == (available > 0) and schedule.accepts(counts)
@@ -228,7 +228,7 @@ def test_by_default_actors_are_ahead_by_an_unroll_at_most(algorithm: str) -> Non
 
 
 @pytest.mark.parametrize("interval", [1, 3])
-@pytest.mark.parametrize("make", [Asynchronous, lambda interval: SamplesPerInsert(interval, RATIO, BATCH, 0)])
+@pytest.mark.parametrize("make", [Schedule, lambda interval: SamplesPerInsert(interval, RATIO, BATCH, 0)])
 def test_policies_are_published_at_their_interval(make: Callable[[int], Schedule], interval: int) -> None:
     schedule = make(interval)
     assert [u for u in range(1, 10) if schedule.publishes(Counts(0, u, 0))] == list(range(interval, 10, interval))

@@ -1,10 +1,10 @@
-"""The protocol of stores, their input and their samples."""
+"""What every store is, its input and its samples."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +78,6 @@ class Sample:
         transitions: single steps. steps: what lies between their ends, where the algorithm corrects for it.
         valid_steps: rows that count.
         weights: [N] importance weights of prioritised samples; None: all alike.
-        uses: how often this very batch was handed out before.
         key: the store's own, to be given back with ``feedback``.
     """
 
@@ -88,7 +87,6 @@ class Sample:
     transitions: Transitions | None = None
     steps: Steps | None = None
     weights: Tensor | None = None
-    uses: int = 0
     key: object = field(default=None, repr=False)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -100,30 +98,31 @@ class Sample:
         return found if self.rewards is None else found | {"transformed_rewards": self.rewards}
 
 
-class Store(Protocol):
+class Store(ABC):
     """Keeps experience. What is inserted is released exactly once; what is sampled is given back once."""
 
+    @abstractmethod
     def insert(self, experience: Experience) -> None:
         """Take in one unroll, in its actor's order."""
-        ...
 
     @property
     def accepts(self) -> bool:
-        """Whether another unroll may be inserted now; otherwise unrolls, and then actors, wait."""
-        ...
+        """Whether another unroll may be inserted now; otherwise unrolls, and then actors, wait. Always, where what is
+        new takes the oldest one's place."""
+        return True
 
     @property
+    @abstractmethod
     def available(self) -> int:
         """How many samples could be taken now without anything more being inserted; endless ones count as one."""
-        ...
 
+    @abstractmethod
     def sample(self) -> Sample | None:
         """The next sample; None while there is not enough."""
-        ...
 
+    @abstractmethod
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """The update on a sample is done; ``priorities`` [N] where the algorithm gives some. Ends the sample."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -142,25 +141,25 @@ class Ring:
     unsettled: int = 0
 
 
-class KeptStore(Store, Protocol):
+class KeptStore(Store):
     """A store that a resumed run goes on with: what it keeps can be saved and restored."""
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """What it takes when it is full."""
-        ...
 
+    @abstractmethod
     def rings(self) -> Mapping[str, Ring]:
         """Its rows; the arrays are its own."""
-        ...
 
+    @abstractmethod
     def state(self) -> tuple[dict[str, object], Arrays]:
         """Everything else: JSON values, and arrays."""
-        ...
 
+    @abstractmethod
     def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
         """Inverse of ``rings`` and ``state``; what arrives next does not follow what was there.
 
         Raises: KeyError, TypeError, ValueError: they are of something else; the store is then as it was.
         """
-        ...

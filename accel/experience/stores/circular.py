@@ -7,12 +7,13 @@ one first and the oldest of these, instead of at random; so K uses of N batches 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import Tensor
 
 from accel.experience.batch import Batch, Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Experience, Sample
+from accel.experience.stores.base import Experience, Sample, Store
 from accel.experience.stores.fifo import make_sample
 
 
@@ -22,7 +23,7 @@ class _Slot:
     uses: int = 0
 
 
-class Circular:
+class Circular(Store):
     """Copies each batch out of the transport's buffers as soon as it is whole.
 
     Args:
@@ -48,20 +49,12 @@ class Circular:
         if len(self._waiting) < self._batch_unrolls:
             return
         shared = make_sample(self._waiting, self._batcher, self._rewards)
-        batch = shared.batch
-        if batch is not None and shared.rewards is not None:
-            copied = replace(shared, batch=_copy(batch), rewards=shared.rewards.clone(), key=None)
-            self._slots = (
-                [*self._slots[-(self._capacity - 1) :], _Slot(copied)] if self._capacity > 1 else [_Slot(copied)]
-            )
+        batch, rewards = cast(Batch, shared.batch), cast(Tensor, shared.rewards)
+        copied = replace(shared, batch=_copy(batch), rewards=rewards.clone(), key=None)
+        self._slots = [*self._slots, _Slot(copied)][-self._capacity :]
         for waiting in self._waiting:
             waiting.release()
         self._waiting = []
-
-    @property
-    def accepts(self) -> bool:
-        """Always: a new batch takes the oldest one's place."""
-        return True
 
     @property
     def available(self) -> int:
@@ -73,14 +66,12 @@ class Circular:
         if not self._slots:
             return None
         slot = min(self._slots, key=lambda slot: slot.uses)
-        return replace(slot.sample, uses=slot.uses, key=slot)
+        return replace(slot.sample, key=slot)
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Count the use; a batch that was used K times goes."""
-        slot = sample.key
-        if isinstance(slot, _Slot):
-            slot.uses += 1
-            self._slots = [kept for kept in self._slots if kept.uses < self._uses]
+        cast(_Slot, sample.key).uses += 1
+        self._slots = [kept for kept in self._slots if kept.uses < self._uses]
 
 
 def _copy(batch: Batch) -> Batch:

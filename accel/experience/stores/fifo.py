@@ -9,10 +9,10 @@ from torch import Tensor
 
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Experience, Sample
+from accel.experience.stores.base import Experience, Sample, Store
 
 
-class Fifo:
+class Fifo(Store):
     """Joins ``batch_unrolls`` unrolls into a batch without copying where it can; buffers are released after the update.
 
     Args:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from accel.config import TrainConfig
 from accel.config.experience import PrioritisedConfig
 from accel.experience.stores.base import Arrays, Experience, Ring, Sample
 from accel.experience.stores.replay import Indices, Replay, Stream
@@ -27,11 +28,11 @@ Floats = npt.NDArray[np.float64]
 
 
 class PrioritisedReplay(Replay):
-    """Args: options: the exponents; the others as for ``Replay``."""
+    """Args: as for ``Replay``."""
 
-    def __init__(self, options: PrioritisedConfig, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
-        self._options = options
+    def __init__(self, config: TrainConfig, *others: object) -> None:
+        super().__init__(config, *others)  # type: ignore[arg-type]
+        self._options = cast(PrioritisedConfig, config.store)
         self.tree = self._make_tree(0)  # until the first insertion
         self._arrivals: Arrivals[tuple[Indices, Indices]] = Arrivals()
 

@@ -22,11 +22,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from accel.envs.spaces import EnvSpec
+from accel.config import TrainConfig
+from accel.config.experience import TransitionsConfig
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Arrays, Experience, Ring, Sample, Steps, Transitions
+from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample, Steps, Transitions
 from accel.experience.transfer import Joined, make_staging
-from accel.experience.unroll import Unroll
+from accel.experience.unroll import Unroll, UnrollLayout
 
 Array = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]
@@ -65,45 +66,30 @@ class Stream:
         return len(self.valid)
 
 
-class Replay:
+class Replay(KeptStore):
     """Keeps the newest ``capacity`` rows of all actors together; samples never run out.
 
     Args:
-        capacity: rows (transitions) of all environments together.
-        batch_size: N, transitions of one sample.
-        n_step: n. discount: γ.
-        streams: how many actors there are; each has its share of the capacity.
-        spec: the environment's layout. device: where samples go.
+        config: a learner's part of the run's, whose store keeps transitions; each actor has its share of the capacity.
+        layout: of the unrolls. device: where samples go.
         rewards: transforms rewards. generator: the only source of randomness.
-        least_rows: rows of this process's part of a run before the first sample.
-        gives_steps: whether samples have the steps of every transition, for corrections.
     """
 
     def __init__(
         self,
-        capacity: int,
-        batch_size: int,
-        n_step: int,
-        discount: float,
-        streams: int,
-        spec: EnvSpec,
+        config: TrainConfig,
+        layout: UnrollLayout,
         device: torch.device,
         rewards: RewardTransform,
         generator: np.random.Generator,
-        least_rows: int = 0,
-        gives_steps: bool = False,
     ) -> None:
-        self._capacity = capacity
-        self._batch_size = batch_size
-        self._n = n_step
-        self._powers = (discount ** np.arange(n_step + 1)).astype(np.float32)
-        self._actors = max(streams, 1)
-        self._spec = spec
-        self._staging = make_staging(device)
-        self._rewards = rewards
-        self._generator = generator
-        self._least_rows = min(least_rows, capacity)
-        self._gives_steps = gives_steps
+        options, algorithm = cast(TransitionsConfig, config.store), config.algorithm
+        self._capacity, self._batch_size = options.replay_capacity, options.batch_size
+        self._n, self._gives_steps = algorithm.bootstrap_steps, algorithm.wants_steps
+        self._powers = (algorithm.discount ** np.arange(self._n + 1)).astype(np.float32)
+        self._actors, self._spec = max(config.acting.actors, 1), layout.spec
+        self._staging, self._rewards, self._generator = make_staging(device), rewards, generator
+        self._least_rows = min(config.schedule.least_env_steps, self._capacity)
         self._rows = 0
         self._streams: dict[int, Stream] = {}
 
@@ -124,11 +110,6 @@ class Replay:
         stream.sequence = unroll.sequence
         self._rows += unroll.valid_steps
         experience.release()
-
-    @property
-    def accepts(self) -> bool:
-        """Always: a new row takes the oldest one's place."""
-        return True
 
     @property
     def available(self) -> int:

@@ -23,10 +23,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from accel.config import TrainConfig
 from accel.config.experience import SequencesConfig
 from accel.experience.batch import Batch
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Arrays, Experience, Ring, Sample
+from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample
 from accel.experience.sum_tree import PriorityTree
 from accel.experience.transfer import Arrivals, Joined, make_staging
 from accel.experience.unroll import Unroll, UnrollLayout, restack_frames
@@ -49,35 +50,31 @@ class _Ring:
     stamps: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-class Sequences:
+class Sequences(KeptStore):
     """Keeps the newest unrolls of all actors together; samples never run out.
 
     Args:
-        options: the store's. n_step: rows that an actor's priorities are late by.
+        config: a learner's part of the run's, whose store keeps sequences; each actor has its share of the capacity.
         layout: of the unrolls; environments that reset in a step of their own.
-        actors: how many there are; each has its share of the capacity.
         device: where samples go. rewards: transforms rewards. generator: the only source of randomness.
-        least_rows: of this process's part of a run before the first sample.
     """
 
     def __init__(
         self,
-        options: SequencesConfig,
-        n_step: int,
+        config: TrainConfig,
         layout: UnrollLayout,
-        actors: int,
         device: torch.device,
         rewards: RewardTransform,
         generator: np.random.Generator,
-        least_rows: int = 0,
     ) -> None:
-        self._options, self._n, self._layout = options, n_step, layout
+        self._options = options = cast(SequencesConfig, config.store)
+        self._n, self._layout = config.algorithm.bootstrap_steps, layout  # Priorities of actors are n rows late.
         self._parts = options.sequence_unrolls
-        self._actors = max(actors, 1)
+        self._actors = max(config.acting.actors, 1)
         steps = layout.unroll_length * layout.envs
         self._slots = max(options.replay_capacity // (self._actors * steps), self._parts + 1)
         self._staging, self._rewards, self._generator = make_staging(device), rewards, generator
-        self._least_rows = min(least_rows, options.replay_capacity)
+        self._least_rows = min(config.schedule.least_env_steps, options.replay_capacity)
         self._rows = self._available = 0
         self._rings: dict[int, _Ring] = {}
         leaves = self._actors * self._slots * layout.envs
@@ -144,11 +141,6 @@ class Sequences:
         experience.release()
 
     @property
-    def accepts(self) -> bool:
-        """Always: a new unroll takes the oldest one's place."""
-        return True
-
-    @property
     def available(self) -> int:
         """One, as soon as there is a sequence, and enough rows."""
         return int(self._rows >= self._least_rows and self._available)
@@ -161,7 +153,10 @@ class Sequences:
         actors, rest = np.divmod(leaves, self._slots * self._layout.envs)
         slots, envs = np.divmod(rest, self._layout.envs)
         parts = [self._gather(self._rings[int(a)], slots[actors == a], envs[actors == a]) for a in np.unique(actors)]
-        arrays = {name: np.concatenate([part[name] for part in parts], _axis(name)) for name in parts[0]}
+        arrays = {
+            name: np.concatenate([part[name] for part in parts], 0 if name.startswith("state_") else 1)
+            for name in parts[0]
+        }
         stamps = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
         sequences = sum(ring.written for ring in self._rings.values()) * self._layout.envs
         weights = self.tree.importance(leaves, sequences)
@@ -178,7 +173,13 @@ class Sequences:
             valid_steps=int(np.count_nonzero(arrays["valid"][-self._layout.unroll_length - 1 : -1])),
             rewards=sent.pop("transformed"),
             weights=sent.pop("weights"),
-            batch=self._batch(sent, first),
+            batch=Batch(
+                final_observations=None,
+                first=first,
+                valid=sent.pop("valid")[:-1],
+                states=tuple(sent.pop(f"state_{i}") for i in range(len(self._layout.state_shapes))),
+                **sent,  # type: ignore[arg-type]
+            ),
             key=(leaves, stamps),
         )
 
@@ -243,13 +244,3 @@ class Sequences:
             first = np.moveaxis(ring.arrays["first"][place, :, envs], 0, 1).view(np.bool_)
             portions.append(restack_frames(frames, first, spec.frame_stack, spec.frame_fill))
         return np.concatenate([*(portion[:-1] for portion in portions[:-1]), portions[-1]])
-
-    def _batch(self, tensors: dict[str, Tensor], first: Tensor) -> Batch:
-        states = tuple(tensors.pop(f"state_{i}") for i in range(len(self._layout.state_shapes)))
-        valid = tensors.pop("valid")[:-1]
-        return Batch(final_observations=None, first=first, valid=valid, states=states, **tensors)  # type: ignore[arg-type]
-
-
-def _axis(name: str) -> int:
-    """Along which sequences lie side by side."""
-    return 0 if name.startswith("state_") else 1

@@ -12,9 +12,7 @@ the first batch.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -24,8 +22,8 @@ from torch import Tensor
 from accel.config.experience import TrajectoriesConfig
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Arrays, Experience, Ring, Sample
-from accel.experience.stores.fifo import make_sample
+from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample
+from accel.experience.stores.fifo import Fifo
 from accel.experience.sum_tree import PriorityTree
 from accel.experience.transfer import Arrivals
 from accel.experience.unroll import Unroll, UnrollLayout
@@ -35,14 +33,7 @@ Indices = npt.NDArray[np.int64]
 _LEFT_OUT = ("header", "timings_s", "policy_version", "scheme_id", "episode_return", "episode_length")
 
 
-@dataclass(frozen=True, eq=False)
-class _Drawn:
-    """The key of a replayed sample: its trajectories' numbers, counted since the start."""
-
-    numbers: Indices
-
-
-class Trajectories:
+class Trajectories(Fifo, KeptStore):
     """Gives each new batch, then replayed ones.
 
     Args:
@@ -59,11 +50,10 @@ class Trajectories:
         rewards: RewardTransform,
         generator: np.random.Generator,
     ) -> None:
-        self._options, self._layout = options, layout
-        self._batcher, self._rewards, self._generator = batcher, rewards, generator
+        super().__init__(options.batch_unrolls, batcher, rewards)
+        self._options, self._layout, self._generator = options, layout, generator
         self._batch_size = options.batch_unrolls * layout.envs
         self._slots = max(options.replay_capacity // layout.unroll_length, self._batch_size)
-        self._waiting: deque[Experience] = deque()
         self._replays = 0
         self._written = 0
         self._arrays: dict[str, Array] = {}
@@ -95,34 +85,22 @@ class Trajectories:
         kept = sum(field.nbytes for field in self._layout.fields if field.name not in _LEFT_OUT)
         return self._slots * (kept // self._layout.envs + 9)
 
-    def insert(self, experience: Experience) -> None:
-        """See ``Store.insert``; buffers are released when the update on them is done."""
-        self._waiting.append(experience)
-
-    @property
-    def accepts(self) -> bool:
-        """Until the next batch is whole."""
-        return len(self._waiting) < self._options.batch_unrolls
-
     @property
     def available(self) -> int:
         """Replays that are left of this turn, and the next new batch if it is whole."""
-        return self._replays + int(not self.accepts)
+        return self._replays + super().available
 
     def sample(self) -> Sample | None:
         """The next replay of this turn, or else a new batch."""
         if self._replays:
             self._replays -= 1
             return self._replay()
-        if self.accepts:
-            return None
-        taken = [self._waiting.popleft() for _ in range(self._options.batch_unrolls)]
-        return make_sample(taken, self._batcher, self._rewards)
+        return super().sample()
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Keep a new batch's trajectories, or weigh replayed ones anew, by priorities [B] where there are some."""
-        if isinstance(sample.key, _Drawn):
-            numbers, taken = sample.key.numbers, []
+        if isinstance(sample.key, np.ndarray):  # of replayed trajectories: their numbers, counted since the start
+            numbers, taken = sample.key, []
         else:
             taken = cast(list[Experience], sample.key)
             numbers = np.arange(self._written, self._written + len(taken) * self._layout.envs)
@@ -131,15 +109,11 @@ class Trajectories:
             experience.release()
         if priorities is not None:
             for known, found in self._arrivals.put(numbers, priorities.detach().double()):
-                self._weigh_anew(known, found)
+                slots = known % self._slots  # of those that have steps, and whose place no other has taken meanwhile
+                there = (known >= self._written - self._slots) & (self.tree.get(slots) > 0.0)
+                self.tree.set(slots[there], self.tree.weigh(found[there]))
         if taken:
             self._replays = self._options.replays if self.tree.total > 0.0 else 0
-
-    def _weigh_anew(self, numbers: Indices, priorities: Array) -> None:
-        """Those trajectories that have steps, and whose place no other has taken meanwhile."""
-        slots = numbers % self._slots
-        there = (numbers >= self._written - self._slots) & (self.tree.get(slots) > 0.0)
-        self.tree.set(slots[there], self.tree.weigh(priorities[there]))
 
     def _keep(self, unroll: Unroll) -> None:
         """Copy an unroll's trajectories into the places of the oldest, with the greatest priority so far."""
@@ -172,5 +146,5 @@ class Trajectories:
             batch=self._batcher.build([unroll]),
             rewards=self._batcher.tensor([self._rewards.transform(unroll)]),
             weights=self._batcher.tensor([weights], axis=0),
-            key=_Drawn(self._written - 1 - (self._written - 1 - slots) % self._slots),
+            key=self._written - 1 - (self._written - 1 - slots) % self._slots,
         )
