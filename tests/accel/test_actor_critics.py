@@ -275,7 +275,7 @@ def test_mixed_precision_changes_a_loss_by_rounding_only(changes: dict[str, obje
     assert losses[1] == pytest.approx(losses[0], rel=0.05, abs=0.05)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("network", ["nature-cnn:0.25", "impala-resnet:0.25", "mlp:8x1", "nature-cnn:0.25+lstm:8"])
 @pytest.mark.parametrize("changes", [{}, {"algorithm": "ppo", "passes": 2, "minibatches": 3}])
 def test_images_in_another_memory_order_teach_the_same(network: str, changes: dict[str, object]) -> None:
