@@ -119,6 +119,9 @@ def test_presets_are_valid() -> None:
         load_preset("quikstart")
 
 
+TASKS: dict[str, object] = {"task": ("a:A-v0", "b:B-v0"), "algorithm": "impala"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -160,6 +163,14 @@ def test_presets_are_valid() -> None:
         ({"name": "a/b"}, "plain directory name"),
         ({"learning_rat": 1e-3}, r"unknown option 'learning_rat' \(did you mean 'learning_rate'\?\)"),
         ({"env": ""}, "env"),
+        ({"learners": 2, "algorithm": "dqn", "actors": 2}, "'dqn' runs on one learner"),
+        ({"learners": 2, "actors": 1}, "every learner needs an actor"),
+        ({"learners": 2, "actors": 0}, "every learner needs an actor"),
+        ({"learners": 2, "actors": 2, "batch_unrolls": 1}, "batch_unrolls must be at least 2, not 1"),
+        ({"learners": 2, "actors": 2, "compressor": "prune(0.5)+qat"}, "works with one learner"),
+        (TASKS | {"actors": 2}, r"3 environments \(CartPole-v1, a:A-v0, b:B-v0\) with actors = 2.*--actors 3"),
+        (TASKS | {"actors": 4, "learners": 2}, "works with one learner, not 2"),
+        (TASKS | {"actors": 4, "env": "a:A-v0"}, "name an environment twice: a:A-v0, a:A-v0, b:B-v0"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_reason(changes: dict[str, object], message: str) -> None:
@@ -255,31 +266,3 @@ def test_learners_share_out_actors_and_batches() -> None:
     assert (one.acting.actors, two.acting.actors) == (3, 2)
     assert (one.store.held_unrolls, two.store.held_unrolls) == (2, 1)
     assert one.learner.learners == 1 and one.share(0) is one
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"algorithm": "dqn", "actors": 2}, "'dqn' runs on one learner"),
-        ({"actors": 1}, "every learner needs an actor"),
-        ({"actors": 0}, "every learner needs an actor"),
-        ({"actors": 2, "batch_unrolls": 1}, "batch_unrolls must be at least 2, not 1"),
-        ({"actors": 2, "compressor": "prune(0.5)+qat"}, "works with one learner"),
-    ],
-)
-def test_what_several_learners_cannot_do_is_refused(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        TrainConfig.create(learners=2, **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"actors": 2}, r"3 environments \(CartPole-v1, a:A-v0, b:B-v0\) with actors = 2.*--actors 3"),
-        ({"actors": 4, "learners": 2}, "works with one learner, not 2"),
-        ({"actors": 4, "env": "a:A-v0"}, "name an environment twice: a:A-v0, a:A-v0, b:B-v0"),
-    ],
-)
-def test_tasks_need_actors_of_their_own(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        TrainConfig.create(**{"task": ("a:A-v0", "b:B-v0"), "algorithm": "impala", **changes})
