@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import save_file
 
 from accel.compressors.errors import CompressorError
 from accel.config import TrainConfig
 from accel.errors import AccelError, CheckpointError
 from accel.exporting import run_policy
-from accel.runs.checkpoint import load_checkpoint
+from accel.runs.checkpoint import checksum, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.loading import load_run
 from accel.runs.summary import Summary
@@ -73,17 +71,6 @@ def test_summaries_that_exhaust_a_parser(content: str, tmp_path: Path) -> None:
         Summary.read(tmp_path)
 
 
-def seal(path: Path, text: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Write a checkpoint of any content with its right checksum."""
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    metadata = {"format": "accel-checkpoint", "version": "1", "document": text, "sha256": digest.hexdigest()}
-    save_file(tensors, path, metadata)
-
-
 def test_a_network_that_the_checkpoint_does_not_hold_takes_no_memory(run: Path, tmp_path: Path) -> None:
     """Terabytes, if it were built."""
     forged = Path(shutil.copytree(run, tmp_path / "forged"))
@@ -95,6 +82,8 @@ def test_a_network_that_the_checkpoint_does_not_hold_takes_no_memory(run: Path, 
 
 def test_a_checkpoint_of_deep_state_is_refused(tmp_path: Path) -> None:
     deep = "[" * 100_000 + "]" * 100_000
-    seal(tmp_path / "deep.safetensors", f'{{"tensors": {{}}, "optimizer": {{}}, "counters": {deep}}}', {})
+    text = f'{{"tensors": {{}}, "optimizer": {{}}, "counters": {deep}}}'
+    metadata = {"format": "accel-checkpoint", "version": "1", "document": text, "sha256": checksum(text, {})}
+    save_file({}, tmp_path / "deep.safetensors", metadata)
     with pytest.raises(CheckpointError, match="not a checkpoint's structure"):
         load_checkpoint(tmp_path / "deep.safetensors")

@@ -9,7 +9,6 @@ import sqlite3
 import struct
 import subprocess
 import sys
-import textwrap
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
@@ -23,7 +22,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
-from safetensors.torch import save as save_tensors
 
 from accel.config.files import load_toml
 from accel.errors import AccelError, CheckpointError, ConfigError, SweepError
@@ -60,17 +58,6 @@ def torch_file(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def statistics(suffix: str) -> bytes:
-    mean, variance = np.arange(3.0), np.ones(3, np.float32)
-    if suffix == ".json":
-        return json.dumps({"mean": mean.tolist(), "var": variance.tolist(), "clip": 5.0}).encode()
-    if suffix == ".safetensors":
-        return save_tensors({"mean": torch.tensor(mean), "var": torch.tensor(variance)})
-    buffer = io.BytesIO()
-    np.savez(buffer, mean=mean, var=variance, clip=np.float64(5.0))
-    return buffer.getvalue()
-
-
 def test_a_clip_beyond_single_precision_clips_nothing(tmp_path: Path) -> None:
     path = tmp_path / "statistics.json"
     path.write_text('{"mean": [0.0], "var": [1.0], "clip": 1e40}')
@@ -85,12 +72,6 @@ def test_statistics_beyond_single_precision_are_refused(mean: float, var: float,
         read_normaliser(path, (3,))
 
 
-def test_whole_statistics_are_read(tmp_path: Path) -> None:
-    for suffix in (".npz", ".json", ".safetensors"):
-        (tmp_path / f"a{suffix}").write_bytes(statistics(suffix))
-        assert read_normaliser(tmp_path / f"a{suffix}", (3,)).mean.tolist() == [0.0, 1.0, 2.0]
-
-
 def npy_header(shape: tuple[int, ...]) -> bytes:
     """An array that has no data."""
     text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
@@ -103,45 +84,44 @@ def view_bomb() -> bytes:
     return torch_file(weights)
 
 
-ZEROS = bytes(200 << 20)
-BOMBS: dict[str, Callable[[], tuple[str, bytes]]] = {
-    "arrays of zeros": lambda: ("a.npz", zipped({"mean.npy": ZEROS, "var.npy": ZEROS}, zipfile.ZIP_DEFLATED)),
-    "a large array without data": lambda: ("a.npz", zipped({"mean.npy": npy_header((10**12,)), "var.npy": b""})),
-    "a policy of zeros": lambda: ("a.zip", zipped({"data": b"{}", "policy.pth": ZEROS}, zipfile.ZIP_DEFLATED)),
-    "a view of one number": lambda: ("a.zip", zipped({"data": b"{}", "policy.pth": view_bomb()})),
-    "tensors of zeros": lambda: ("a.pth", zipped({"archive/data.pkl": ZEROS}, zipfile.ZIP_DEFLATED)),
+ZEROS = bytes(150 << 20)
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "zeros.npz": lambda: zipped({"mean.npy": ZEROS, "var.npy": ZEROS}, zipfile.ZIP_DEFLATED),
+    "no-data.npz": lambda: zipped({"mean.npy": npy_header((10**12,)), "var.npy": b""}),
+    "zeros.zip": lambda: zipped({"data": b"{}", "policy.pth": ZEROS}, zipfile.ZIP_DEFLATED),
+    "view.zip": lambda: zipped({"data": b"{}", "policy.pth": view_bomb()}),
+    "zeros.pth": lambda: zipped({"archive/data.pkl": ZEROS}, zipfile.ZIP_DEFLATED),
 }
+READING = """
+import resource, sys
+from pathlib import Path
+import torch
+from accel.errors import AccelError
+from accel.imports.policy_file import PolicyFile
+from accel.imports.normaliser import read_normaliser
+from accel.imports.readers import load_weights, read_policy_file
+has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (has + (100 << 20),) * 2)
+readers = {".npz": lambda path: read_normaliser(path, (3,)), ".zip": read_policy_file,
+           ".pth": lambda path: load_weights(torch.nn.Linear(1, 1), PolicyFile(path))}
+for name in sys.argv[1:]:
+    try:
+        readers[Path(name).suffix](Path(name))
+    except AccelError as error:
+        print(error)
+"""
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_bombs_are_refused_before_memory_is_taken(bomb: str, tmp_path: Path) -> None:
-    """The reader may take 100 MB beyond what it has when it starts."""
-    name, content = BOMBS[bomb]()
-    (tmp_path / name).write_bytes(content)
-    program = f"""
-        import resource, sys
-        from pathlib import Path
-        import torch
-        from accel.errors import AccelError
-        from accel.imports.policy_file import PolicyFile
-        from accel.imports.normaliser import read_normaliser
-        from accel.imports.readers import load_weights, read_policy_file
-        has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (has + (100 << 20),) * 2)
-        path = Path({name!r})
-        readers = {{".npz": lambda: read_normaliser(path, (3,)), ".zip": lambda: read_policy_file(path),
-                   ".pth": lambda: load_weights(torch.nn.Linear(1, 1), PolicyFile(path))}}
-        try:
-            readers[path.suffix]()
-        except AccelError as error:
-            print(error)
-    """
+def test_bombs_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    """The readers may take 100 MB beyond what their process has when it starts."""
+    for name, content in BOMBS.items():
+        (tmp_path / name).write_bytes(content())
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", READING, *BOMBS], cwd=tmp_path, capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert name in done.stdout and "MemoryError" not in done.stdout + done.stderr
+    assert all(name in line for name, line in zip(BOMBS, done.stdout.splitlines(), strict=True)), done.stdout
+    assert "MemoryError" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("kind", [*ONNX_BOMBS, "Expand", "Tile"])
@@ -233,6 +213,7 @@ def test_journals(tmp_path_factory: pytest.TempPathFactory, journal: bytes, data
         assert isinstance(found, SweepError) and "is damaged inside" in str(found)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "change",
     [
