@@ -99,6 +99,7 @@ def test_the_command_of_the_card_passes_and_leaves_the_bundle_as_it_was(bundle: 
     check = json.loads((bundle / "contract.json").read_text())["target"]["check"]
     assert f"{check['build']} && {check['run']}" in card and check["rows"] == 64
     assert verify(bundle, run_native_check=True).check == "; ".join(lines)
+    assert json.loads((bundle / "contract.json").read_text())["target"]["packed_weight_bits"] == {}
 
 
 def test_no_code_of_a_bundle_runs_unless_it_is_asked_for(bundle: Path, tmp_path: Path) -> None:
@@ -115,7 +116,8 @@ def test_no_code_of_a_bundle_runs_unless_it_is_asked_for(bundle: Path, tmp_path:
     assert trace.exists()
 
 
-def test_our_sources_are_warning_free_c99(bundle: Path) -> None:
+def test_our_sources_are_warning_free_c99_without_heap(bundle: Path) -> None:
+    assert "malloc" not in (bundle / "policy.c").read_text()
     done = subprocess.run(
         ["gcc", *STRICT, "-c", "-o", "/dev/null", "check.c"], cwd=bundle, capture_output=True, text=True, check=False
     )
@@ -230,11 +232,14 @@ def test_a_policy_of_full_size_images_passes_its_own_check_in_c(tmp_path: Path) 
     run = make_run(tmp_path, env="ALE/Pong-v5", network="nature-cnn:0.5", calibration_size=16)
     bundle = export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=0)
     target = bundle.contract["target"]
+    assert bundle.contract["observation"]["normalisation"]["method"] == "divided by 255"
     assert target["check"]["rows"] == 4 and bundle.contract["inputs"][0]["shape"] == ["batch", 4, 84, 84]
     assert target["compiled"]["code_bytes"] > 800_000
     done = build_and_run(bundle.path)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("4 rows: pass\n")
     assert (bundle.path / "vectors.h").stat().st_size < 1_000_000
+    export(run, tmp_path / "openvino", scheme="int8", format="openvino", episodes=0)
+    assert float(str(verify(tmp_path / "openvino").vectors["relative"])) <= 0.02
 
 
 def test_an_input_called_like_a_keyword_is_a_parameter_all_the_same() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,9 @@ def stages(shown: str) -> list[str]:
     return list(dict.fromkeys(line.partition(" | ")[0] for line in shown.splitlines()))
 
 
-def test_an_export_says_what_it_is_at(run: Path, tmp_path: Path) -> None:
+def test_an_export_says_what_it_is_at(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its policy would take too long to play, which is played on onnxruntime then."""
+    monkeypatch.setattr(build, "PLAYABLE_S", 0.0)
     stream = io.StringIO()
     progress = LineProgress(stream)
     bundle = export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=2, progress=progress)
@@ -47,8 +48,10 @@ def test_an_export_says_what_it_is_at(run: Path, tmp_path: Path) -> None:
         *MEASURING,
         "playing fp32",
         "playing at random",
-        f"playing {made} as c on the same seeds",
+        f"playing {made} on onnxruntime (as c it would take 0 s) on the same seeds",
     ]
+    assert bundle.report["returns"]["engine"] == "onnxruntime"
+    assert "ran on onnxruntime, as its target is too slow here" in (bundle.path / "MODEL_CARD.md").read_text()
     weights = 4 * 16 + 16 + 16 * 16 + 16 + 16 * 2 + 2
     generating, _, count = begun[3].removesuffix(" weights").rpartition(" ")
     assert generating == "generating C for" and weights <= int(count) <= weights + 50  # and scales
@@ -69,16 +72,3 @@ def test_the_command_shows_it_on_standard_error_alone(
     first, *_, last = captured.out.splitlines()
     assert first.startswith("fp32 as onnx: ") and last.startswith(f"{tmp_path / 'bundle'} is complete; MODEL_CARD.md")
     assert len(captured.out.splitlines()) == 7
-
-
-def test_what_would_take_too_long_plays_on_onnxruntime_and_says_so(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(build, "PLAYABLE_S", 0.0)
-    bundle = export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=2, progress=LineProgress(stream))
-    played = stages(stream.getvalue())[-1]
-    assert json.loads((bundle.path / "report.json").read_text())["returns"]["engine"] == "onnxruntime"
-    card = (bundle.path / "MODEL_CARD.md").read_text()
-    assert played == f"playing {bundle.contract['scheme']} on onnxruntime (as c it would take 0 s) on the same seeds"
-    assert "ran on onnxruntime, as its target is too slow here" in card
