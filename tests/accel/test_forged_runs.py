@@ -14,13 +14,6 @@ import accel
 from accel.config import TrainConfig
 from tests.accel.test_mutations import RUNS, SMALL
 
-
-def sparse(path: Path) -> None:
-    """Twenty gigabytes that take no space on the disk."""
-    with path.open("ab") as file:
-        file.truncate(20 << 30)
-
-
 READERS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "report": lambda run: ("report", str(run)),
     "resume": lambda run: ("train", "--resume", str(run), "--total-env-steps", "500"),
@@ -54,7 +47,9 @@ def test_files_of_twenty_gigabytes_are_read_within_bounds(file: str, reader: str
     config = TrainConfig.create(**(SMALL | RUNS["ppo"] | {"results_dir": tmp_path, "name": "run"}))
     accel.train(config)
     run = tmp_path / "run"
-    sparse(next((run / file).glob("step-*")) if file == "checkpoints" else run / file)
+    path = next((run / file).glob("step-*")) if file == "checkpoints" else run / file
+    with path.open("ab") as sparse:  # it takes no space on the disk
+        sparse.truncate(20 << 30)
     done = subprocess.run(
         [sys.executable, "-m", "accel", *READERS[reader](run)], capture_output=True, text=True, timeout=300,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (_LIMIT_BYTES, _LIMIT_BYTES)),
