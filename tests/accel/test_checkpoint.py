@@ -25,8 +25,6 @@ from accel.runs.checkpoint import (
     CheckpointState,
     CheckpointStore,
     load_checkpoint,
-    load_generators,
-    pack_generators,
     save_checkpoint,
 )
 
@@ -145,33 +143,6 @@ def test_a_foreign_optimizer_is_refused_and_left_as_it_was() -> None:
         with pytest.raises(CheckpointError, match=message):
             optimizer.load(saved)
     assert exact(optimizer.save()) == before
-
-
-@pytest.mark.parametrize(
-    "kind", [np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64]
-)
-def test_numpy_generators_go_on_where_they_were(tmp_path: Path, kind: type[np.random.BitGenerator]) -> None:
-    generator = np.random.Generator(kind(5))
-    generator.integers(10, size=7, dtype=np.int32)
-    save_checkpoint(tmp_path / "c", state(rng=pack_generators(env=generator)))
-    expected = generator.normal(size=5), generator.integers(10, size=3, dtype=np.int32), torch.rand(3)
-    other = np.random.Generator(kind(6))
-    torch.rand(17)
-    load_generators(load_checkpoint(tmp_path / "c").counters["rng"], env=other)  # type: ignore[arg-type]
-    actual = other.normal(size=5), other.integers(10, size=3, dtype=np.int32), torch.rand(3)
-    assert [a.tolist() for a in actual] == [e.tolist() for e in expected]
-
-
-def test_generators_that_do_not_fit_are_refused() -> None:
-    packed = pack_generators(env=np.random.default_rng(0))
-    with pytest.raises(CheckpointError, match=r"holds the generators \['env'\], not \['other'\]"):
-        load_generators(packed, other=np.random.default_rng(0))
-    with pytest.raises(CheckpointError, match="do not fit"):
-        load_generators(packed, env=np.random.Generator(np.random.MT19937(0)))
-    with pytest.raises(CheckpointError, match="do not fit"):
-        load_generators(packed, env=torch.Generator())
-    with pytest.raises(CheckpointError, match=r"holds the generators \[\]"):
-        load_generators({}, env=torch.Generator())
 
 
 def test_every_flipped_bit_and_every_truncation_is_noticed(tmp_path: Path) -> None:
