@@ -108,21 +108,6 @@ def test_wrapped_environments_keep_their_time_limit_and_shapes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "message"),
-    [
-        ("nonsense", "not of the form package.module:function"),
-        (f"{HERE}:missing", "has no function 'missing'"),
-        ("no_such_module:f", "no_such_module"),
-        (f"{HERE}:forget_to_return", "returned NoneType"),
-        (f"{HERE}:fail", "ValueError: a wrapper's own mistake"),
-    ],
-)
-def test_bad_wrappers_are_named(wrapper: str, message: str) -> None:
-    with pytest.raises(EnvError, match=message):
-        make_vector_env(CLOSED_FORM, 1, wrappers=[wrapper])
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"id": "CartPol-v1"}, "unknown environment 'CartPol-v1': did you mean CartPole-v1"),
@@ -148,6 +133,11 @@ def test_bad_wrappers_are_named(wrapper: str, message: str) -> None:
         ({"id": "CartPole-v1", "backend": "magic"}, "choose gymnasium, envpool, pettingzoo or device"),
         ({"id": "CartPole-v1", "squash_actions": True}, "Box action space"),
         ({"id": "tests.environments:ClosedFormUnlabelled-v0"}, "autoreset_mode"),
+        ({"id": CLOSED_FORM, "wrappers": ["nonsense"]}, "not of the form package.module:function"),
+        ({"id": CLOSED_FORM, "wrappers": [f"{HERE}:missing"]}, "has no function 'missing'"),
+        ({"id": CLOSED_FORM, "wrappers": ["no_such_module:f"]}, "no_such_module"),
+        ({"id": CLOSED_FORM, "wrappers": [f"{HERE}:forget_to_return"]}, "returned NoneType"),
+        ({"id": CLOSED_FORM, "wrappers": [f"{HERE}:fail"]}, "ValueError: a wrapper's own mistake"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*metadata.*:UserWarning")

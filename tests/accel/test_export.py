@@ -189,18 +189,10 @@ def test_the_loop_in_python_answers_as_the_policy_does(recurrent: Bundle) -> Non
     assert np.ptp(np.array(wanted), axis=0).max() > 1e-4  # the state matters
 
 
-@pytest.mark.parametrize(
-    ("format", "scheme", "operator"),
-    [
-        ("c", "int4", "MatMulNBits"),
-        ("openvino", "int4", "MatMulNBits"),
-    ],
-)
-def test_what_a_format_cannot_take_is_named(
-    format: str, scheme: str, operator: str, cartpole: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ExportError, match=operator):
-        export(cartpole, tmp_path / "bundle", scheme=scheme, format=format, episodes=0)
+@pytest.mark.parametrize("format", ["c", "openvino"])
+def test_what_a_format_cannot_take_is_named(format: str, cartpole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="MatMulNBits"):
+        export(cartpole, tmp_path / "bundle", scheme="int4", format=format, episodes=0)
     assert left_in(tmp_path) == []
 
 
