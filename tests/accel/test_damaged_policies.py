@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from contextlib import closing
 
 import numpy as np
@@ -23,10 +22,7 @@ from tests.accel.live_policies import (
     session_policy,
     update_of,
 )
-from tests.accel.mutations import damage
 from tests.accel.test_ready import Run
-
-DAMAGES = 1000
 
 
 @pytest.fixture(scope="module")
@@ -35,52 +31,13 @@ def published() -> tuple[PolicyNetwork, bytes]:
     return net, payload_of(publisher)
 
 
-def test_damaged_artifacts_are_refused_and_the_old_policy_acts_on(published: tuple[PolicyNetwork, bytes]) -> None:
-    net, payload = published
-    policy = session_policy(net)
-    policy.load(update_of(payload, version=3))
-    observations = make_batch(net).observations[0].numpy()
-    before = act_once(policy, net, observations)
-    rng = random.Random(0)
-    for _ in range(DAMAGES):
-        with pytest.raises(ArtifactError):
-            policy.load(update_of(damage(payload, rng), version=4))
-    assert (policy.version, policy.scheme) == (3, "int8")
-    np.testing.assert_array_equal(act_once(policy, net, observations), before)
-
-
-def test_resealed_damage_is_refused_or_acts(published: tuple[PolicyNetwork, bytes]) -> None:
-    """Damage inside the model under checksums that are right again."""
-    net, payload = published
-    policy = session_policy(net)
-    policy.load(update_of(payload, version=3))
-    artifact = CompressedPolicy.from_bytes(payload)
-    observations = make_batch(net).observations[0].numpy()
-    params = act_once(policy, net, observations)
-    rng = random.Random(1)
-    refused = acted = 0
-    for _ in range(DAMAGES):
-        broken = dataclasses.replace(artifact, model=damage(artifact.model, rng))
-        try:
-            policy.load(update_of(broken.to_bytes(), version=4))
-        except ArtifactError:
-            refused += 1
-            continue
-        try:
-            policy.infer(observations, None, params)
-        except ArtifactError:
-            continue
-        acted += 1
-    assert refused > 0.5 * DAMAGES and acted > 0
-    policy.load(update_of(payload, version=5))
-    assert np.isfinite(act_once(policy, net, observations)).all()
-
-
 @pytest.mark.parametrize("network", ["mlp:32x2+lstm:16", "nature-cnn:0.25"])
 def test_a_sound_policy_for_something_else_is_refused(network: str, published: tuple[PolicyNetwork, bytes]) -> None:
     net, payload = published
     policy = session_policy(net)
     policy.load(update_of(payload, version=3))
+    observations = make_batch(net).observations[0].numpy()
+    before = act_once(policy, net, observations)
     config = config_for(network, "fp32")
     other = Publisher(config, make_network(config))
     with pytest.raises(ArtifactError, match=r"another environment or network: .*(observations|state_0)"):
@@ -92,8 +49,10 @@ def test_a_sound_policy_for_something_else_is_refused(network: str, published: t
     broken = dataclasses.replace(artifact, model=artifact.model[: len(artifact.model) // 2])
     with pytest.raises(ArtifactError, match="cannot be loaded"):
         policy.load(update_of(broken.to_bytes(), version=4))
-    assert policy.version == 3
-    act_once(policy, net, make_batch(net).observations[0].numpy())
+    with pytest.raises(ArtifactError):
+        policy.load(update_of(payload[:-7], version=4))
+    assert (policy.version, policy.scheme) == (3, "int8")
+    np.testing.assert_array_equal(act_once(policy, net, observations), before)
 
 
 def test_a_recurrent_state_survives_a_refused_policy_and_a_new_one() -> None:
