@@ -20,29 +20,13 @@ READERS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "evaluate": lambda run: ("evaluate", str(run), "--episodes", "1"),
 }
 _LIMIT_BYTES = 6 << 30
-
-
-FILES = (
-    "metrics.jsonl",
-    "decisions.jsonl",
-    "starts.jsonl",
-    "config.toml",
-    "machine.json",
-    "summary.json",
-    "checkpoints",
-)
-QUICK = {("metrics.jsonl", "report"), ("starts.jsonl", "resume"), ("checkpoints", "resume")}
+LINES = ("metrics.jsonl", "decisions.jsonl", "starts.jsonl")
+FILES = (*LINES, "checkpoints", "config.toml", "machine.json", "summary.json")
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("file", "reader"),
-    [
-        pytest.param(file, reader, marks=() if (file, reader) in QUICK else pytest.mark.long)
-        for file in FILES
-        for reader in READERS
-    ],
-)
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("file", FILES)
 def test_files_of_twenty_gigabytes_are_read_within_bounds(file: str, reader: str, tmp_path: Path) -> None:
     config = TrainConfig.create(**(SMALL | RUNS["ppo"] | {"results_dir": tmp_path, "name": "run"}))
     accel.train(config)
