@@ -223,13 +223,8 @@ def test_texts_are_made_canonical_and_a_name_is_given() -> None:
     assert config.compression.compressor == "prune(0.5)+int8"
     assert config.run.name and config.run.name.startswith("CartPole-v1-") and config.run.name.endswith("-s7")
     assert check_config(config) == config
-    for scheme, reason in (
-        ("prune(1.5)", "share to remove, between 0 and 1"),
-        ("int8+prune(0.5)", r"'int8' must come last: write prune\(0.5\)\+int8"),
-        ("auto(fp32;lowrank(2))", "between 0 and 1"),
-        ("auto(fp32;int8(wat))", "options are one of"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
+    for scheme in ("prune(1.5)", "auto(fp32;lowrank(2))"):
+        with pytest.raises(ConfigError, match="between 0 and 1"):
             check_config(TrainConfig.create(compressor=scheme))
     with pytest.raises(ConfigError, match="choose from fp32"):
         check_config(TrainConfig.create(compressor="wat"))
