@@ -1,14 +1,13 @@
 """The learner's loss written from its definition: one valid step at a time, in float64, with sums over pairs of rows.
 
 Nothing here is shared with the product but the network's own pieces, which have tests of their own; the sums of V-trace
-and Retrace are those that the correctors are held against.
+and Retrace are those that the correctors are held against, and distributions are torch's.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -18,6 +17,7 @@ from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.batch import Batch
 from accel.networks import PolicyNetwork
+from tests.accel.test_distributions import parts_of, references
 from tests.correctors import test_retrace, test_vtrace
 
 CATEGORICAL = ActionSpec("categorical", (3,))
@@ -130,12 +130,9 @@ class Oracle:
         if proximal is not None:
             with torch.no_grad():
                 old_params, old_critic = self._outputs(copy.deepcopy(proximal).double(), batch)
-        log_prob = [[self._log_prob(params[t, b], batch.actions[t, b]) for b in range(ENVS)] for t in range(LENGTH)]
-        old_log_prob = [
-            [self._log_prob(old_params[t, b], batch.actions[t, b]).item() for b in range(ENVS)] for t in range(LENGTH)
-        ]
-        behaved = torch.tensor(old_log_prob, dtype=torch.float64)
-        targets, advantages, weights = self._targets(batch, rewards, behaved, old_params, old_critic)
+        log_prob = self._log_prob(params, batch)
+        old_log_prob = self._log_prob(old_params, batch).detach()
+        targets, advantages, weights = self._targets(batch, rewards, old_log_prob, old_params, old_critic)
         steps = [(t, b) for t in range(LENGTH) for b in range(ENVS) if batch.valid[t, b]]
         if config.algorithm.normalise_advantages:
             # Centred under the weights that they are going to be multiplied by, and only then multiplied.
@@ -147,14 +144,14 @@ class Oracle:
         for t, b in steps:
             a = weights[t, b] * advantages[t, b]
             if config.algorithm.algorithm == "impala":
-                policy = policy - log_prob[t][b] * a
+                policy = policy - log_prob[t, b] * a
             else:
-                ratio = torch.exp(log_prob[t][b] - old_log_prob[t][b])
+                ratio = torch.exp(log_prob[t, b] - old_log_prob[t, b])
                 limits = (1 - config.algorithm.clip_ratio, 1 + config.algorithm.clip_ratio)
                 policy = policy - torch.minimum(ratio * a, ratio.clamp(*limits) * a)
             prediction = critic[t, b, batch.actions[t, b]] if self.corrector == "retrace" else critic[t, b, 0]
             value = value + 0.5 * (prediction - targets[t, b]) ** 2
-            entropy = entropy + self._entropy(params[t, b])
+            entropy = entropy + sum(part.entropy() for part in references(self.spec.action, params[t, b]))
         count = self.batch_rows or len(steps)
         return (policy + config.algorithm.value_cost * value - config.algorithm.entropy_cost * entropy) / count
 
@@ -212,25 +209,8 @@ class Oracle:
             critic = network.critic_head(network.value_torso(x) if network.value_torso else features)
             return self._state_values(network.policy_head(features), critic).view(LENGTH, ENVS)
 
-    def _log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        spec = self.spec.action
-        if spec.kind == "gaussian":
-            mean, log_std = params.chunk(2)
-            z = (action.double() - mean) / log_std.exp()
-            return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum()
-        chosen = zip(_groups(spec, params), action.reshape(-1).tolist(), strict=True)
-        return torch.stack([torch.log(torch.exp(group[a]) / torch.exp(group).sum()) for group, a in chosen]).sum()
-
-    def _entropy(self, params: Tensor) -> Tensor:
-        spec = self.spec.action
-        if spec.kind == "gaussian":
-            return (params.chunk(2)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum()
-        entropies = []
-        for group in _groups(spec, params):
-            p = torch.exp(group) / torch.exp(group).sum()
-            entropies.append(-(p * p.log()).sum())
-        return torch.stack(entropies).sum()
-
-
-def _groups(spec: ActionSpec, params: Tensor) -> Iterator[Tensor]:
-    return iter(params.split(list(spec.sizes)))
+    def _log_prob(self, params: Tensor, batch: Batch) -> Tensor:
+        """Of the actions that were taken, [T, B], by torch's own distributions."""
+        action = self.spec.action
+        parts = zip(references(action, params[:-1]), parts_of(action, batch.actions), strict=True)
+        return torch.stack([part.log_prob(taken) for part, taken in parts]).sum(0)

@@ -28,7 +28,7 @@ def _params(action: ActionSpec, *shape: int, seed: int = 0, dtype: torch.dtype =
     return torch.randn(*shape, action.param_size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def _reference(action: ActionSpec, params: Tensor) -> list[reference.Distribution]:
+def references(action: ActionSpec, params: Tensor) -> list[reference.Distribution]:
     """torch's own distributions, one a component; log-probabilities, entropies and divergences add up."""
     if action.kind == "gaussian":
         mean, log_std = params.chunk(2, -1)
@@ -36,7 +36,7 @@ def _reference(action: ActionSpec, params: Tensor) -> list[reference.Distributio
     return [reference.Categorical(logits=part) for part in torch.split(params, list(action.sizes), -1)]
 
 
-def _parts(action: ActionSpec, actions: Tensor) -> list[Tensor]:
+def parts_of(action: ActionSpec, actions: Tensor) -> list[Tensor]:
     return list(actions.unbind(-1)) if action.kind == "multi_categorical" else [actions]
 
 
@@ -44,9 +44,9 @@ def _parts(action: ActionSpec, actions: Tensor) -> list[Tensor]:
 def test_log_prob_entropy_and_kl_equal_those_of_torch(action: ActionSpec) -> None:
     params, others = _params(action, 4, 3, seed=1), _params(action, 4, 3, seed=2)
     ours, other = make_distribution(action, params), make_distribution(action, others)
-    theirs, their_other = _reference(action, params), _reference(action, others)
+    theirs, their_other = references(action, params), references(action, others)
     actions = ours.sample(torch.Generator().manual_seed(0))
-    parts = _parts(action, actions)
+    parts = parts_of(action, actions)
     expected = sum(d.log_prob(a) for d, a in zip(theirs, parts, strict=True))
     torch.testing.assert_close(ours.log_prob(actions), expected)
     torch.testing.assert_close(ours.entropy(), sum(d.entropy() for d in theirs))
