@@ -191,15 +191,6 @@ def test_arguments_of_the_environment_are_read_as_python_values() -> None:
     assert config.environment.kwargs == {"a": 1, "b": -0.5, "c": True, "d": "text", "e": "7", "f": "[1]", "g": ""}
 
 
-def test_none_stands_for_off_in_toml() -> None:
-    config = TrainConfig.create(clip_rho="none", clip_c="None", max_gradient_norm="none")
-    assert (
-        config.algorithm.clip_rho is None
-        and config.algorithm.clip_c is None
-        and config.optimiser.max_gradient_norm is None
-    )
-
-
 def test_a_batch_takes_one_unroll_of_each_actor_unless_told() -> None:
     assert [TrainConfig.create(actors=n).store.batch_unrolls for n in (0, 1, 5)] == [1, 1, 5]
     assert TrainConfig.create(algorithm="ppo", actors=5, batch_unrolls=2).store.batch_unrolls == 2
@@ -230,13 +221,6 @@ def test_texts_are_made_canonical_and_a_name_is_given() -> None:
         check_config(TrainConfig.create(compressor="wat"))
     with pytest.raises(ConfigError, match="mlp"):
         check_config(TrainConfig.create(network="wat:3"))
-
-
-def test_a_jobs_path_is_the_resumed_run_or_the_new_one(tmp_path: Path) -> None:
-    config = TrainConfig.create(results_dir=tmp_path, name="a")
-    assert Job(config).path == tmp_path / "a"
-    assert Job(config, tmp_path / "b").path == tmp_path / "b"
-    assert Job(config).name == "a"
 
 
 def test_an_actors_error_is_raised_by_its_name() -> None:
