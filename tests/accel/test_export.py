@@ -142,8 +142,8 @@ def check_report(bundle: Bundle, format: str) -> None:
     ("format", "scheme"),
     [
         ("ort", "fp16"),
-        ("onnx", "lowrank(0.25)+int8"),
         ("openvino", "int8"),
+        ("onnx", "lowrank(0.25)+int8"),
         ("c", "fp32"),
     ],
 )
@@ -294,7 +294,9 @@ def test_the_command_writes_a_bundle_and_says_what_it_is_worth(
     out = tmp_path / "bundle"
     arguments = ["--scheme", "int8", "--episodes", "2", "--cpu", "x86-avx2", "--out", str(out)]
     assert main(["export", str(cartpole), *arguments]) == 0
-    printed = capsys.readouterr().out
+    printed, shown = capsys.readouterr()
+    assert "collecting real inputs" in shown and "collecting" not in printed
+    assert printed.splitlines()[-1].startswith(f"{out} is complete; MODEL_CARD.md")
     assert "of fp32 as ONNX" in printed and "in integers: " in printed and "mean return" in printed
     contract = json.loads((out / "contract.json").read_text())
     assert (contract["model"]["cpu_features"], contract["model"]["int8_variant"]) == ([], "reduce_range")
