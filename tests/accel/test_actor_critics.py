@@ -20,6 +20,7 @@ from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 from accel.experience.unroll import UnrollLayout
 from tests.accel.learner_oracle import CATEGORICAL, GAUSSIAN, MULTI, Oracle, junk_changed, make_batch, make_config
+from tests.contracts.test_algorithms import ignore
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec((5,), "float32", CATEGORICAL)
@@ -29,10 +30,6 @@ SAME_STEP = EnvSpec((5,), "float32", CATEGORICAL, "same_step")
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def ignore(_phase: str) -> None:
-    """Times are not looked at."""
 
 
 def make(config: TrainConfig, spec: EnvSpec, seed: int = 0) -> tuple[GradientAlgorithm, Batch, torch.Tensor]:

@@ -33,14 +33,10 @@ def state(env_steps: int = 100, size: int = 4, **counters: Any) -> CheckpointSta
     return CheckpointState({"weight": torch.full((size,), float(env_steps))}, {}, {"env_steps": env_steps, **counters})
 
 
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
 def exact(value: Any) -> Any:
     """Equal where values are equal in type, structure and every bit; Python's NaNs are one."""
     if isinstance(value, torch.Tensor):
-        return value.dtype, value.shape, bits(value)
+        return value.dtype, value.shape, value.reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
         return value.dtype, value.shape, value.tobytes()
     if isinstance(value, dict):

@@ -20,15 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ALONE = LaunchInfo(0, 1, 0, "none")
 
 
-def accel(*words: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "accel", *words],
-        capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=directory,
-        env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-
-
 def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
     """Its actor's process inherits what stands in their place."""
     small = "--network mlp:8x1 --unroll-length 16 --envs-per-actor 2 --calibration-size 64 --total-env-steps 300"
@@ -237,8 +228,9 @@ def test_modules_of_the_working_directory_are_found_and_replace_no_others(tmp_pa
     (tmp_path / "mine.py").write_text("def wrapped(env):\n    print('wrapped')\n    return env\n")
     for name in ("numpy", "logging", "torch", "rich"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
-    small = ("--actors", "0", "--total-env-steps", "100", "--network", "mlp:8x1", "--name", "run")
-    trained = accel("train", *small, "--wrapper", "mine:wrapped", directory=tmp_path)
-    assert trained.returncode == 0 and "wrapped" in trained.stdout, trained.stderr
-    looked = accel("doctor", directory=tmp_path)
-    assert "the wrong module" not in looked.stdout + looked.stderr
+    words = "-m accel train --actors 0 --total-env-steps 100 --network mlp:8x1 --name run --wrapper mine:wrapped"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *words.split()], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0 and "wrapped" in done.stdout, done.stderr

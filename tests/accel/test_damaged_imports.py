@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sqlite3
-import struct
 import subprocess
 import sys
 import zipfile
@@ -35,16 +33,10 @@ from accel.sweep.study import open_study
 from tests.accel.mutations import HOSTILE, zipped
 from tests.accel.sweeping import plan_for
 from tests.accel.test_hostile_bundles import BOMBS as ONNX_BOMBS
-from tests.accel.test_hostile_bundles import bomb, moved_outside
+from tests.accel.test_hostile_bundles import HUGE, bomb, moved_outside
 from tests.accel.test_import_policy import ppo_weights
-from tests.accel.test_mutations import LAYOUT, onnx_policy
+from tests.accel.test_mutations import LAYOUT, onnx_policy, torch_file
 from tests.contracts.ranks import ROOT
-
-
-def torch_file(value: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)  # noqa: TID251 - as others write their policies
-    return buffer.getvalue()
 
 
 def test_a_clip_beyond_single_precision_clips_nothing(tmp_path: Path) -> None:
@@ -61,12 +53,6 @@ def test_statistics_beyond_single_precision_are_refused(mean: float, var: float,
         read_normaliser(path, (3,))
 
 
-def npy_header(shape: tuple[int, ...]) -> bytes:
-    """An array that has no data."""
-    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
-
-
 def view_bomb() -> bytes:
     weights: dict[str, torch.Tensor] = ppo_weights(4, 2)
     weights["mlp_extractor.policy_net.0.weight"] = torch.zeros(1, 1).expand(10**6, 10**6)
@@ -76,7 +62,7 @@ def view_bomb() -> bytes:
 ZEROS = bytes(150 << 20)
 BOMBS: dict[str, Callable[[], bytes]] = {
     "zeros.npz": lambda: zipped({"mean.npy": ZEROS, "var.npy": ZEROS}, zipfile.ZIP_DEFLATED),
-    "no-data.npz": lambda: zipped({"mean.npy": npy_header((10**12,)), "var.npy": b""}),
+    "no-data.npz": lambda: zipped({"mean.npy": HUGE, "var.npy": b""}),
     "zeros.zip": lambda: zipped({"data": b"{}", "policy.pth": ZEROS}, zipfile.ZIP_DEFLATED),
     "view.zip": lambda: zipped({"data": b"{}", "policy.pth": view_bomb()}),
     "zeros.pth": lambda: zipped({"archive/data.pkl": ZEROS}, zipfile.ZIP_DEFLATED),

@@ -44,10 +44,6 @@ def fail(env: Any) -> Any:
     raise ValueError("a wrapper's own mistake")
 
 
-def needs_mujoco(env: Any) -> Any:
-    import mujoco.no_such_part  # noqa: F401
-
-
 def play(env: VectorEnvironment, steps: int = 30) -> list[np.ndarray]:
     shown = [env.reset().copy()]
     shown += [

@@ -107,13 +107,9 @@ def compare_observations(observations: np.ndarray, kind: Kind, streams: list[int
     np.testing.assert_array_equal(observations, wanted)
 
 
-def closed_form(kind: Kind) -> Callable[[], ClosedFormEnv]:
-    return lambda: ClosedFormEnv(kind)
-
-
 def sync(kind: Kind, mode: AutoresetMode) -> VectorisedEnv:
     """gymnasium's own vectoriser: it must look the same through the same adapter."""
-    env: Any = SyncVectorEnv([closed_form(kind)] * B, autoreset_mode=mode, copy=False)
+    env: Any = SyncVectorEnv([lambda: ClosedFormEnv(kind)] * B, autoreset_mode=mode, copy=False)
     return VectorisedEnv(env, seed=SEED)
 
 

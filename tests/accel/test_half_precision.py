@@ -18,7 +18,6 @@ from accel.experience.batch import Batcher
 from accel.experience.stores.base import Sample
 from tests.contracts.test_algorithms import ALGORITHMS, CPU, ignore, make
 
-_aten = torch.ops.aten
 # Products, activations and what moves numbers about; everything else is arithmetic that rounding would spoil.
 _MAY_ROUND = {
     "mm", "addmm", "bmm", "baddbmm", "tanh", "relu", "tanh_backward", "threshold_backward", "_to_copy", "t", "view",
