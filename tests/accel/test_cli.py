@@ -22,7 +22,7 @@ ALONE = LaunchInfo(0, 1, 0, "none")
 
 def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
     """Its actor's process inherits what stands in their place."""
-    small = "--network mlp:8x1 --unroll-length 16 --envs-per-actor 2 --calibration-size 64 --total-env-steps 300"
+    small = "--network mlp:8x1 --unroll-length 16 --envs-per-actor 2 --compressor fp32 --total-env-steps 300"
     words = f"-m accel train --env CartPole-v1 --actors 1 {small} --results-dir {tmp_path} --name run <&- >&- 2>&-"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run(["sh", "-c", f"exec {sys.executable} {words}"], env=environment).returncode == 0
