@@ -142,7 +142,7 @@ def test_one_episode_has_a_mean_and_no_interval(cartpole: TrainedRun) -> None:
     assert paired_difference(result.episodes, result.episodes) is None
 
 
-def test_an_artifact_is_played_as_it_is(cartpole: TrainedRun, tmp_path: Path) -> None:
+def test_an_artifact_is_played_as_it_is_or_refused(cartpole: TrainedRun, tmp_path: Path) -> None:
     path = tmp_path / "policy.accel"
     path.write_bytes(cartpole.compress("fp16").to_bytes())
     assert evaluate(cartpole, artifact=path, episodes=2).scheme == "fp16"
@@ -155,11 +155,7 @@ def test_an_artifact_is_played_as_it_is(cartpole: TrainedRun, tmp_path: Path) ->
         evaluate(cartpole, artifact=tmp_path / "nothing", episodes=2)
     with pytest.raises(ConfigError, match="not both"):
         evaluate(cartpole, artifact=path, scheme="int8")
-
-
-def test_an_artifact_of_another_policy_is_refused(cartpole: TrainedRun, tmp_path: Path) -> None:
     other = load_run(make_run(tmp_path / "other", env="Pendulum-v1", network="mlp:8x1"))
-    path = tmp_path / "policy.accel"
     path.write_bytes(other.compress("fp32").to_bytes())
     with pytest.raises(ConfigError, match="is not the policy of"):
         evaluate(cartpole, artifact=path)

@@ -30,8 +30,6 @@ from tests.accel import trained_runs
 from tests.accel.test_verify import resum, run_program
 from tests.accel.trained_runs import make_network, make_run
 
-STRICT = ("-std=c99", "-pedantic-errors", "-Wall", "-Wextra", "-Werror")
-
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
@@ -117,9 +115,8 @@ def test_no_code_of_a_bundle_runs_unless_it_is_asked_for(bundle: Path, tmp_path:
 
 def test_our_sources_are_warning_free_c99_without_heap(bundle: Path) -> None:
     assert "malloc" not in (bundle / "policy.c").read_text()
-    done = subprocess.run(
-        ["gcc", *STRICT, "-c", "-o", "/dev/null", "check.c"], cwd=bundle, capture_output=True, text=True, check=False
-    )
+    strict = ["gcc", "-std=c99", "-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-c", "-o", "/dev/null", "check.c"]
+    done = subprocess.run(strict, cwd=bundle, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
