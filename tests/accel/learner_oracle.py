@@ -1,13 +1,13 @@
 """The learner's loss written from its definition: one valid step at a time, in float64, with sums over pairs of rows.
 
-Nothing here is shared with the product but the network's own pieces, which have tests of their own.
+Nothing here is shared with the product but the network's own pieces, which have tests of their own; the sums of V-trace
+and Retrace are those that the correctors are held against, and distributions are torch's.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,8 @@ from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.batch import Batch
 from accel.networks import PolicyNetwork
+from tests.accel.test_distributions import parts_of, references
+from tests.correctors import test_retrace, test_vtrace
 
 CATEGORICAL = ActionSpec("categorical", (3,))
 MULTI = ActionSpec("multi_categorical", (3, 2))
@@ -42,11 +44,6 @@ def make_config(**changes: object) -> TrainConfig:
     if changes.get("algorithm") == "ppo":
         plain |= {"passes": 1, "minibatches": 1}
     return TrainConfig.create(**(plain | changes))
-
-
-def corrector_of(config: TrainConfig) -> str:
-    """The corrector's name."""
-    return str(config.options()["corrector"])
 
 
 def make_batch(spec: EnvSpec, network: PolicyNetwork, seed: int = 0) -> tuple[Batch, Tensor]:
@@ -111,6 +108,7 @@ class Oracle:
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, network: PolicyNetwork) -> None:
         self.config, self.spec = config, spec
+        self.corrector = str(config.options()["corrector"])
         self.network = copy.deepcopy(network).double()
         self.batch_rows: int | None = None
 
@@ -132,34 +130,28 @@ class Oracle:
         if proximal is not None:
             with torch.no_grad():
                 old_params, old_critic = self._outputs(copy.deepcopy(proximal).double(), batch)
-        log_prob = [[self._log_prob(params[t, b], batch.actions[t, b]) for b in range(ENVS)] for t in range(LENGTH)]
-        old_log_prob = [
-            [self._log_prob(old_params[t, b], batch.actions[t, b]).item() for b in range(ENVS)] for t in range(LENGTH)
-        ]
+        log_prob = self._log_prob(params, batch)
+        old_log_prob = self._log_prob(old_params, batch).detach()
         targets, advantages, weights = self._targets(batch, rewards, old_log_prob, old_params, old_critic)
         steps = [(t, b) for t in range(LENGTH) for b in range(ENVS) if batch.valid[t, b]]
         if config.algorithm.normalise_advantages:
             # Centred under the weights that they are going to be multiplied by, and only then multiplied.
-            total = sum(weights[t][b] for t, b in steps)
-            mean = sum(weights[t][b] * advantages[t][b] for t, b in steps) / total
-            squares = sum((weights[t][b] * (advantages[t][b] - mean)) ** 2 for t, b in steps)
-            deviation = math.sqrt(squares / len(steps) + 1e-8)
-            advantages = [[(a - mean) / deviation for a in row] for row in advantages]
-        advantages = [
-            [w * a for w, a in zip(ws, row, strict=True)] for ws, row in zip(weights, advantages, strict=True)
-        ]
+            total = sum(weights[step] for step in steps)
+            mean = sum(weights[step] * advantages[step] for step in steps) / total
+            squares = sum((weights[step] * (advantages[step] - mean)) ** 2 for step in steps)
+            advantages = (advantages - mean) / math.sqrt(squares / len(steps) + 1e-8)
         policy = value = entropy = torch.zeros((), dtype=torch.float64)
         for t, b in steps:
-            a = advantages[t][b]
+            a = weights[t, b] * advantages[t, b]
             if config.algorithm.algorithm == "impala":
-                policy = policy - log_prob[t][b] * a
+                policy = policy - log_prob[t, b] * a
             else:
-                ratio = torch.exp(log_prob[t][b] - old_log_prob[t][b])
+                ratio = torch.exp(log_prob[t, b] - old_log_prob[t, b])
                 limits = (1 - config.algorithm.clip_ratio, 1 + config.algorithm.clip_ratio)
                 policy = policy - torch.minimum(ratio * a, ratio.clamp(*limits) * a)
-            prediction = critic[t, b, batch.actions[t, b]] if corrector_of(config) == "retrace" else critic[t, b, 0]
-            value = value + 0.5 * (prediction - targets[t][b]) ** 2
-            entropy = entropy + self._entropy(params[t, b])
+            prediction = critic[t, b, batch.actions[t, b]] if self.corrector == "retrace" else critic[t, b, 0]
+            value = value + 0.5 * (prediction - targets[t, b]) ** 2
+            entropy = entropy + sum(part.entropy() for part in references(self.spec.action, params[t, b]))
         count = self.batch_rows or len(steps)
         return (policy + config.algorithm.value_cost * value - config.algorithm.entropy_cost * entropy) / count
 
@@ -178,119 +170,47 @@ class Oracle:
         return torch.stack([r[0] for r in rows]), torch.stack([r[1] for r in rows])
 
     def _targets(
-        self, batch: Batch, rewards: Tensor, log_prob: list[list[float]], params: Tensor, critic: Tensor
-    ) -> tuple[list[list[float]], list[list[float]], list[list[float]]]:
-        """The critic's targets, advantages and their importance weights, [T][B]; see ``correctors``."""
-        config, action_values = self.config, corrector_of(self.config) == "retrace"
-        probabilities = torch.softmax(params, -1)
-        state_values = (probabilities * critic).sum(-1) if action_values else critic[..., 0]
-        final = self._final_values(batch)
-        targets = [[0.0] * ENVS for _ in range(LENGTH)]
-        advantages = [[0.0] * ENVS for _ in range(LENGTH)]
-        weights = [[0.0] * ENVS for _ in range(LENGTH)]
-        for b in range(ENVS):
-            value = [state_values[t, b].item() for t in range(LENGTH + 1)]
-            rho, c, gamma, following, cut = [], [], [], [], []
-            for t in range(LENGTH):
-                weight = math.exp(log_prob[t][b] - batch.behaviour_log_prob[t, b].item())
-                weight = 1.0 if corrector_of(config) == "none" else weight
-                on = bool(batch.valid[t, b])
-                rho.append(weight if on else 0.0)
-                clip = None if corrector_of(config) == "none" else config.algorithm.clip_c
-                c.append(config.algorithm.lambda_ * min(weight, clip or math.inf) if on else 0.0)
-                gamma.append(0.0 if batch.terminated[t, b] else config.algorithm.discount)
-                is_cut = final is not None and bool(batch.truncated[t, b])
-                cut.append(is_cut)
-                following.append(final[t, b].item() if final is not None and is_cut else value[t + 1])
-            taken = [critic[t, b, batch.actions[t, b]].item() if action_values else value[t] for t in range(LENGTH)]
-            if action_values:
-                target = _retrace(rewards[:, b].tolist(), gamma, c, cut, following, taken)
-            else:
-                clip_rho = None if corrector_of(config) == "none" else config.algorithm.clip_rho
-                target = _vtrace(rewards[:, b].tolist(), gamma, rho, c, cut, following, value, clip_rho)
-            clip_pg = None if corrector_of(config) == "none" else config.algorithm.clip_pg_rho
-            for t in range(LENGTH):
-                if action_values:
-                    advantage = target[t] - value[t]
-                else:
-                    later = following[t] if cut[t] or t + 1 == LENGTH else target[t + 1]
-                    advantage = rewards[t, b].item() + gamma[t] * later - value[t]
-                targets[t][b], advantages[t][b] = target[t], advantage
-                weights[t][b] = min(rho[t], clip_pg or math.inf)
-        return targets, advantages, weights
+        self, batch: Batch, rewards: Tensor, log_prob: Tensor, params: Tensor, critic: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The critic's targets, advantages and their importance weights (zero in invalid rows), each [T, B]."""
+        options, final, values = self.config.algorithm, self._final_values(batch), self._state_values(params, critic)
+        log_rhos, clips = log_prob - batch.behaviour_log_prob, (options.clip_rho, options.clip_c, options.clip_pg_rho)
+        if self.corrector == "none":
+            log_rhos, clips = torch.zeros_like(log_rhos), (None, None, None)
+        unroll = {
+            "log_rhos": log_rhos,
+            "rewards": rewards.double(),
+            "discounts": options.discount * (~batch.terminated).double(),
+            "values": values[:-1],
+            "bootstrap_value": values[-1],
+            "valid": batch.valid,
+            "cut": torch.zeros_like(batch.truncated) if final is None else batch.truncated,
+            "cut_values": torch.zeros_like(log_rhos) if final is None else final,
+        }
+        clip_rho, clip_c, clip_pg_rho = clips
+        if self.corrector == "retrace":
+            unroll["q_taken"] = critic[:-1].gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+            targets, weighted = test_retrace.oracle(unroll, clip_c, None, options.lambda_)
+        else:
+            targets, weighted = test_vtrace.oracle(unroll, clip_rho, clip_c, None, options.lambda_)
+        weights = torch.where(batch.valid, log_rhos.exp().clamp_max(clip_pg_rho or math.inf), 0.0)
+        return targets, weighted / log_rhos.exp(), weights
+
+    def _state_values(self, params: Tensor, critic: Tensor) -> Tensor:
+        """V; of Retrace's critic, the mean of its action values under the policy."""
+        return (torch.softmax(params, -1) * critic).sum(-1) if self.corrector == "retrace" else critic[..., 0]
 
     def _final_values(self, batch: Batch) -> Tensor | None:
         if batch.final_observations is None:
             return None
         with torch.no_grad():
-            network = self.network
-            x = batch.final_observations.double().flatten(0, 1)
+            network, x = self.network, batch.final_observations.double().flatten(0, 1)
             features = network.torso(x)
             critic = network.critic_head(network.value_torso(x) if network.value_torso else features)
-            if corrector_of(self.config) == "retrace":
-                critic = (torch.softmax(network.policy_head(features), -1) * critic).sum(-1, keepdim=True)
-            return critic.view(LENGTH, ENVS)
+            return self._state_values(network.policy_head(features), critic).view(LENGTH, ENVS)
 
-    def _log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        spec = self.spec.action
-        if spec.kind == "gaussian":
-            mean, log_std = params.chunk(2)
-            z = (action.double() - mean) / log_std.exp()
-            return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum()
-        chosen = zip(_groups(spec, params), action.reshape(-1).tolist(), strict=True)
-        return torch.stack([torch.log(torch.exp(group[a]) / torch.exp(group).sum()) for group, a in chosen]).sum()
-
-    def _entropy(self, params: Tensor) -> Tensor:
-        spec = self.spec.action
-        if spec.kind == "gaussian":
-            return (params.chunk(2)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum()
-        entropies = []
-        for group in _groups(spec, params):
-            p = torch.exp(group) / torch.exp(group).sum()
-            entropies.append(-(p * p.log()).sum())
-        return torch.stack(entropies).sum()
-
-
-def _groups(spec: ActionSpec, params: Tensor) -> Iterator[Tensor]:
-    return iter(params.split(list(spec.sizes)))
-
-
-def _vtrace(
-    rewards: list[float],
-    gamma: list[float],
-    rho: list[float],
-    c: list[float],
-    cut: list[bool],
-    following: list[float],
-    value: list[float],
-    clip_rho: float | None,
-) -> list[float]:
-    """v_s = V_s + Σ_{t≥s} (Π_{s≤i<t} γ_i c_i) ρ̄_t (r_t + γ_t V_{t+1} − V_t); a cut row's trace goes no further."""
-    targets = []
-    for s in range(LENGTH):
-        total, trace = value[s], 1.0
-        for t in range(s, LENGTH):
-            total += trace * min(rho[t], clip_rho or math.inf) * (rewards[t] + gamma[t] * following[t] - value[t])
-            trace *= 0.0 if cut[t] else gamma[t] * c[t]
-        targets.append(total)
-    return targets
-
-
-def _retrace(
-    rewards: list[float],
-    gamma: list[float],
-    c: list[float],
-    cut: list[bool],
-    following: list[float],
-    taken: list[float],
-) -> list[float]:
-    """Q_s + Σ_{t≥s} (Π_{s<i≤t} γ_{i−1} c_i) (r_t + γ_t V_{t+1} − Q_t); nothing is traced across a cut row."""
-    targets = []
-    for s in range(LENGTH):
-        total, trace = taken[s], 1.0
-        for t in range(s, LENGTH):
-            if t > s:
-                trace *= 0.0 if cut[t - 1] else gamma[t - 1] * c[t]
-            total += trace * (rewards[t] + gamma[t] * following[t] - taken[t])
-        targets.append(total)
-    return targets
+    def _log_prob(self, params: Tensor, batch: Batch) -> Tensor:
+        """Of the actions that were taken, [T, B], by torch's own distributions."""
+        action = self.spec.action
+        parts = zip(references(action, params[:-1]), parts_of(action, batch.actions), strict=True)
+        return torch.stack([part.log_prob(taken) for part, taken in parts]).sum(0)

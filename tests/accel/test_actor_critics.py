@@ -12,7 +12,6 @@ import torch
 
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import make_algorithm
-from accel.algorithms.corrections import Corrected, centre_and_weight
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
@@ -21,6 +20,7 @@ from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 from accel.experience.unroll import UnrollLayout
 from tests.accel.learner_oracle import CATEGORICAL, GAUSSIAN, MULTI, Oracle, junk_changed, make_batch, make_config
+from tests.contracts.test_algorithms import ignore
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec((5,), "float32", CATEGORICAL)
@@ -30,10 +30,6 @@ SAME_STEP = EnvSpec((5,), "float32", CATEGORICAL, "same_step")
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def ignore(_phase: str) -> None:
-    """Times are not looked at."""
 
 
 def make(config: TrainConfig, spec: EnvSpec, seed: int = 0) -> tuple[GradientAlgorithm, Batch, torch.Tensor]:
@@ -47,10 +43,9 @@ def make(config: TrainConfig, spec: EnvSpec, seed: int = 0) -> tuple[GradientAlg
 
 
 def update(
-    learner: GradientAlgorithm, batch: Batch, rewards: torch.Tensor, mark: Callable[[str], None] = ignore,
-    progress: float = 0.0,
-) -> dict[str, float]:  # fmt: skip
-    return learner.update(Sample(int(batch.valid.sum()), batch, rewards), progress, mark).read()
+    learner: GradientAlgorithm, batch: Batch, rewards: torch.Tensor, mark: Callable[[str], None] = ignore
+) -> dict[str, float]:
+    return learner.update(Sample(int(batch.valid.sum()), batch, rewards), 0.0, mark).read()
 
 
 def gradients(learner: GradientAlgorithm) -> dict[str, torch.Tensor]:
@@ -94,6 +89,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(len(CASES))
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_gradients_are_those_of_the_definition(case: str, seed: int) -> None:
@@ -165,17 +161,6 @@ def test_later_passes_clip_around_the_policy_of_the_batch(network: str) -> None:
     assert differ(taken[2], Oracle(unclipped, SPEC, before[2]).gradients(batch, rewards, proximal=before[0]))
 
 
-def test_passes_end_once_the_policy_is_too_far_from_the_batch() -> None:
-    counts = []
-    for target_kl in (None, 1e-12):
-        config = make_config(algorithm="ppo", passes=4, minibatches=2, target_kl=target_kl)
-        learner, batch, rewards = make(config, SPEC)
-        phases: list[str] = []
-        update(learner, batch, rewards, phases.append)
-        counts.append(phases.count("backward"))
-    assert counts == [8, 2]
-
-
 def test_the_gradient_is_clipped_to_its_limit_and_reported_as_it_was() -> None:
     learner, batch, rewards = make(make_config(), SPEC)
     norm = update(learner, batch, rewards)["gradient_norm"]
@@ -184,24 +169,6 @@ def test_the_gradient_is_clipped_to_its_limit_and_reported_as_it_was() -> None:
         assert update(clipped, batch, rewards)["gradient_norm"] == pytest.approx(norm)
         left = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients(clipped).values()])).item()
         assert left == pytest.approx(min(norm, limit), rel=1e-5)
-
-
-def test_a_linear_learning_rate_reaches_zero_with_the_last_step() -> None:
-    config = make_config(learning_rate=0.4, learning_rate_schedule="linear", total_env_steps=60)
-    learner, batch, rewards = make(config, SPEC)
-    steps = int(batch.valid.sum())
-    rates = [update(learner, batch, rewards, progress=min(k * steps / 60, 1.0))["learning_rate"] for k in range(4)]
-    assert rates == pytest.approx([0.4 * max(1 - k * steps / 60, 0.0) for k in range(4)])
-    assert rates[-1] == 0.0 < rates[-2]
-    before = copy.deepcopy(learner.network.state_dict())
-    update(learner, batch, rewards, progress=1.0)
-    assert all(torch.equal(value, before[name]) for name, value in learner.network.state_dict().items())
-
-
-def test_the_rate_is_the_configurations_whatever_the_optimiser_holds() -> None:
-    learner, batch, rewards = make(make_config(learning_rate=0.25), SPEC)
-    learner.optimizer.learning_rate = 7.0
-    assert update(learner, batch, rewards)["learning_rate"] == 0.25
 
 
 @pytest.mark.parametrize("algorithm", ["impala", "ppo"])
@@ -220,14 +187,6 @@ def test_a_batch_that_is_no_number_changes_nothing(algorithm: str, what: str) ->
         update(learner, batch, rewards)
     assert learner.is_finite()
     assert all(torch.equal(value, before[name]) for name, value in learner.network.state_dict().items())
-
-
-def test_junk_that_is_no_number_is_not_noticed() -> None:
-    learner, batch, rewards = make(make_config(), SPEC)
-    rewards[~batch.valid] = float("nan")
-    batch.behaviour_log_prob[~batch.valid] = float("nan")
-    update(learner, batch, rewards)
-    assert learner.is_finite()
 
 
 def test_a_normaliser_sees_each_valid_observation_once() -> None:
@@ -267,24 +226,7 @@ def test_a_recurrent_network_needs_final_observations_in_its_rows() -> None:
         make_algorithm(make_config(network="mlp:8x1+lstm:6"), SAME_STEP, CPU)
 
 
-def test_the_seed_decides_the_parameters() -> None:
-    first, again, other = (make_algorithm(make_config(seed=seed), SPEC, CPU).network.state_dict() for seed in (3, 3, 4))
-    assert all(torch.equal(value, again[name]) for name, value in first.items())
-    assert any(not torch.equal(value, other[name]) for name, value in first.items())
-
-
-@pytest.mark.parametrize("changes", [{}, {"algorithm": "ppo", "passes": 2, "minibatches": 1}, {"corrector": "retrace"}])
-def test_mixed_precision_changes_a_loss_by_rounding_only(changes: dict[str, object]) -> None:
-    """bf16 has eight bits of mantissa; autocast is the same mechanism on every device."""
-    losses = []
-    for precision in ("none", "bf16"):
-        config = make_config(network="mlp:32x1", mixed_precision=precision, **changes)
-        learner, batch, rewards = make(config, SPEC)
-        losses.append(update(learner, batch, rewards)["loss"])
-    assert losses[0] != losses[1]
-    assert losses[1] == pytest.approx(losses[0], rel=0.05, abs=0.05)
-
-
+@pytest.mark.few(5)
 @pytest.mark.parametrize("network", ["nature-cnn:0.25", "impala-resnet:0.25", "mlp:8x1", "nature-cnn:0.25+lstm:8"])
 @pytest.mark.parametrize("changes", [{}, {"algorithm": "ppo", "passes": 2, "minibatches": 3}])
 def test_images_in_another_memory_order_teach_the_same(network: str, changes: dict[str, object]) -> None:
@@ -326,18 +268,3 @@ def test_target_kl_is_held_against_the_mean_over_the_batch_and_not_the_last_mini
         learner, batch, rewards = make(config.replace(passes=2, target_kl=target_kl), SPEC)
         update(learner, batch, rewards, phases.append)
         assert phases.count("backward") == 2 * passes
-
-
-def test_advantages_are_centred_before_the_importance_weight() -> None:
-    """A constant bias of the critic must not turn the policy gradient, whatever the weights are."""
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.rand(50, 4, generator=generator) * 3.0
-    advantages = torch.randn(50, 4, generator=generator)
-    valid = torch.full((50, 4), 1.0 / 200)
-    assert valid.sum().item() == pytest.approx(1.0)
-    plain = centre_and_weight(Corrected(advantages, advantages, weights), valid, normalise=True)
-    biased = centre_and_weight(Corrected(advantages, advantages + 7.0, weights), valid, normalise=True)
-    assert torch.allclose(plain, biased, atol=1e-4)
-    after = weights * (advantages + 7.0)
-    after = (after - after.mean()) / after.std(correction=0)
-    assert not torch.allclose(after, plain, atol=0.1), "the wrong order would pass"

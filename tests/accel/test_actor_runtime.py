@@ -15,6 +15,7 @@ ONLY_AVX2 = [kernels.suffix for kernels in kernels_here()] == ["avx2"]
 UNSUMMED = "weights of 8 bits are not summed exactly by the kernels for AVX2"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("options", "runtime"),
     [

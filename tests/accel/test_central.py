@@ -57,10 +57,6 @@ def central(network: PolicyNetwork, exchange: Exchange) -> CentralPolicy:
     return CentralPolicy(layout_of(network, envs=ENVS), begun_sampler(network.spec, ENVS), exchange, 1.0)
 
 
-def local(network: PolicyNetwork) -> SessionPolicy:
-    return SessionPolicy(layout_of(network, envs=ENVS), begun_sampler(network.spec, ENVS), ("fp32", "int8"))
-
-
 def played(policy: SessionPolicy, network: PolicyNetwork) -> tuple[np.ndarray, np.ndarray]:
     """Actions and outputs of an unroll, in which environments begin episodes."""
     observations, first = make_batch(network).observations[:, :ENVS].numpy(), np.zeros((LENGTH, ENVS), np.bool_)
@@ -78,7 +74,7 @@ def played(policy: SessionPolicy, network: PolicyNetwork) -> tuple[np.ndarray, n
 def test_an_actor_that_asks_acts_as_with_a_policy_of_its_own(name: str, scheme: str) -> None:
     network = make_network(config_for(name, scheme))
     update = update_of(compressed(network, name, scheme), version=3)
-    own = local(network)
+    own = SessionPolicy(layout_of(network, envs=ENVS), begun_sampler(network.spec, ENVS), ("fp32", "int8"))
     own.load(update)
     batcher = PolicyBatcher(("fp32", "int8"))
     batcher.load(update)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,39 +65,34 @@ def sequence(**columns: list[float | None]) -> dict[str, Any]:
 RISE: list[float | None] = [float(i) for i in range(1, 31)]
 
 
-@pytest.mark.parametrize(
-    ("returns", "entropy", "accused"),
-    [
-        (RISE + [3.0] * 30, [1.0] * 30 + [0.001] * 30, True),
-        (RISE + [3.0] * 30, [1.0] * 30 + [0.2] * 30, False),  # a dip of a policy that explores
-        (RISE + [30.0] * 30, [1.0] * 30 + [0.001] * 30, False),  # it has learned all there is
-        (RISE + [3.0, 29.0] * 15, [1.0] * 30 + [0.001] * 30, False),  # it recovers each time
-        (RISE + [3.0] * 30, [None] * 60, False),  # an algorithm without entropy
-    ],
-)
-def test_a_policy_has_collapsed_without_entropy_and_with_fallen_returns_only(
-    returns: list[float | None], entropy: list[float | None], accused: bool
-) -> None:
-    said = replay(sequence(return_mean=returns, entropy=entropy), 60_000)
-    assert bool(said) == accused
-    assert not accused or (said[0].startswith("the policy has collapsed") and "from 30 to 3" in said[0])
+FALLEN: list[float | None] = [1.0] * 30 + [0.001] * 30
+NOTHING = "the critic explains nothing"
 
 
 @pytest.mark.parametrize(
-    ("returns", "explained", "accused"),
+    ("columns", "said"),
     [
-        ([5.0] * 40, [-0.1] * 40, True),
-        ([5.0 + i for i in range(40)], [-0.1] * 40, False),
-        ([5.0] * 40, [-0.1, 0.3] * 20, False),
-        ([-1000.0 + i for i in range(40)], [0.0] * 40, True),
+        ({"return_mean": RISE + [3.0] * 30, "entropy": FALLEN}, "the policy has collapsed.*from 30 to 3"),
+        ({"return_mean": RISE + [3.0] * 30, "entropy": [1.0] * 30 + [0.2] * 30}, ""),  # a dip of one that explores
+        ({"return_mean": RISE + [30.0] * 30, "entropy": FALLEN}, ""),  # it has learned all there is
+        ({"return_mean": RISE + [3.0, 29.0] * 15, "entropy": FALLEN}, ""),  # it recovers each time
+        ({"return_mean": RISE + [3.0] * 30, "entropy": [None] * 60}, ""),  # an algorithm without entropy
+        ({"return_mean": [500.0] * 5 + [499.0] * 55, "entropy": [0.001] * 60}, ""),  # it hardly fell
+        ({"return_mean": [5.0] * 40, "explained_variance": [-0.1] * 40}, NOTHING),
+        ({"return_mean": [5.0 + i for i in range(40)], "explained_variance": [-0.1] * 40}, ""),
+        ({"return_mean": [5.0] * 40, "explained_variance": [-0.1, 0.3] * 20}, ""),
+        ({"return_mean": [-1000.0 + i for i in range(40)], "explained_variance": [0.0] * 40}, NOTHING),
+        (
+            {"return_mean": [None] * 40, "explained_variance": [-1.0] * 40, "episodes": [0] * 40},
+            f"{NOTHING}(?!.*has not risen)",
+        ),
     ],
 )
-def test_a_critic_explains_nothing_where_returns_do_not_rise(
-    returns: list[float | None], explained: list[float | None], accused: bool
+def test_returns_accuse_a_policy_without_entropy_and_a_critic_that_explains_nothing(
+    columns: dict[str, list[float | None]], said: str
 ) -> None:
-    said = replay(sequence(return_mean=returns, explained_variance=explained), 100_000)
-    assert bool(said) == accused
-    assert not accused or said[0].startswith("the critic explains nothing")
+    found = replay(sequence(**columns), 60_000 if "entropy" in columns else 100_000)
+    assert bool(found) == bool(said) and (not said or re.match(said, found[0])), found
 
 
 def test_a_resumed_run_remembers_what_its_returns_rose_from(tmp_path: Path) -> None:
@@ -117,20 +113,9 @@ def test_a_resumed_run_remembers_what_its_returns_rose_from(tmp_path: Path) -> N
     assert continued.findings == () and fresh.findings != ()
 
 
-def test_without_any_episode_the_critic_alone_decides() -> None:
-    run = sequence(return_mean=[None] * 40, explained_variance=[-1.0] * 40, episodes=[0] * 40)
-    (said,) = replay(run, 100_000)
-    assert "has not risen" not in said
-
-
 def test_an_action_that_cannot_vary_has_no_part_in_the_entropy() -> None:
     free, fixed = ActionSpec("gaussian", (1,), (-1.0,), (1.0,)), ActionSpec("gaussian", (2,), (-1.0, 0.0), (1.0, 0.0))
     assert low_entropy(fixed) == low_entropy(free)
-
-
-def test_a_return_that_hardly_fell_is_no_collapse() -> None:
-    run = sequence(return_mean=[500.0] * 5 + [499.0] * 55, entropy=[0.001] * 60)
-    assert replay(run, 60_000) == ()
 
 
 def test_little_entropy_is_relative_to_the_action_space() -> None:

@@ -119,6 +119,9 @@ def test_presets_are_valid() -> None:
         load_preset("quikstart")
 
 
+TASKS: dict[str, object] = {"task": ("a:A-v0", "b:B-v0"), "algorithm": "impala"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -160,6 +163,14 @@ def test_presets_are_valid() -> None:
         ({"name": "a/b"}, "plain directory name"),
         ({"learning_rat": 1e-3}, r"unknown option 'learning_rat' \(did you mean 'learning_rate'\?\)"),
         ({"env": ""}, "env"),
+        ({"learners": 2, "algorithm": "dqn", "actors": 2}, "'dqn' runs on one learner"),
+        ({"learners": 2, "actors": 1}, "every learner needs an actor"),
+        ({"learners": 2, "actors": 0}, "every learner needs an actor"),
+        ({"learners": 2, "actors": 2, "batch_unrolls": 1}, "batch_unrolls must be at least 2, not 1"),
+        ({"learners": 2, "actors": 2, "compressor": "prune(0.5)+qat"}, "works with one learner"),
+        (TASKS | {"actors": 2}, r"3 environments \(CartPole-v1, a:A-v0, b:B-v0\) with actors = 2.*--actors 3"),
+        (TASKS | {"actors": 4, "learners": 2}, "works with one learner, not 2"),
+        (TASKS | {"actors": 4, "env": "a:A-v0"}, "name an environment twice: a:A-v0, a:A-v0, b:B-v0"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_reason(changes: dict[str, object], message: str) -> None:
@@ -178,15 +189,6 @@ def test_each_wrong_option_has_a_line_of_its_own() -> None:
 def test_arguments_of_the_environment_are_read_as_python_values() -> None:
     config = TrainConfig.create(env_arg=("a=1", "b=-0.5", "c=TRUE", "d=text", "e='7'", "f=[1]", "g="))
     assert config.environment.kwargs == {"a": 1, "b": -0.5, "c": True, "d": "text", "e": "7", "f": "[1]", "g": ""}
-
-
-def test_none_stands_for_off_in_toml() -> None:
-    config = TrainConfig.create(clip_rho="none", clip_c="None", max_gradient_norm="none")
-    assert (
-        config.algorithm.clip_rho is None
-        and config.algorithm.clip_c is None
-        and config.optimiser.max_gradient_norm is None
-    )
 
 
 def test_a_batch_takes_one_unroll_of_each_actor_unless_told() -> None:
@@ -212,25 +214,13 @@ def test_texts_are_made_canonical_and_a_name_is_given() -> None:
     assert config.compression.compressor == "prune(0.5)+int8"
     assert config.run.name and config.run.name.startswith("CartPole-v1-") and config.run.name.endswith("-s7")
     assert check_config(config) == config
-    for scheme, reason in (
-        ("prune(1.5)", "share to remove, between 0 and 1"),
-        ("int8+prune(0.5)", r"'int8' must come last: write prune\(0.5\)\+int8"),
-        ("auto(fp32;lowrank(2))", "between 0 and 1"),
-        ("auto(fp32;int8(wat))", "options are one of"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
+    for scheme in ("prune(1.5)", "auto(fp32;lowrank(2))"):
+        with pytest.raises(ConfigError, match="between 0 and 1"):
             check_config(TrainConfig.create(compressor=scheme))
     with pytest.raises(ConfigError, match="choose from fp32"):
         check_config(TrainConfig.create(compressor="wat"))
     with pytest.raises(ConfigError, match="mlp"):
         check_config(TrainConfig.create(network="wat:3"))
-
-
-def test_a_jobs_path_is_the_resumed_run_or_the_new_one(tmp_path: Path) -> None:
-    config = TrainConfig.create(results_dir=tmp_path, name="a")
-    assert Job(config).path == tmp_path / "a"
-    assert Job(config, tmp_path / "b").path == tmp_path / "b"
-    assert Job(config).name == "a"
 
 
 def test_an_actors_error_is_raised_by_its_name() -> None:
@@ -255,31 +245,3 @@ def test_learners_share_out_actors_and_batches() -> None:
     assert (one.acting.actors, two.acting.actors) == (3, 2)
     assert (one.store.held_unrolls, two.store.held_unrolls) == (2, 1)
     assert one.learner.learners == 1 and one.share(0) is one
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"algorithm": "dqn", "actors": 2}, "'dqn' runs on one learner"),
-        ({"actors": 1}, "every learner needs an actor"),
-        ({"actors": 0}, "every learner needs an actor"),
-        ({"actors": 2, "batch_unrolls": 1}, "batch_unrolls must be at least 2, not 1"),
-        ({"actors": 2, "compressor": "prune(0.5)+qat"}, "works with one learner"),
-    ],
-)
-def test_what_several_learners_cannot_do_is_refused(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        TrainConfig.create(learners=2, **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"actors": 2}, r"3 environments \(CartPole-v1, a:A-v0, b:B-v0\) with actors = 2.*--actors 3"),
-        ({"actors": 4, "learners": 2}, "works with one learner, not 2"),
-        ({"actors": 4, "env": "a:A-v0"}, "name an environment twice: a:A-v0, a:A-v0, b:B-v0"),
-    ],
-)
-def test_tasks_need_actors_of_their_own(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        TrainConfig.create(**{"task": ("a:A-v0", "b:B-v0"), "algorithm": "impala", **changes})

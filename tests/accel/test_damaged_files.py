@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
 
-from accel.compressors.errors import CompressorError
 from accel.config import TrainConfig
 from accel.errors import AccelError, CheckpointError
-from accel.exporting import run_policy
 from accel.runs.checkpoint import checksum, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.loading import load_run
 from accel.runs.summary import Summary
 from accel.system.untrusted import MAX_TOML_BYTES
-from tests.accel.test_summary import SUMMARY
 from tests.accel.trained_runs import make_run
-
-
-def outcome(load: Callable[[], object]) -> object:
-    """What was loaded, or the named error; anything else is raised."""
-    try:
-        return load()
-    except (AccelError, CompressorError, run_policy.BundleError) as error:
-        assert str(error)
-        return error
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = make_run(tmp_path_factory.mktemp("runs"), env="CartPole-v1", network="mlp:8x1+lstm:4", calibration_size=32)
-    with RunDirectory.open(path) as directory:
-        directory.write(directory.summary, SUMMARY.to_json())
-    return path
 
 
 @pytest.mark.parametrize(
@@ -60,8 +39,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_configurations_that_exhaust_a_parser(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
     directory = RunDirectory.open(tmp_path, read_only=True)
-    found = outcome(lambda: TrainConfig.from_json(directory.read_config()))
-    assert isinstance(found, AccelError) or text.startswith("env_arg")
+    with suppress(AccelError) if text.startswith("env_arg") else pytest.raises(AccelError, match=r"\S"):
+        TrainConfig.from_json(directory.read_config())
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"lag": ' * 50_000, " " * 2**23, '{"unknown": 1}'])
@@ -71,13 +50,13 @@ def test_summaries_that_exhaust_a_parser(content: str, tmp_path: Path) -> None:
         Summary.read(tmp_path)
 
 
-def test_a_network_that_the_checkpoint_does_not_hold_takes_no_memory(run: Path, tmp_path: Path) -> None:
+def test_a_network_that_the_checkpoint_does_not_hold_takes_no_memory(tmp_path: Path) -> None:
     """Terabytes, if it were built."""
-    forged = Path(shutil.copytree(run, tmp_path / "forged"))
-    config = (forged / "config.toml").read_text().replace("mlp:8x1+lstm:4", "mlp:999999x99")
-    (forged / "config.toml").write_text(config)
+    run = make_run(tmp_path, env="CartPole-v1", network="mlp:8x1+lstm:4")
+    config = (run / "config.toml").read_text().replace("mlp:8x1+lstm:4", "mlp:999999x99")
+    (run / "config.toml").write_text(config)
     with pytest.raises(CheckpointError, match="does not fit network 'mlp:999999x99'"):
-        load_run(forged)
+        load_run(run)
 
 
 def test_a_checkpoint_of_deep_state_is_refused(tmp_path: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sqlite3
-import struct
 import subprocess
 import sys
-import textwrap
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
@@ -20,13 +17,10 @@ import onnx
 import optuna
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from onnx import helper, numpy_helper
-from safetensors.torch import save as save_tensors
 
 from accel.config.files import load_toml
-from accel.errors import AccelError, CheckpointError, ConfigError, SweepError
+from accel.errors import CheckpointError, ConfigError, SweepError
 from accel.imports.normaliser import read_normaliser
 from accel.imports.readers import read_policy_file
 from accel.imports.torch_files import read_tensors
@@ -39,36 +33,10 @@ from accel.sweep.study import open_study
 from tests.accel.mutations import HOSTILE, zipped
 from tests.accel.sweeping import plan_for
 from tests.accel.test_hostile_bundles import BOMBS as ONNX_BOMBS
-from tests.accel.test_hostile_bundles import bomb, moved_outside
+from tests.accel.test_hostile_bundles import HUGE, bomb, moved_outside
 from tests.accel.test_import_policy import ppo_weights
-from tests.accel.test_mutations import LAYOUT, onnx_policy
+from tests.accel.test_mutations import LAYOUT, onnx_policy, torch_file
 from tests.contracts.ranks import ROOT
-
-
-def outcome(load: Callable[[], object]) -> object:
-    """What was loaded, or the named error; anything else is raised."""
-    try:
-        return load()
-    except (AccelError, MonitorError) as error:
-        assert str(error)
-        return error
-
-
-def torch_file(value: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)  # noqa: TID251 - as others write their policies
-    return buffer.getvalue()
-
-
-def statistics(suffix: str) -> bytes:
-    mean, variance = np.arange(3.0), np.ones(3, np.float32)
-    if suffix == ".json":
-        return json.dumps({"mean": mean.tolist(), "var": variance.tolist(), "clip": 5.0}).encode()
-    if suffix == ".safetensors":
-        return save_tensors({"mean": torch.tensor(mean), "var": torch.tensor(variance)})
-    buffer = io.BytesIO()
-    np.savez(buffer, mean=mean, var=variance, clip=np.float64(5.0))
-    return buffer.getvalue()
 
 
 def test_a_clip_beyond_single_precision_clips_nothing(tmp_path: Path) -> None:
@@ -85,63 +53,50 @@ def test_statistics_beyond_single_precision_are_refused(mean: float, var: float,
         read_normaliser(path, (3,))
 
 
-def test_whole_statistics_are_read(tmp_path: Path) -> None:
-    for suffix in (".npz", ".json", ".safetensors"):
-        (tmp_path / f"a{suffix}").write_bytes(statistics(suffix))
-        assert read_normaliser(tmp_path / f"a{suffix}", (3,)).mean.tolist() == [0.0, 1.0, 2.0]
-
-
-def npy_header(shape: tuple[int, ...]) -> bytes:
-    """An array that has no data."""
-    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
-
-
 def view_bomb() -> bytes:
     weights: dict[str, torch.Tensor] = ppo_weights(4, 2)
     weights["mlp_extractor.policy_net.0.weight"] = torch.zeros(1, 1).expand(10**6, 10**6)
     return torch_file(weights)
 
 
-ZEROS = bytes(200 << 20)
-BOMBS: dict[str, Callable[[], tuple[str, bytes]]] = {
-    "arrays of zeros": lambda: ("a.npz", zipped({"mean.npy": ZEROS, "var.npy": ZEROS}, zipfile.ZIP_DEFLATED)),
-    "a large array without data": lambda: ("a.npz", zipped({"mean.npy": npy_header((10**12,)), "var.npy": b""})),
-    "a policy of zeros": lambda: ("a.zip", zipped({"data": b"{}", "policy.pth": ZEROS}, zipfile.ZIP_DEFLATED)),
-    "a view of one number": lambda: ("a.zip", zipped({"data": b"{}", "policy.pth": view_bomb()})),
-    "tensors of zeros": lambda: ("a.pth", zipped({"archive/data.pkl": ZEROS}, zipfile.ZIP_DEFLATED)),
+ZEROS = bytes(150 << 20)
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "zeros.npz": lambda: zipped({"mean.npy": ZEROS, "var.npy": ZEROS}, zipfile.ZIP_DEFLATED),
+    "no-data.npz": lambda: zipped({"mean.npy": HUGE, "var.npy": b""}),
+    "zeros.zip": lambda: zipped({"data": b"{}", "policy.pth": ZEROS}, zipfile.ZIP_DEFLATED),
+    "view.zip": lambda: zipped({"data": b"{}", "policy.pth": view_bomb()}),
+    "zeros.pth": lambda: zipped({"archive/data.pkl": ZEROS}, zipfile.ZIP_DEFLATED),
 }
+READING = """
+import resource, sys
+from pathlib import Path
+import torch
+from accel.errors import AccelError
+from accel.imports.policy_file import PolicyFile
+from accel.imports.normaliser import read_normaliser
+from accel.imports.readers import load_weights, read_policy_file
+has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (has + (100 << 20),) * 2)
+readers = {".npz": lambda path: read_normaliser(path, (3,)), ".zip": read_policy_file,
+           ".pth": lambda path: load_weights(torch.nn.Linear(1, 1), PolicyFile(path))}
+for name in sys.argv[1:]:
+    try:
+        readers[Path(name).suffix](Path(name))
+    except AccelError as error:
+        print(error)
+"""
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_bombs_are_refused_before_memory_is_taken(bomb: str, tmp_path: Path) -> None:
-    """The reader may take 100 MB beyond what it has when it starts."""
-    name, content = BOMBS[bomb]()
-    (tmp_path / name).write_bytes(content)
-    program = f"""
-        import resource, sys
-        from pathlib import Path
-        import torch
-        from accel.errors import AccelError
-        from accel.imports.policy_file import PolicyFile
-        from accel.imports.normaliser import read_normaliser
-        from accel.imports.readers import load_weights, read_policy_file
-        has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (has + (100 << 20),) * 2)
-        path = Path({name!r})
-        readers = {{".npz": lambda: read_normaliser(path, (3,)), ".zip": lambda: read_policy_file(path),
-                   ".pth": lambda: load_weights(torch.nn.Linear(1, 1), PolicyFile(path))}}
-        try:
-            readers[path.suffix]()
-        except AccelError as error:
-            print(error)
-    """
+def test_bombs_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    """The readers may take 100 MB beyond what their process has when it starts."""
+    for name, content in BOMBS.items():
+        (tmp_path / name).write_bytes(content())
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", READING, *BOMBS], cwd=tmp_path, capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert name in done.stdout and "MemoryError" not in done.stdout + done.stderr
+    assert all(name in line for name, line in zip(BOMBS, done.stdout.splitlines(), strict=True)), done.stdout
+    assert "MemoryError" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("kind", [*ONNX_BOMBS, "Expand", "Tile"])
@@ -189,21 +144,6 @@ def test_metrics_that_are_nested_too_deeply(tmp_path: Path) -> None:
         Recorder(tmp_path, resume_env_steps=0)
 
 
-@pytest.fixture(scope="module")
-def journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Of a study with two trials."""
-    directory = tmp_path_factory.mktemp("sweep")
-    plan = plan_for(directory, url=f"journal:{directory / 'study.log'}")
-    with connected(plan.url) as storage:
-        study = open_study(plan, storage, {"run": "a"})
-        for value in (0.25, 0.75):
-            study.enqueue_trial({"x": value})
-            trial = study.ask()
-            trial.suggest_float("x", 0, 1)
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    return (directory / "study.log").read_bytes()
-
-
 def test_a_journal_beyond_any_use_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "study.log").open("wb") as file:
         file.truncate(20 << 30)
@@ -211,28 +151,20 @@ def test_a_journal_beyond_any_use_is_refused(tmp_path: Path) -> None:
         pass
 
 
-@given(data=st.data())
-def test_journals(tmp_path_factory: pytest.TempPathFactory, journal: bytes, data: st.DataObject) -> None:
-    """Cut anywhere, the whole records before are there; damaged inside, it is one message."""
-    directory = tmp_path_factory.mktemp("sweep")
-    path = directory / "study.log"
-    end = data.draw(st.integers(0, len(journal)))
-    place = data.draw(st.integers(0, len(journal) - 2))
-    is_cut = data.draw(st.booleans())
-    path.write_bytes(journal[:end] if is_cut else journal[:place] + b"\0" + journal[place + 1 :])
-    plan = plan_for(directory, url=f"journal:{path}")
-
-    def load() -> int:
-        with connected(plan.url) as storage:
-            return len(open_study(plan, storage, {"run": "a"}).trials)
-
-    found = outcome(load)
-    if is_cut:
-        assert found == journal[: journal.rfind(b"\n", 0, end) + 1].count(b'"op_code":4')
-    else:
-        assert isinstance(found, SweepError) and "is damaged inside" in str(found)
+def test_a_journal_that_is_damaged_inside_is_one_message(tmp_path: Path) -> None:
+    path = tmp_path / "study.log"
+    plan = plan_for(tmp_path, url=f"journal:{path}")
+    with connected(plan.url) as storage:
+        study = open_study(plan, storage, {"run": "a"})
+        study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
+    journal = path.read_bytes()
+    for place in range(0, len(journal) - 1, 97):
+        path.write_bytes(journal[:place] + b"\0" + journal[place + 1 :])
+        with pytest.raises(SweepError, match="is damaged inside"), connected(plan.url) as storage:
+            open_study(plan, storage, {"run": "a"})
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "change",
     [

@@ -97,25 +97,20 @@ def config(**options: object) -> TrainConfig:
     return TrainConfig(**small | options)
 
 
-def gymnasiums(name: str, count: int, seed: int) -> list[Any]:
-    environments: list[Any] = [gymnasium.make(name).unwrapped for _ in range(count)]
-    for number, environment in enumerate(environments):
-        environment.reset(seed=seed + number)
-    return environments
-
-
 @pytest.mark.parametrize(
     ("made", "name", "steps"),
     [(CartPole, "CartPole-v1", 8), (Pendulum, "Pendulum-v1", 60)],
 )
 def test_ours_step_as_gymnasiums_do(made: type[CartPole | Pendulum], name: str, steps: int) -> None:
-    theirs, rng, count = gymnasiums(name, 24, 3), np.random.default_rng(0), 24
+    rng, count = np.random.default_rng(0), 24
+    theirs: list[Any] = [gymnasium.make(name).unwrapped for _ in range(count)]
     ours = made(count, CPU)
     assert ours.single_observation_space == theirs[0].observation_space
     assert ours.single_action_space == theirs[0].action_space
     widths = [0.2, 1.0, 0.1, 1.0] if made is CartPole else [3.0, 8.0]
     spread = rng.uniform(-1.0, 1.0, (count, len(widths))) * widths
-    for environment, state in zip(theirs, spread, strict=True):
+    for number, (environment, state) in enumerate(zip(theirs, spread, strict=True)):
+        environment.reset(seed=number)
         environment.state = np.array(state)
         environment.action_space.seed(int(rng.integers(1000)))
     alive = np.ones(count, bool)

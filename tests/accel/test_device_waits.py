@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from accel.algorithms.base import GradientAlgorithm
+from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import agree, make_algorithm
 from accel.algorithms.cuda_graphs import WARM_RUNS, RecordedSteps
 from accel.bench.learner import random_experience
@@ -23,9 +23,6 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import DivergenceError
 from accel.experience.batch import Batch, Batcher
 from accel.experience.stores.base import Sample
-from accel.experience.stores.prioritised import PrioritisedReplay
-from accel.experience.stores.sequences import Sequences
-from accel.experience.stores.trajectories import Trajectories
 from accel.tuning.mismatch_copies import PolicyCopies
 from tests.accel.pretend_device import DEVICE, Accelerator, DeviceTensor, WaitedError
 from tests.contracts.test_algorithms import ALGORITHMS, CPU, ENVS, SPEC, Chain, config, ignore, parameters, spec_of
@@ -63,7 +60,27 @@ def moved(sample: Sample) -> Sample:
     return replace(sample, **parts)
 
 
-@pytest.mark.few(6)
+def made(name: str, options: TrainConfig) -> tuple[Algorithm, Any, Chain]:
+    """Two equal learners, on the host and on the device, and the experience of the first."""
+    host, device = (make_algorithm(options, spec_of(name), place) for place in (CPU, DEVICE))
+    return host, device, Chain(options, host)
+
+
+@contextmanager
+def watched(accelerator: Accelerator) -> Iterator[None]:
+    """Nothing in here may wait."""
+    accelerator.watched = True
+    yield
+    accelerator.watched = False
+
+
+def assert_alike(host: Algorithm, device: Algorithm) -> None:
+    theirs = parameters(device)
+    for key, value in parameters(host).items():
+        assert torch.allclose(value.float(), theirs[key].held.float(), atol=1e-4), key
+
+
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "optimizer"), [*((name, "adam") for name in ALGORITHMS), ("impala", "rmsprop"), ("dqn", "rmsprop")]
 )
@@ -71,26 +88,23 @@ def test_an_update_learns_what_it_does_on_the_host_and_waits_for_nothing(
     name: str, optimizer: str, accelerator: Accelerator
 ) -> None:
     options = config(name, optimizer=optimizer, max_gradient_norm=0.05)
-    host, device = (make_algorithm(options, spec_of(name), place) for place in (CPU, DEVICE))
-    chain = Chain(options, host)
+    host, device, chain = made(name, options)
     assert all(isinstance(value, DeviceTensor) for value in parameters(device).values())
     for _ in range(4):
         sample = chain.sample()
         copied = moved(sample)
         host.update(sample, 0.25, ignore)
-        accelerator.watched = True
-        update = device.update(copied, 0.25, ignore)
-        chain.store.feedback(sample, update.priorities)
-        accelerator.watched = False
+        with watched(accelerator):
+            update = device.update(copied, 0.25, ignore)
+            chain.store.feedback(sample, update.priorities)
         if chain.store.accepts:
             chain.collect()
         metrics = update.read()
         assert np.isfinite(list(metrics.values())).all()
-    theirs = parameters(device)
-    for key, value in parameters(host).items():
-        assert torch.allclose(value, theirs[key].held, atol=1e-4), key
+    assert_alike(host, device)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("algorithm", ["impala", "ppo", "impact"])
 def test_final_observations_and_statistics_of_observations_are_not_waited_for(
     algorithm: str, accelerator: Accelerator
@@ -110,9 +124,7 @@ def test_final_observations_and_statistics_of_observations_are_not_waited_for(
         learner.observe(unroll)
         learner.update(its, 0.0, ignore)
     accelerator.watched = False
-    theirs = parameters(device)
-    for key, value in parameters(host).items():
-        assert torch.allclose(value.float(), theirs[key].held.float(), atol=1e-4), key
+    assert_alike(host, device)
 
 
 @pytest.mark.parametrize("broken", ["numbers are read", "flags are elsewhere", "first is elsewhere", "copies block"])
@@ -120,12 +132,7 @@ def test_it_is_noticed_where_an_update_waits(
     broken: str, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = {"first is elsewhere": "impala, lstm", "copies block": "sac"}.get(broken, "ppo")
-    options = config(name)
-    device, chain = (
-        make_algorithm(options, spec_of(name), DEVICE),
-        Chain(options, make_algorithm(options, spec_of(name), CPU)),
-    )
-    assert isinstance(device, GradientAlgorithm)
+    _, device, chain = made(name, config(name))
     sample = moved(chain.sample())
     if broken == "numbers are read":
         device.defers = False
@@ -137,8 +144,7 @@ def test_it_is_noticed_where_an_update_waits(
             {"on_host": {}} if broken == "flags are elsewhere" else {"first": there(sample.batch.first)}
         )
         sample = replace(sample, batch=replace(sample.batch, **changes))
-    accelerator.watched = True
-    with pytest.raises(WaitedError):
+    with watched(accelerator), pytest.raises(WaitedError):
         device.update(sample, 0.0, ignore)
 
 
@@ -146,21 +152,16 @@ def test_it_is_noticed_where_an_update_waits(
 def test_an_update_that_is_not_finite_is_refused_and_reported_with_the_next(
     name: str, accelerator: Accelerator
 ) -> None:
-    options = config(name)
-    device, chain = (
-        make_algorithm(options, spec_of(name), DEVICE),
-        Chain(options, make_algorithm(options, spec_of(name), CPU)),
-    )
-    samples = [moved(chain.sample()) for _ in range(1)]
-    for tensor in (samples[0].rewards, getattr(samples[0].transitions, "returns", None)):
+    _, device, chain = made(name, config(name))
+    sample = moved(chain.sample())
+    for tensor in (sample.rewards, getattr(sample.transitions, "returns", None)):
         if tensor is not None:
             tensor.held.fill_(float("nan"))
     before = {key: value.held for key, value in parameters(device).items() if "target" not in key}
-    accelerator.watched = True
-    device.update(samples[0], 0.0, ignore)
-    with pytest.raises(DivergenceError, match="nan") as caught:
-        device.update(samples[0], 0.0, ignore)
-    accelerator.watched = False
+    with watched(accelerator):
+        device.update(sample, 0.0, ignore)
+        with pytest.raises(DivergenceError, match="nan") as caught:
+            device.update(sample, 0.0, ignore)
     assert caught.value.updates_ago == 1
     after = parameters(device)
     assert all(torch.equal(value, after[key].held) for key, value in before.items())
@@ -175,31 +176,24 @@ def test_priorities_of_a_device_arrive_a_turn_late_and_are_those_that_it_compute
     chain, late = Chain(options, algorithm), Chain(options, algorithm)
     for _ in range(6):
         chain.collect(), late.collect()
-    store, its = chain.store, late.store
-    assert isinstance(store, PrioritisedReplay | Sequences | Trajectories)
-    assert isinstance(its, PrioritisedReplay | Sequences | Trajectories)
+    store: Any = chain.store
+    its: Any = late.store
     sample, same = store.sample(), its.sample()
-    assert sample is not None and same is not None and its.tree is not None and store.tree is not None
     before = its.tree.weights.copy()
     found = torch.arange(len(sample.weights) if sample.weights is not None else ENVS) / 100
     store.feedback(sample, found)
-    accelerator.watched = True
-    its.feedback(same, found.to(DEVICE, non_blocking=True))
-    accelerator.watched = False
+    with watched(accelerator):
+        its.feedback(same, found.to(DEVICE, non_blocking=True))
     assert not np.array_equal(store.tree.weights, its.tree.weights), "they are on their way"
     sample = its.sample()
-    assert sample is not None
-    accelerator.watched = True
-    its.feedback(sample, found.to(DEVICE, non_blocking=True))
-    accelerator.watched = False
+    with watched(accelerator):
+        its.feedback(sample, found.to(DEVICE, non_blocking=True))
     changed = store.tree.weights != before
     assert changed.any() and np.array_equal(store.tree.weights[changed], its.tree.weights[changed])
 
 
 def test_a_gradient_of_another_learner_that_is_not_finite_is_not_applied(accelerator: Accelerator) -> None:
-    options = config("a3c")
-    device, chain = make_algorithm(options, SPEC, DEVICE), Chain(options, make_algorithm(options, SPEC, CPU))
-    assert isinstance(device, GradientAlgorithm)
+    _, device, chain = made("a3c", config("a3c"))
     sample = moved(chain.sample())
     gradient = torch.ones(device.parameters.values.shape)
     device.apply(gradient, 0.0)
@@ -221,26 +215,22 @@ class Ordinary:
         raise AssertionError("these are the runs before a recording")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["impala", "ppo", "ptr-ppo", "impact", "dqn, retrace", "apex", "sac, retrace", "d4pg"])
 def test_what_goes_with_recording_waits_for_nothing_either(name: str, accelerator: Accelerator) -> None:
     """Copies of inputs, minibatches of one length; of each step the runs before its recording."""
     options = config(name, passes=1) if "ppo" in name else config(name)
-    host, device = (make_algorithm(options, spec_of(name), place) for place in (CPU, DEVICE))
-    assert isinstance(device, GradientAlgorithm)
+    host, device, chain = made(name, options)
     device.runner = RecordedSteps(Ordinary(), DEVICE, required=True)
-    chain = Chain(options, host)
     for _ in range(1 if "ppo" in name else WARM_RUNS):
         sample = chain.sample()
         copied = moved(sample)
         chain.store.feedback(sample, host.update(sample, 0.5, ignore).priorities)
-        accelerator.watched = True
-        device.update(copied, 0.5, ignore)
-        accelerator.watched = False
+        with watched(accelerator):
+            device.update(copied, 0.5, ignore)
         if chain.store.accepts:
             chain.collect()
-    theirs = parameters(device)
-    for key, value in parameters(host).items():
-        assert torch.allclose(value, theirs[key].held, atol=1e-4), key
+    assert_alike(host, device)
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])

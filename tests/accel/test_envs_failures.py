@@ -8,21 +8,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 
-from accel.acting.actor import join
-from accel.algorithms.catalogue import agree, make_algorithm
 from accel.config import TrainConfig
-from accel.config.actor import ActorConfig
 from accel.envs.loop import EnvLoop
 from accel.envs.masks import announces_masks
 from accel.errors import EnvError, InterfaceError
-from accel.experience.unroll import UnrollLayout
 from accel.launch.train import train
-from accel.publishing.publisher import Publisher
-from accel.transport.local import LocalTransport
-from tests.accel.live_policies import config_for, payload_of
+from tests.accel.live_policies import config_for
+from tests.accel.test_ready import Run
 from tests.environments.given import ZEROS, Given, shown
 
 EPISODE = 7
@@ -181,42 +175,27 @@ def test_one_that_cannot_be_made_again_raises_for_all() -> None:
         rows(loop, 20)
 
 
-def test_its_part_of_the_unroll_is_left_out_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_part_of_the_unroll_is_left_out_and_reported() -> None:
     """And the episode that it cut off is none."""
     gymnasium.register("Fragile-v0", entry_point=lambda: Fragile({1: 12}))
-    config = config_for("mlp:16x1", "fp32", env="Fragile-v0", actors=0, envs_per_actor=3, unroll_length=8)
     Fragile.made = 0
-    transport = LocalTransport(1)
-    learner = transport.learner
-    learner.welcome(ActorConfig.of(config).to_json())
-    actor = join(transport.actor(0), 0.0)
-    algorithm = make_algorithm(config, actor.spec, torch.device("cpu"))
-    agreement, layout = agree(config, algorithm)
-    learner.welcome(agreement.to_json())
-    learner.configure(layout.nbytes)
-    learner.publish(1, payload_of(Publisher(config, algorithm.network)))
-    actor.start()
-    learner.messages()
+    run = Run(config_for("mlp:16x1", "fp32", env="Fragile-v0", envs_per_actor=3, unroll_length=8))
     seen = []
     for _ in range(4):
-        actor.step()
-        arrival = learner.receive()
-        assert arrival is not None
-        unroll = UnrollLayout.view(layout, arrival.buffer)
+        unroll = run.step()
         seen.append((unroll["valid"][:8].sum(0).tolist(), unroll["episode_length"].sum(0).tolist(), unroll.valid_steps))
-        learner.release(arrival)
-    actor.close()
+    run.actor.close()
     assert [valid[1] for valid, _, _ in seen] == [7, 0, 7, 7]
     assert [sum(valid) == count for valid, _, count in seen] == [True] * 4
     assert seen[1][1][1] == 0 and seen[1][1][0] == EPISODE, "an episode that was cut off is not counted"
-    ((actor_number, told),) = learner.messages()
+    ((actor_number, told),) = run.learner.messages()
     assert actor_number == 0 and told["environment"] == 1 and "the simulator broke" in str(told["raised"])
 
 
 def test_a_run_whose_environments_leave_no_step_to_learn_from_ends(tmp_path: Path) -> None:
     config = TrainConfig.create(
         env="CartPole-v1", wrapper=("tests.environments.troubled:RaisesInNinthReset",), actors=0, envs_per_actor=1,
-        algorithm="ppo", unroll_length=512, network="mlp:8x1", total_env_steps=100_000, compressor="fp32",
+        algorithm="ppo", unroll_length=384, network="mlp:8x1", total_env_steps=100_000, compressor="fp32",
         results_dir=tmp_path,
     )  # fmt: skip
     with pytest.raises(EnvError, match="the last 101 unrolls have no step to learn from"):

@@ -77,26 +77,6 @@ def test_cartpole_rows_follow_cartpoles_equations(backend: Any) -> None:
     assert played["truncated"].sum() > 10
 
 
-def test_envpools_time_limit_counts_and_resets_like_gymnasiums() -> None:
-    pytest.importorskip("envpool", reason="needs the extra [envpool]")
-    limit, num_envs = 9, 3
-    env = make_vector_env("Pendulum-v1", num_envs, backend="envpool", env_args={"max_episode_steps": limit}, seed=SEED)
-    actions = np.random.default_rng(1).uniform(-2, 2, (70, num_envs, 1)).astype(np.float32)
-    played = rows(env, actions)
-    env.close()
-    check_resets(played, limit)
-    valid = valid_rows(played)
-    single: Any = gymnasium.make("Pendulum-v1", disable_env_checker=True).unwrapped
-    single.reset()
-    for t, i in np.ndindex(*valid.shape):
-        if valid[t, i]:
-            cosine, sine, speed = (float(value) for value in played["observations"][t, i])
-            single.state = np.array([np.arctan2(sine, cosine), speed])
-            after, reward, _, _, _ = single.step(actions[t, i].copy())
-            np.testing.assert_allclose(played["observations"][t + 1, i], after, atol=2e-3)
-            np.testing.assert_allclose(played["rewards"][t, i], reward, atol=2e-2)
-
-
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_envpool_keeps_its_environments_in_order(num_threads: int) -> None:
     pytest.importorskip("envpool", reason="needs the extra [envpool]")

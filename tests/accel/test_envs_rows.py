@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from tests.environments.closed_form import (
     SCRIPT,
     ClosedFormEnv,
     Kind,
-    episode_return,
     observation_space,
     observe,
     reward,
@@ -108,13 +107,9 @@ def compare_observations(observations: np.ndarray, kind: Kind, streams: list[int
     np.testing.assert_array_equal(observations, wanted)
 
 
-def closed_form(kind: Kind) -> Callable[[], ClosedFormEnv]:
-    return lambda: ClosedFormEnv(kind)
-
-
 def sync(kind: Kind, mode: AutoresetMode) -> VectorisedEnv:
     """gymnasium's own vectoriser: it must look the same through the same adapter."""
-    env: Any = SyncVectorEnv([closed_form(kind)] * B, autoreset_mode=mode, copy=False)
+    env: Any = SyncVectorEnv([lambda: ClosedFormEnv(kind)] * B, autoreset_mode=mode, copy=False)
     return VectorisedEnv(env, seed=SEED)
 
 
@@ -139,11 +134,7 @@ def streams_of(env: VectorEnvironment) -> list[int]:
     return [seed % len(SCRIPT) for seed in seeds]
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
-def implementation(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_is_the_one_the_mode_defines(implementation: str, kind: Kind) -> None:
     make, name, autoreset = IMPLEMENTATIONS[implementation]
@@ -190,53 +181,16 @@ def test_other_stacks_are_sent_whole() -> None:
         assert EnvLoop(lambda made=made: made, 1, seed=0).spec.frame_stack == 1
 
 
-def finished_episodes(env: VectorEnvironment, actions: np.ndarray) -> Iterator[tuple[int, int, float, float]]:
-    """(environment, length, return, sum of actions) of each episode, by the rule that the pipeline uses for rows."""
-    valid = np.ones(env.num_envs, bool)
-    lengths, returns, sums = np.zeros(env.num_envs, int), np.zeros(env.num_envs), np.zeros(env.num_envs)
-    env.reset()
-    for action in actions:
-        _, rewards, terminated, truncated = env.step(action)
-        over = terminated | truncated
-        lengths += valid
-        returns += np.where(valid, rewards, 0)
-        sums += np.where(valid, action, 0)
-        for i in np.flatnonzero(over):
-            yield int(i), int(lengths[i]), float(returns[i]), float(sums[i])
-            lengths[i], returns[i], sums[i] = 0, 0, 0
-        valid = ~over if env.spec.autoreset == "next_step" else np.ones_like(over)
-
-
-def test_episode_lengths_and_returns_are_the_closed_form(implementation: str) -> None:
-    env = IMPLEMENTATIONS[implementation][0]("vector")
-    streams = streams_of(env)
-    actions = np.random.default_rng(1).integers(0, NUM_ACTIONS, (200, B))
-    seen = [0] * B
-    for i, length, total, action_sum in finished_episodes(env, actions):
-        assert length == script(streams[i], seen[i])[0]
-        assert total == episode_return(seen[i], length, action_sum)
-        seen[i] += 1
-    assert min(seen) > 40
-    env.close()
-
-
 def test_a_mislabelled_autoreset_mode_is_noticed() -> None:
     env = registered("ClosedFormMislabelled-v0")("vector")
     with pytest.raises(AssertionError):
         check_rows(env, "vector", streams_of(env))
 
 
-def test_the_time_limit_truncates_as_gymnasium_does() -> None:
-    ours = make_vector_env("tests.environments:ClosedFormLimited-v0", B, seed=SEED)
-    make_single: Any = lambda: gymnasium.make("tests.environments:ClosedFormLimited-v0", disable_env_checker=True)  # noqa: E731
-    theirs = SyncVectorEnv([make_single] * B)
-    check_same(ours, theirs, np.random.default_rng(2).integers(0, NUM_ACTIONS, (T, B)), offset=FIRST_ACTION)
-
-
-@pytest.mark.parametrize("limit", [1, 2, -1])
-def test_max_episode_steps_replaces_the_registered_limit(limit: int) -> None:
+@pytest.mark.parametrize("limit", [None, 1, 2, -1])
+def test_the_time_limit_is_the_registered_one_or_max_episode_steps(limit: int | None) -> None:
     name = "tests.environments:ClosedFormLimited-v0"
-    ours = make_vector_env(name, B, seed=SEED, env_args={"max_episode_steps": limit})
+    ours = make_vector_env(name, B, seed=SEED, env_args={} if limit is None else {"max_episode_steps": limit})
     make_single: Any = lambda: gymnasium.make(name, disable_env_checker=True, max_episode_steps=limit)  # noqa: E731
     theirs = SyncVectorEnv([make_single] * B)
     check_same(ours, theirs, np.random.default_rng(2).integers(0, NUM_ACTIONS, (T, B)), offset=FIRST_ACTION)

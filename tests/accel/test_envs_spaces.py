@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from accel.acting.rules import make_sampler
 from accel.envs.actions import action_converter, action_spec
-from accel.envs.factory import make_vector_env
 from accel.envs.loop import EnvLoop
 from accel.envs.observations import observation_layout
 from accel.envs.spaces import ActionSpec, EnvSpec, ObservationPart, lay_out_record
 from accel.envs.vectorised import VectorisedEnv
 from accel.errors import EnvError, InterfaceError
-from tests.environments.closed_form import FIRST_ACTION, ClosedFormEnv
+from tests.environments.closed_form import ClosedFormEnv
 from tests.environments.given import Given, shown
 
 AnySpace = spaces.Space[Any]
@@ -311,14 +310,6 @@ def test_box_actions_of_any_shape_reach_the_environment() -> None:
     _, rewards, _, _ = env.step(actions)
     np.testing.assert_allclose(rewards, 1 + before.astype(np.float64).sum(axis=1) / 8, rtol=1e-6)
     assert env.spec.action == ActionSpec("gaussian", (6,), (-1.0,) * 6, (1.0,) * 6)
-
-
-def test_discrete_actions_start_where_the_space_does() -> None:
-    env = make_vector_env("tests.environments:ClosedForm-v0", 4)
-    env.reset()
-    _, rewards, _, _ = env.step(np.arange(4))
-    np.testing.assert_array_equal(rewards, 1 + np.arange(4) / 8)
-    assert FIRST_ACTION != 0
 
 
 @pytest.mark.parametrize("parts", [[], [("action_mask", 3)], [("mask", 5)]], ids=["none", "too small", "another name"])

@@ -26,13 +26,14 @@ from accel.runs.player import Player, TorchSession
 from accel.runs.playing import collect_inputs, play
 from accel.runs.video import record_episode
 from tests.accel.trained_runs import make_run
-from tests.environments.closed_form import FIRST_ACTION, SCRIPT, episode_return
+from tests.environments.closed_form import SCRIPT, episode_return
 
 CLOSED_FORM = "tests.environments:ClosedForm-v0"
 
 
-def cartpole(tmp_path: Path, **options: object) -> TrainedRun:
-    return load_run(make_run(tmp_path, env="CartPole-v1", **{"network": "mlp:16x2", **options}))
+@pytest.fixture
+def cartpole(tmp_path: Path) -> TrainedRun:
+    return load_run(make_run(tmp_path / "runs", env="CartPole-v1", network="mlp:16x2"))
 
 
 @pytest.mark.parametrize("env", [CLOSED_FORM, "tests.environments:ClosedFormSameStep-v0"])
@@ -53,9 +54,8 @@ def test_returns_and_lengths_are_those_of_the_first_episodes_started(tmp_path: P
     assert episodes.caveat is not None and f"only {len(streams)} of 11 games differ" in episodes.caveat
 
 
-def test_games_of_one_length_and_return_differ_where_they_end_differently(tmp_path: Path) -> None:
-    run = cartpole(tmp_path)
-    episodes = play(ConstantPolicy(run), run, episodes=20)
+def test_games_of_one_length_and_return_differ_where_they_end_differently(cartpole: TrainedRun) -> None:
+    episodes = play(ConstantPolicy(cartpole), cartpole, episodes=20)
     assert len(set(zip(episodes.returns, episodes.lengths, strict=True))) < 10
     assert episodes.distinct == 20 and episodes.caveat is None
 
@@ -72,20 +72,12 @@ class ConstantPolicy(torch.nn.Module):
         return torch.arange(self.size).float().expand(len(observations), -1)
 
 
-def test_dictionary_observations_and_shifted_actions_work(tmp_path: Path) -> None:
-    run = load_run(make_run(tmp_path, env=CLOSED_FORM, env_arg=("observation=dict",), network="mlp:8x1"))
-    episodes = play(run.compress("fp32"), run, episodes=5, envs=5)
-    assert FIRST_ACTION > 0
-    assert np.isfinite(episodes.returns).all()
-
-
 @pytest.mark.parametrize("greedy", [True, False])
-def test_the_same_seed_gives_the_same_episodes_on_onnxruntime_and_in_torch(tmp_path: Path, greedy: bool) -> None:
-    run = cartpole(tmp_path)
-    artifact = run.compress("fp32")
+def test_the_same_seed_gives_the_same_episodes_on_onnxruntime_and_in_torch(cartpole: TrainedRun, greedy: bool) -> None:
+    artifact = cartpole.compress("fp32")
     first, again, in_torch, other = (
-        play(policy, run, episodes=7, envs=3, seed=seed, greedy=greedy)
-        for policy, seed in ((artifact, 1), (artifact, 1), (run.policy, 1), (artifact, 2))
+        play(policy, cartpole, episodes=7, envs=3, seed=seed, greedy=greedy)
+        for policy, seed in ((artifact, 1), (artifact, 1), (cartpole.policy, 1), (artifact, 2))
     )
     assert np.array_equal(first.returns, again.returns)
     assert np.array_equal(first.returns, in_torch.returns)
@@ -128,12 +120,11 @@ def test_collected_inputs_are_real_repeatable_and_spread_over_episodes(tmp_path:
     assert inputs["state_0"][~begins].any(axis=1).all()
 
 
-def test_an_evaluation_compares_a_scheme_with_full_precision(tmp_path: Path) -> None:
-    run = cartpole(tmp_path)
-    result = evaluate(run, scheme="int8", episodes=6, baseline=True)
+def test_an_evaluation_compares_a_scheme_with_full_precision(cartpole: TrainedRun) -> None:
+    result = evaluate(cartpole, scheme="int8", episodes=6, baseline=True)
     assert result.scheme == ("int8" if result.mixed is None else "mixed")
     assert result.baseline is not None
-    full = play(run.compress("fp32"), run, episodes=6)
+    full = play(cartpole.compress("fp32"), cartpole, episodes=6)
     assert np.array_equal(result.baseline.returns, full.returns)
     expected = float((result.episodes.returns - full.returns).mean())
     assert result.difference is not None
@@ -144,48 +135,42 @@ def test_an_evaluation_compares_a_scheme_with_full_precision(tmp_path: Path) -> 
     assert json.loads(json.dumps(result.to_json()))["episodes"]["returns"] == result.episodes.returns.tolist()
 
 
-def test_one_episode_has_a_mean_and_no_interval(tmp_path: Path) -> None:
-    result = evaluate(cartpole(tmp_path), episodes=1, baseline=True)
+def test_one_episode_has_a_mean_and_no_interval(cartpole: TrainedRun) -> None:
+    result = evaluate(cartpole, episodes=1, baseline=True)
     assert (result.mean, result.difference) == (None, None)
     assert "mean return" in result.text()
     assert paired_difference(result.episodes, result.episodes) is None
 
 
-def test_an_artifact_is_played_as_it_is(tmp_path: Path) -> None:
-    run = cartpole(tmp_path)
+def test_an_artifact_is_played_as_it_is_or_refused(cartpole: TrainedRun, tmp_path: Path) -> None:
     path = tmp_path / "policy.accel"
-    path.write_bytes(run.compress("fp16").to_bytes())
-    assert evaluate(run, artifact=path, episodes=2).scheme == "fp16"
+    path.write_bytes(cartpole.compress("fp16").to_bytes())
+    assert evaluate(cartpole, artifact=path, episodes=2).scheme == "fp16"
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="checksum"):
-        evaluate(run, artifact=path, episodes=2)
+        evaluate(cartpole, artifact=path, episodes=2)
     with pytest.raises(ConfigError, match="cannot read"):
-        evaluate(run, artifact=tmp_path / "nothing", episodes=2)
+        evaluate(cartpole, artifact=tmp_path / "nothing", episodes=2)
     with pytest.raises(ConfigError, match="not both"):
-        evaluate(run, artifact=path, scheme="int8")
-
-
-def test_an_artifact_of_another_policy_is_refused(tmp_path: Path) -> None:
+        evaluate(cartpole, artifact=path, scheme="int8")
     other = load_run(make_run(tmp_path / "other", env="Pendulum-v1", network="mlp:8x1"))
-    path = tmp_path / "policy.accel"
     path.write_bytes(other.compress("fp32").to_bytes())
     with pytest.raises(ConfigError, match="is not the policy of"):
-        evaluate(cartpole(tmp_path), artifact=path)
+        evaluate(cartpole, artifact=path)
 
 
-def test_bad_numbers_and_schemes_are_named(tmp_path: Path) -> None:
-    run = cartpole(tmp_path)
+def test_bad_numbers_and_schemes_are_named(cartpole: TrainedRun) -> None:
     with pytest.raises(ConfigError, match="0 episodes"):
-        evaluate(run, episodes=0)
+        evaluate(cartpole, episodes=0)
     for numbers in ({"episodes": 10**12}, {"episodes": 10**6, "envs": 10**6}):
         with pytest.raises(ConfigError, match=r"at most 1,000,000, .* on 4,096"):
-            evaluate(run, **numbers)
+            evaluate(cartpole, **numbers)
     with pytest.raises(SchemeError, match="choose from"):
-        evaluate(run, scheme="int9")
+        evaluate(cartpole, scheme="int9")
     with pytest.raises(ConfigError, match="at least one"):
-        collect_inputs(run, 0)
+        collect_inputs(cartpole, 0)
 
 
 def test_an_episode_without_an_end_is_an_error(tmp_path: Path) -> None:
@@ -236,10 +221,9 @@ def test_a_part_of_an_observation_that_is_not_finite_is_said(
 
 
 @pytest.mark.parametrize("suffix", [".gif", ".mp4"])
-def test_an_episode_becomes_a_video(tmp_path: Path, suffix: str) -> None:
-    run = cartpole(tmp_path)
+def test_an_episode_becomes_a_video(cartpole: TrainedRun, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"episode{suffix}"
-    episodes = record_episode(run.compress("fp32"), run, path)
+    episodes = record_episode(cartpole.compress("fp32"), cartpole, path)
     if suffix == ".gif":
         frames = imageio.v3.imread(path, index=None)
         assert frames.shape[1:] == (400, 600, 3)
@@ -250,12 +234,11 @@ def test_an_episode_becomes_a_video(tmp_path: Path, suffix: str) -> None:
     assert [entry.name for entry in tmp_path.iterdir() if "partial" in entry.name] == []
 
 
-def test_a_video_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    run = cartpole(tmp_path)
+def test_a_video_that_cannot_be_written_says_so(cartpole: TrainedRun, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must end in"):
-        evaluate(run, video=tmp_path / "episode.avi")
+        evaluate(cartpole, video=tmp_path / "episode.avi")
     with pytest.raises(ConfigError, match="cannot write video"):
-        evaluate(run, video=tmp_path / "nowhere" / "episode.gif")
+        evaluate(cartpole, video=tmp_path / "nowhere" / "episode.gif")
 
 
 @pytest.mark.few(1)

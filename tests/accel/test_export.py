@@ -9,18 +9,14 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import gymnasium
 import numpy as np
 import onnx
 import pytest
-from gymnasium.wrappers import TransformObservation
 
 from accel.cli import main
 from accel.compressors.errors import SchemeError
@@ -30,7 +26,7 @@ from accel.exporting import run_policy
 from accel.exporting.appearing import abandoned_partials
 from accel.exporting.build import Bundle, export
 from accel.exporting.contract import FLOAT_BOUND, INTEGER_BOUND
-from accel.exporting.formats import FORMATS, make_format
+from accel.exporting.formats import FORMATS
 from accel.exporting.standard_operators import (
     dequantised_products,
     fixed_batch,
@@ -43,7 +39,6 @@ from accel.exporting.verify import verify
 from accel.runs.loading import load_run
 from accel.runs.playing import collect_inputs
 from tests.accel.trained_runs import ENV_STEPS, VERSION, make_run
-from tests.environments.closed_form import CHANNELS, HEIGHT, WIDTH
 
 ALWAYS = {
     *("MODEL_CARD.md", "SHA256SUMS", "contract.json", "example.py", "fp32.onnx", "report.json"),
@@ -147,8 +142,8 @@ def check_report(bundle: Bundle, format: str) -> None:
     ("format", "scheme"),
     [
         ("ort", "fp16"),
-        ("onnx", "lowrank(0.25)+int8"),
         ("openvino", "int8"),
+        ("onnx", "lowrank(0.25)+int8"),
         ("c", "fp32"),
     ],
 )
@@ -164,8 +159,13 @@ def test_recurrent_policies_and_other_schemes(format: str, scheme: str, pendulum
     assert float(str(vectors["bound"])) == (INTEGER_BOUND if "int8" in scheme else FLOAT_BOUND)
 
 
-def test_models_say_what_they_take_and_give(pendulum: Path, tmp_path: Path) -> None:
-    bundle = export(pendulum, tmp_path / "bundle", scheme="int8", episodes=0)
+@pytest.fixture(scope="module")
+def recurrent(pendulum: Path) -> Bundle:
+    return export(pendulum, pendulum.parent / "bundle", scheme="int8", episodes=0)
+
+
+def test_models_say_what_they_take_and_give(recurrent: Bundle) -> None:
+    bundle = recurrent
     for name in ("model.onnx", "fp32.onnx"):
         model = onnx.load_from_string((bundle.path / name).read_bytes())
         found = {entry.key: json.loads(entry.value) for entry in model.metadata_props}
@@ -178,75 +178,21 @@ def test_models_say_what_they_take_and_give(pendulum: Path, tmp_path: Path) -> N
     assert (action["names"], action["units"], action["low"], action["high"]) == (["action[0]"], [""], [-2.0], [2.0])
 
 
-def test_the_loop_in_python_answers_as_the_policy_does(pendulum: Path, tmp_path: Path) -> None:
-    bundle = export(pendulum, tmp_path / "bundle", scheme="int8", episodes=0)
-    check_loop([sys.executable, str(bundle.path / "example.py")], bundle.path)
-
-
-def check_loop(command: list[str], bundle: Path) -> None:
+def test_the_loop_in_python_answers_as_the_policy_does(recurrent: Bundle) -> None:
     """Ten steps on zeros, in one episode of a recurrent policy."""
+    command = [sys.executable, str(recurrent.path / "example.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", line)[-2:] for line in done.stdout.splitlines()]
-    policy = run_policy.Policy(bundle)
+    policy = run_policy.Policy(recurrent.path)
     wanted = [policy.act(np.zeros(3), first=step == 0)[1] for step in range(10)]
     np.testing.assert_allclose(np.array(lines, float), wanted, rtol=1e-5)
     assert np.ptp(np.array(wanted), axis=0).max() > 1e-4  # the state matters
 
 
-@pytest.mark.long
-def test_images_stay_codes(tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path / "runs",
-        env="tests.environments:ClosedForm-v0",
-        env_arg=("observation=image",),
-        wrapper=("tests.accel.test_export:enlarge",),
-        network="nature-cnn:0.25",
-        calibration_size=16,
-    )
-    for format in ("onnx", "openvino", "c"):
-        bundle = export(run, tmp_path / format, scheme="int8", format=format, episodes=2)
-        assert bundle.contract["observation"]["normalisation"]["method"] == "divided by 255"
-        assert float(str(verify(bundle.path).vectors["relative"])) <= INTEGER_BOUND
-
-
-def enlarge(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Images large enough for a CNN."""
-    space = gymnasium.spaces.Box(0, 255, (HEIGHT * 7, WIDTH * 8, CHANNELS), np.uint8)
-    return TransformObservation(env, lambda image: image.repeat(7, axis=0).repeat(8, axis=1), space)
-
-
-def test_c_sources_are_warning_free_c99_without_heap(cartpole: Path, tmp_path: Path) -> None:
-    bundle = export(cartpole, tmp_path / "bundle", scheme="int8", format="c", episodes=0)
-    program = tmp_path / "main.c"
-    program.write_text(
-        '#include <stdio.h>\n#include "policy.h"\n'
-        "int main(void) { float x[1][4] = {{0.1f, 0.2f, 0.3f, 0.4f}}, y[1][2]; policy(x, y);"
-        ' printf("%.9g %.9g\\n", y[0][0], y[0][1]); return 0; }\n'
-    )
-    sources = [str(program), str(bundle.path / "policy.c")]
-    subprocess.run(
-        ["gcc", "-std=c99", "-O1", "-I", str(bundle.path), "-o", str(tmp_path / "main"), *sources, "-lm"], check=True
-    )
-    printed = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.split()
-    session = run_policy.OnnxSession(bundle.path, bundle.contract, 1)
-    session.inputs["observations"][...] = [0.1, 0.2, 0.3, 0.4]
-    session.run()
-    np.testing.assert_allclose([float(text) for text in printed], session.outputs["params"][0], rtol=1e-3, atol=1e-4)
-    assert "malloc" not in (bundle.path / "policy.c").read_text()
-
-
-@pytest.mark.parametrize(
-    ("format", "scheme", "operator"),
-    [
-        ("c", "int4", "MatMulNBits"),
-        ("openvino", "int4", "MatMulNBits"),
-    ],
-)
-def test_what_a_format_cannot_take_is_named(
-    format: str, scheme: str, operator: str, cartpole: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ExportError, match=operator):
-        export(cartpole, tmp_path / "bundle", scheme=scheme, format=format, episodes=0)
+@pytest.mark.parametrize("format", ["c", "openvino"])
+def test_what_a_format_cannot_take_is_named(format: str, cartpole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="MatMulNBits"):
+        export(cartpole, tmp_path / "bundle", scheme="int4", format=format, episodes=0)
     assert left_in(tmp_path) == []
 
 
@@ -314,22 +260,6 @@ def test_a_terminated_export_leaves_nothing(cartpole: Path, tmp_path: Path) -> N
     assert left_in(tmp_path) == []
 
 
-def test_a_read_only_directory_is_refused(cartpole: Path) -> None:
-    run, user = load_run(cartpole), os.geteuid()
-    with tempfile.TemporaryDirectory() as directory:
-        locked = Path(directory) / "locked"
-        locked.mkdir(mode=0o555)
-        os.chmod(directory, 0o755)
-        if user == 0:
-            os.seteuid(65534)  # root may write everywhere
-        try:
-            with pytest.raises(ExportError, match=r"cannot write .*: Permission denied"):
-                export(run, locked / "bundle", scheme="fp32")
-        finally:
-            os.seteuid(user)
-        assert left_in(locked) == []
-
-
 def test_bad_options_are_named(cartpole: Path, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     with pytest.raises(ConfigError, match="choose from onnx, ort, openvino, c"):
@@ -364,7 +294,9 @@ def test_the_command_writes_a_bundle_and_says_what_it_is_worth(
     out = tmp_path / "bundle"
     arguments = ["--scheme", "int8", "--episodes", "2", "--cpu", "x86-avx2", "--out", str(out)]
     assert main(["export", str(cartpole), *arguments]) == 0
-    printed = capsys.readouterr().out
+    printed, shown = capsys.readouterr()
+    assert "collecting real inputs" in shown and "collecting" not in printed
+    assert printed.splitlines()[-1].startswith(f"{out} is complete; MODEL_CARD.md")
     assert "of fp32 as ONNX" in printed and "in integers: " in printed and "mean return" in printed
     contract = json.loads((out / "contract.json").read_text())
     assert (contract["model"]["cpu_features"], contract["model"]["int8_variant"]) == ([], "reduce_range")
@@ -394,7 +326,3 @@ def test_rewritten_graphs_compute_the_same(scheme: str, recurrent: bool, cartpol
         found = run_policy.run_rows(session, inputs)
         for name, array in wanted.items():
             assert run_policy.mismatch(found[name], array)[0] < (FLOAT_BOUND if scheme == "fp32" else INTEGER_BOUND)
-
-
-def test_formats_have_one_list_and_one_home_each() -> None:
-    assert [make_format(name).name for name in FORMATS] == list(FORMATS)

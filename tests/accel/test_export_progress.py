@@ -3,82 +3,42 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
 
-from accel.cli import main
 from accel.display.progress import LineProgress
 from accel.exporting import build
 from accel.exporting.build import export
 from tests.accel.trained_runs import make_run
 
-COLLECTING = "collecting real inputs"
-MEASURING = ["measuring parity", "measuring latency"]
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("runs"), env="CartPole-v1", network="mlp:16x2", calibration_size=64)
-
-
-def stages(shown: str) -> list[str]:
-    """What began, in order; lines about how far it is left out."""
-    return list(dict.fromkeys(line.partition(" | ")[0] for line in shown.splitlines()))
-
-
-def test_an_export_says_what_it_is_at(run: Path, tmp_path: Path) -> None:
-    stream = io.StringIO()
-    progress = LineProgress(stream)
+def test_an_export_says_what_it_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its policy would take too long to play, which is played on onnxruntime then."""
+    monkeypatch.setattr(build, "PLAYABLE_S", 0.0)
+    run = make_run(tmp_path / "runs", env="CartPole-v1", network="mlp:16x2", calibration_size=64)
+    progress = LineProgress(stream := io.StringIO())
     bundle = export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=2, progress=progress)
     made = bundle.contract["scheme"]  # "mixed" where int8 does not pay
-    shown = stages(stream.getvalue())
+    shown = list(dict.fromkeys(line.partition(" | ")[0] for line in stream.getvalue().splitlines()))
     begun = [stage for stage in shown if not stage.startswith("trying int8(")]
     assert begun != shown  # precision is chosen layer by layer
     size = (tmp_path / "bundle" / "policy.c").stat().st_size
     assert begun == [
-        COLLECTING,
+        "collecting real inputs",
         "compressing as int8",
         f"writing {made} as c",
         begun[3],
         f"compiling {size / 1e6:.1f} MB of C",
         f"checking {made} as c against the test vectors",
-        *MEASURING,
+        "measuring parity",
+        "measuring latency",
         "playing fp32",
         "playing at random",
-        f"playing {made} as c on the same seeds",
+        f"playing {made} on onnxruntime (as c it would take 0 s) on the same seeds",
     ]
+    assert bundle.report["returns"]["engine"] == "onnxruntime"
+    assert "ran on onnxruntime, as its target is too slow here" in (bundle.path / "MODEL_CARD.md").read_text()
     weights = 4 * 16 + 16 + 16 * 16 + 16 + 16 * 2 + 2
     generating, _, count = begun[3].removesuffix(" weights").rpartition(" ")
     assert generating == "generating C for" and weights <= int(count) <= weights + 50  # and scales
-
-
-def test_the_command_shows_it_on_standard_error_alone(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", str(run), "--out", str(tmp_path / "bundle"), "--scheme", "fp32", "--episodes", "0"]) == 0
-    captured = capsys.readouterr()
-    assert stages(captured.err) == [
-        COLLECTING,
-        "compressing as fp32",
-        "writing fp32 as onnx",
-        "checking fp32 as onnx against the test vectors",
-        *MEASURING,
-    ]
-    first, *_, last = captured.out.splitlines()
-    assert first.startswith("fp32 as onnx: ") and last.startswith(f"{tmp_path / 'bundle'} is complete; MODEL_CARD.md")
-    assert len(captured.out.splitlines()) == 7
-
-
-def test_what_would_take_too_long_plays_on_onnxruntime_and_says_so(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(build, "PLAYABLE_S", 0.0)
-    bundle = export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=2, progress=LineProgress(stream))
-    played = stages(stream.getvalue())[-1]
-    assert json.loads((bundle.path / "report.json").read_text())["returns"]["engine"] == "onnxruntime"
-    card = (bundle.path / "MODEL_CARD.md").read_text()
-    assert played == f"playing {bundle.contract['scheme']} on onnxruntime (as c it would take 0 s) on the same seeds"
-    assert "ran on onnxruntime, as its target is too slow here" in card

@@ -38,11 +38,3 @@ def test_the_gate_on_returns_lets_a_good_policy_pass(trained: Path, tmp_path: Pa
     assert returns["fp32"]["mean"] > SOLVED and returns["loss"] <= 0.1
     played = run_policy.play(run_policy.Policy(bundle.path), episodes=3, seed=0)
     assert min(played) > 100
-
-
-@pytest.mark.learning
-@pytest.mark.long
-def test_a_small_student_learns_the_policy_after_training(trained: Path) -> None:
-    result = accel.evaluate(trained, scheme="distill(16x1)+int8", episodes=16)
-    assert result.policy_bytes < 3000
-    assert result.mean is not None and result.mean.estimate > SOLVED

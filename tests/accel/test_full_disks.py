@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from accel.runs.summary import Summary
 from tests.accel.test_session import SMALL
 
 ROOT = Path(__file__).parents[2]
+Actions = dict[int, Callable[[], object]]
 
 
 def fill(disk: Path, left_bytes: int = 0) -> Path:
@@ -38,35 +40,28 @@ def configure(path: Path, **options: object) -> TrainConfig:
     return TrainConfig.create(**{**SMALL, "results_dir": path, **base, **options})
 
 
-class During:
-    """Does things to a run between its updates, by their number."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.actions: dict[int, object] = {}
-        original = Loop.finished
-
-        def step(loop: Loop) -> str | None:
-            action = self.actions.pop(loop.counters.updates, None)
-            if callable(action):
-                action()
-            return original(loop)
-
-        monkeypatch.setattr(Loop, "finished", step)
-
-
 @pytest.fixture
-def during(monkeypatch: pytest.MonkeyPatch) -> During:
-    return During(monkeypatch)
+def during(monkeypatch: pytest.MonkeyPatch) -> Actions:
+    """What is done to a run between its updates, by their number."""
+    actions: Actions = {}
+    original = Loop.finished
+
+    def step(loop: Loop) -> str | None:
+        actions.pop(loop.counters.updates, lambda: None)()
+        return original(loop)
+
+    monkeypatch.setattr(Loop, "finished", step)
+    return actions
 
 
 def test_training_goes_on_while_the_disk_is_full(
-    disk: Path, during: During, capsys: pytest.CaptureFixture[str]
+    disk: Path, during: Actions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Filled after the tenth update, emptied after the thirtieth: the end is that of an undisturbed run."""
     run = disk / "run"
     kept: list[list[str]] = []
-    during.actions[10] = lambda: fill(disk)
-    during.actions[30] = lambda: (kept.append(sorted(os.listdir(run / "checkpoints"))), (disk / "filler").unlink())
+    during[10] = lambda: fill(disk)
+    during[30] = lambda: (kept.append(sorted(os.listdir(run / "checkpoints"))), (disk / "filler").unlink())
     summary = accel.train(configure(disk, total_env_steps=6000))
     assert summary.env_steps >= 6000 and summary.updates > 40
     assert Summary.read(run) == summary
@@ -88,10 +83,10 @@ def test_training_goes_on_while_the_disk_is_full(
 
 
 def test_a_last_checkpoint_that_does_not_fit_ends_with_an_error_and_keeps_the_one_before(
-    disk: Path, during: During
+    disk: Path, during: Actions
 ) -> None:
     run = disk / "run"
-    during.actions[10] = lambda: fill(disk)
+    during[10] = lambda: fill(disk)
     with pytest.raises(
         RunDirectoryError, match=r"No space left.*; step-\d+\.safetensors is kept; make room, and resume the run"
     ) as error:
@@ -117,34 +112,16 @@ def test_a_run_that_does_not_fit_is_refused_before_it_starts(disk: Path) -> None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_files_of_measurements_that_cannot_be_written_never_end_a_run(
-    tmp_path: Path, during: During, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-
-    def lose() -> None:
-        (run / "metrics.jsonl").unlink(missing_ok=True)
-        (run / "metrics.jsonl").symlink_to("/dev/full")
-
-    during.actions[5] = lose
-    summary = accel.train(configure(tmp_path, total_env_steps=6000))
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cannot write")]
-    assert summary.env_steps >= 6000 and [Path(text.split(":")[0]).name for text in told] == ["metrics.jsonl"]
-
-
-@pytest.mark.few(1)
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-@pytest.mark.parametrize("to", [">/dev/full 2>/dev/full", ">&- 2>&-"], ids=["full", "closed"])
-def test_output_that_goes_nowhere_does_not_end_a_run(to: str, tmp_path: Path) -> None:
+def test_output_that_goes_nowhere_does_not_end_a_run(tmp_path: Path) -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if not isinstance(value, bool)]
     words += [f"--results-dir={tmp_path}", "--name=run", "--total-env-steps=1000"]
-    command = f'"{sys.executable}" -m accel train {shlex.join(words)} {to}'
+    command = f'"{sys.executable}" -m accel train {shlex.join(words)} >/dev/full 2>/dev/full'
     done = subprocess.run(["sh", "-c", command], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     assert done.returncode == 0 and Summary.read(tmp_path / "run").finished
 
 
 @pytest.mark.parametrize("becomes", ["gone", "another", "a file"])
-def test_a_run_directory_that_disappears_ends_the_run(becomes: str, tmp_path: Path, during: During) -> None:
+def test_a_run_directory_that_disappears_ends_the_run(becomes: str, tmp_path: Path, during: Actions) -> None:
     run = tmp_path / "run"
 
     def lose() -> None:
@@ -154,7 +131,7 @@ def test_a_run_directory_that_disappears_ends_the_run(becomes: str, tmp_path: Pa
         elif becomes == "a file":
             run.touch()
 
-    during.actions[10] = lose
+    during[10] = lose
     with pytest.raises(RunDirectoryError, match="was removed, moved or replaced") as error:
         accel.train(configure(tmp_path))
     assert error.value.exit_code != 0

@@ -18,7 +18,6 @@ from accel.experience.batch import Batcher
 from accel.experience.stores.base import Sample
 from tests.contracts.test_algorithms import ALGORITHMS, CPU, ignore, make
 
-_aten = torch.ops.aten
 # Products, activations and what moves numbers about; everything else is arithmetic that rounding would spoil.
 _MAY_ROUND = {
     "mm", "addmm", "bmm", "baddbmm", "tanh", "relu", "tanh_backward", "threshold_backward", "_to_copy", "t", "view",
@@ -57,6 +56,7 @@ def watch_heads(module: nn.Module, seen: dict[str, set[torch.dtype]]) -> None:
             )
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "the page's"])
 def test_probabilities_and_losses_are_never_in_half_precision(name: str) -> None:
     algorithm, chain = make(name, mixed_precision="bf16", activation="relu")
