@@ -16,7 +16,7 @@ import accel
 from accel.cli import main
 from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
-from accel.errors import CheckpointError, ConfigError
+from accel.errors import CheckpointError
 from accel.runs.checkpoint import CheckpointState, CheckpointStore
 from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import FIRST_SEED, ProcessEvaluation
@@ -181,9 +181,3 @@ def test_a_failing_evaluation_is_told_once_and_ends_nothing(tmp_path: Path, capl
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == len(caplog.records) == 1
     assert "no more evaluations: RunDirectoryError" in caplog.text and "the run goes on" in caplog.text
     assert evaluation.metrics() == {} and evaluation.result is None
-
-
-@pytest.mark.parametrize("value", [0, -5])
-def test_an_interval_must_be_positive(value: int) -> None:
-    with pytest.raises(ConfigError, match="evaluate_every"):
-        TrainConfig.create(evaluate_every=value)

@@ -124,20 +124,6 @@ def test_sample_is_its_definition(network: str) -> None:
     assert sample.staleness.kl > 1e-4 and sample.compression.kl > 1e-4
 
 
-def test_no_staleness_and_no_compression_are_none() -> None:
-    config = _config()
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, algorithm)
-    unroll = _unroll(algorithm, version=0, error=0.0)
-    sampler.published(0)
-    sampler.observe(unroll)
-    (sample,) = sampler.recent("int8")
-    for factor in (sample.staleness, sample.compression, sample.total):
-        assert factor.ess == pytest.approx(1.0, abs=1e-5)
-        assert factor.retention == pytest.approx(1.0, abs=1e-4)
-        assert factor.greedy_agreement == 1.0
-
-
 def test_schemes_are_measured_apart() -> None:
     config = _config()
     algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
@@ -170,17 +156,6 @@ def test_unrolls_of_other_versions_are_left_alone_and_each_scheme_is_measured_on
         sampler.observe(other)
         sampler.observe(mine)
     assert len(sampler.recent("int8")) == 1
-
-
-def test_of_unrolls_that_arrive_together_the_kept_version_s_is_measured() -> None:
-    config = _config(algorithm="ppo", batch_unrolls=2)
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, algorithm)
-    wrong, right = _unroll(algorithm, version=5, seed=1, error=3.0), _unroll(algorithm, version=4, error=0.0)
-    sampler.published(4)
-    sampler.observe(wrong)
-    sampler.observe(right)
-    assert sampler.recent("int8")[0].compression.ess == pytest.approx(1.0, abs=1e-5)
 
 
 def test_memory_is_a_fixed_number_of_copies_of_what_was_then() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from accel.cli import main
 from accel.config import TrainConfig
 from accel.errors import AccelError
 from accel.imports.policy import ImportedPolicy, import_policy
@@ -35,16 +33,6 @@ def test_the_content_says_what_a_file_is_whatever_its_name(tmp_path: Path) -> No
     for name in ("agent.pt", "agent.zip"):
         policy = import_policy(tmp_path / name, CARTPOLE, module=f"{HERE}:Agent")
         assert torch.equal(outputs(policy, rows), trained.actor(rows))
-
-
-def test_the_command_takes_the_file_or_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save(agent(Agent, "CartPole-v1").state_dict(), tmp_path / "agent.pt")  # noqa: TID251
-    words = ["compress", "--policy", str(tmp_path / "agent.pt"), "--env", "CartPole-v1", "--out", str(tmp_path / "a")]
-    assert main(words) == 2
-    assert "--module package:factory" in capsys.readouterr().err
-    assert main([*words, "--module", f"{HERE}:Agent", "--episodes", "2"]) == 0
-    # Whether int8 pays is measured: beside other processes a small network may not be 1.2 times as fast.
-    assert re.search(rf"{HERE}:Agent as (int8|mixed), ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import torch
 
 from accel.acting.torch_policy import TorchPolicy, make_module
 from accel.compressors.artifact import CompressedPolicy
-from accel.compressors.checks.executed_kernels import float_kernels
 from accel.compressors.checks.verify import relative_error
 from accel.compressors.errors import ArtifactError
 from accel.errors import ConfigError
@@ -244,11 +243,6 @@ def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
         "reselections",
     } <= {name for name, _, _ in names}
     assert "refresh_ms/prune(0.5)+int8" not in publisher.metrics(), "means are over one record's publications"
-
-
-def test_int8_policies_run_in_integer_kernels() -> None:
-    publisher, _ = calibrated("nature-cnn:0.25", "int8")
-    assert not float_kernels(CompressedPolicy.from_bytes(payload_of(publisher)))
 
 
 def test_the_torch_runtime_gets_weights_and_keeps_its_own_when_they_are_unfit() -> None:

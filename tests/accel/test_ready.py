@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import accel
 from accel.acting.actor import Actor, join
 from accel.acting.policy import SessionPolicy
 from accel.acting.rules import make_sampler
@@ -313,12 +312,3 @@ def test_environments_that_cannot_be_made_are_named(
 def test_what_workers_do_not_go_with_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig.create(**options)
-
-
-def test_a_run_trains_with_workers(tmp_path: Path) -> None:
-    config = config_for(
-        "mlp:16x1", "fp32", env="CartPole-v1", env_workers=2, envs_per_actor=4, total_env_steps=800,
-        results_dir=tmp_path, name="run", algorithm="dqn", learning_starts=200, normalise_observations=False,
-    )  # fmt: skip
-    summary = accel.train(config)
-    assert summary.finished and summary.env_steps >= 800 and summary.updates > 0

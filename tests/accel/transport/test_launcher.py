@@ -223,9 +223,3 @@ def test_topology_with_central_inference() -> None:
     assert topology.group(3) == topology.group(1) == topology.group(7) and topology.size == 8
     with pytest.raises(LaunchError, match="a rank for inference; start at least 3"):
         Topology.of(2, 1, central=True)
-
-
-@pytest.mark.parametrize("size", [0, 1])
-def test_too_few_ranks(size: int) -> None:
-    with pytest.raises(LaunchError, match="too few ranks"):
-        Topology.single_learner(size)
