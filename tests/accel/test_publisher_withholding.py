@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 
@@ -78,20 +77,6 @@ def test_activations_beyond_their_ranges_widen_them_at_that_very_publication() -
     actor.load(update_of(payload))
     wanted = torch_params(net, rows)
     assert float(np.abs(act_once(actor, net, rows) - wanted).max()) < 0.05 * float(np.abs(wanted).max())
-
-
-def test_a_policy_over_the_bound_is_withheld_and_fp32_stands_in(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="accel")
-    publisher, net = _publisher_of_small_means()
-    _scale_means(net, 1e7)
-    offered = _publish(publisher, net, 40)
-    assert set(offered) == {"fp32"} and publisher.scheme == "fp32"
-    assert publisher.metrics()[f"withheld/{LEVEL}"] == 40
-    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 1 and "over the bound of 0.5" in warnings[0] and "withheld" in warnings[0]
-    _scale_means(net, 1e-7)
-    assert _publish(publisher, net, 6)[-1] == LEVEL
-    assert [r.message for r in caplog.records if "published again" in r.message] == [f"{LEVEL} is published again"]
 
 
 def test_fp32_stands_in_at_once_for_a_level_that_was_never_fit() -> None:
