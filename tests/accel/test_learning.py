@@ -56,10 +56,11 @@ SURROGATE = {"algorithm": "ppo", "passes": 4, "minibatches": 4, "unroll_length":
 CASES: dict[str, tuple[dict[str, object], float]] = {
     "CartPole, V-trace, int8": (CARTPOLE, 300.0),
     "CartPole, half of each layer pruned": (CARTPOLE | {"compressor": "prune(0.5)+int8"}, 300.0),
-    "CartPole, the preset": (QUICKSTART, 300.0),
     "CartPole, surrogate, fp32": (CARTPOLE | SURROGATE | {"compressor": "fp32"}, 300.0),
     "CartPole, R2D2, int8": (R2D2_CARTPOLE, 120.0),
     "CartPole, PTR-PPO, int8": (PTR_PPO, 300.0),
+    "CartPole, the preset": (QUICKSTART, 300.0),
+    "CartPole, qat": (QUICKSTART | {"compressor": "qat"}, 300.0),
     "CartPole, lstm": (
         CARTPOLE
         | {"network": "mlp:32x1+lstm:32", "separate_value_torso": None, "envs_per_actor": 32, "learning_rate": 3e-3},
