@@ -81,7 +81,7 @@ def test_a_policy_that_goes_bad_is_withheld_at_that_very_publication(
     assert [r for r in caplog.records if r.message == f"{compressor} is published again"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("max_publish_kl", [0.5, None])
 @pytest.mark.parametrize("network", ["mlp:64x2", "nature-cnn:0.25", "mlp:64x1+lstm:128"])
 def test_outputs_that_overflow_reach_nobody_and_the_last_good_policy_stays(
