@@ -65,25 +65,6 @@ class Uncopyable(nn.Module):
         return self.body(x) * self.body.scale  # type: ignore[no-any-return]
 
 
-class BatchDependent(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - x.mean(0))[:, :2]
-
-
-class Unexportable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.odd = Odd()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.odd(x)[:, :2]  # type: ignore[no-any-return]
-
-
-class Odd(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.special.i1(x)
-
-
 def three(spec: Any) -> nn.Module:
     return nn.Linear(spec.observation_shape[0], 3)
 

@@ -489,14 +489,9 @@ def test_a_program_that_its_recording_does_not_give_is_refused(tmp_path: Path) -
         import_policy(write_script(tmp_path / "alone.pt", Alone()), PENDULUM)
 
 
-class Counting(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :1] * x.shape[0] + x.mean(0)[:1]
-
-
 def test_what_depends_on_the_number_of_rows_is_refused() -> None:
     with pytest.raises(ConfigError, match="rows"):
-        TracedProgram(lambda x: [Counting()(x)], [torch.zeros(1, 3)])
+        TracedProgram(lambda x: [x[:, :1] * x.shape[0] + x.mean(0)[:1]], [torch.zeros(1, 3)])
     with pytest.raises(ConfigError, match="other operations on 5 rows than on 7"):
         TracedProgram(lambda x: [x * 2 if len(x) > 6 else torch.tanh(x)], [torch.zeros(1, 3)])
 
