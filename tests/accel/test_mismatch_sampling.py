@@ -28,6 +28,7 @@ BOX = ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2)
 VECTOR = EnvSpec((5,), "float32", BOX)
 T, B = 8, 4
 SCHEMES = ("fp32", "int8")
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -77,18 +78,18 @@ def _learn(algorithm: Algorithm, amount: float = 0.05) -> None:
             parameter += amount * torch.randn(parameter.shape, generator=generator)
 
 
-def _sampler(
-    config: TrainConfig, algorithm: Algorithm, share: float = 1e6, clock: Callable[[], float] = perf_counter
-) -> MismatchSampler:
-    batcher = Batcher(VECTOR, torch.device("cpu"))
-    return MismatchSampler(config, algorithm, SCHEMES, batcher, time_share=share, clock=clock)
+def _made(
+    config: TrainConfig | None = None, share: float = 1e6, clock: Callable[[], float] = perf_counter
+) -> tuple[Algorithm, MismatchSampler]:
+    config = config or _config()
+    algorithm, batcher = make_algorithm(config, VECTOR, CPU), Batcher(VECTOR, CPU)
+    return algorithm, MismatchSampler(config, algorithm, SCHEMES, batcher, time_share=share, clock=clock)
 
 
 @pytest.mark.parametrize("network", ["mlp:16x2", "mlp:16x1+lstm:8"])
 def test_sample_is_its_definition(network: str) -> None:
     config = _config(clip_rho=1.2, lambda_=0.8).replace(network=network)
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, algorithm, clock=lambda: 0.0)  # nothing costs anything
+    algorithm, sampler = _made(config, clock=lambda: 0.0)  # nothing costs anything
     sampler.published(3)
     sampler.observe(_unroll(algorithm, version=3))
     (first_sample,) = sampler.recent("int8")
@@ -125,9 +126,7 @@ def test_sample_is_its_definition(network: str) -> None:
 
 
 def test_schemes_are_measured_apart() -> None:
-    config = _config()
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, algorithm)
+    algorithm, sampler = _made()
     sampler.published(0)
     sampler.observe(_unroll(algorithm, version=0, scheme_ids=(0,) * B, error=0.0))
     mixed, whole = (_unroll(algorithm, version=0, scheme_ids=ids, error=0.0) for ids in ((1, 0, 1, 0), (1,) * B))
@@ -145,9 +144,7 @@ def test_schemes_are_measured_apart() -> None:
 
 
 def test_unrolls_of_other_versions_are_left_alone_and_each_scheme_is_measured_once_a_copy() -> None:
-    config = _config()
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, algorithm)
+    algorithm, sampler = _made()
     sampler.published(4)
     other, mine = _unroll(algorithm, version=5), _unroll(algorithm, version=4)
     sampler.observe(other)
@@ -183,13 +180,11 @@ def _count(sampler: MismatchSampler) -> int:
 
 def test_time_stays_within_its_share() -> None:
     """On a clock that moves by one millisecond at each look, so that a copy or a sample takes one."""
-    config = _config()
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    unroll = _unroll(algorithm, version=0)
     shares, counts = [], []
     for share in (1e6, 0.02, 0.002):
         ticks = itertools.count()
-        sampler = _sampler(config, algorithm, share, clock=lambda ticks=ticks: next(ticks) * 1e-3)
+        algorithm, sampler = _made(share=share, clock=lambda ticks=ticks: next(ticks) * 1e-3)
+        unroll = _unroll(algorithm, version=0)
         for version in range(2000):
             sampler.published(version)
             unroll["policy_version"][...] = unroll["header"][1] = version
@@ -202,9 +197,6 @@ def test_time_stays_within_its_share() -> None:
 
 
 def test_a_process_that_is_stopped_meanwhile_goes_on_sampling() -> None:
-    config = _config()
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    unroll = _unroll(algorithm, version=0)
     now, reads, counts = 0.0, 0, []
 
     def clock() -> float:
@@ -214,7 +206,8 @@ def test_a_process_that_is_stopped_meanwhile_goes_on_sampling() -> None:
             now += 100.0
         return now
 
-    sampler = _sampler(config, algorithm, 0.02, clock)
+    algorithm, sampler = _made(share=0.02, clock=clock)
+    unroll = _unroll(algorithm, version=0)
     for version in range(3000):
         sampler.published(version)
         unroll["policy_version"][...] = unroll["header"][1] = version
@@ -228,9 +221,7 @@ def test_a_process_that_is_stopped_meanwhile_goes_on_sampling() -> None:
 
 @pytest.mark.parametrize("lag", [3, 40])
 def test_copies_wait_for_their_unrolls_however_late_these_come(lag: int) -> None:
-    config = _config()
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, algorithm)
+    algorithm, sampler = _made()
     unroll = _unroll(algorithm, version=0)
     for version in range(600):
         sampler.published(version)
@@ -240,9 +231,7 @@ def test_copies_wait_for_their_unrolls_however_late_these_come(lag: int) -> None
 
 
 def test_metrics_cover_the_time_since_the_last_record() -> None:
-    config = _config()
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, algorithm)
+    algorithm, sampler = _made()
     assert set(sampler.metrics()) == {"mismatch_time_share", "mismatch_alarms"}
     unroll = _unroll(algorithm, version=0)
     sampler.published(0)
@@ -257,9 +246,7 @@ def test_metrics_cover_the_time_since_the_last_record() -> None:
 
 
 def test_alarms_are_told_once_and_recorded_while_they_last(caplog: pytest.LogCaptureFixture) -> None:
-    config = _config()
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, algorithm)
+    algorithm, sampler = _made()
     texts = []
     with caplog.at_level(logging.INFO, "accel"):
         for turn, error in enumerate((3.0, 0.0, 3.0, *[0.0] * CALM_RECORDS, 3.0)):
@@ -278,9 +265,7 @@ def test_alarms_are_told_once_and_recorded_while_they_last(caplog: pytest.LogCap
 
 
 def test_alarms_of_a_scheme_that_acts_no_more_end_when_others_are_measured() -> None:
-    config = _config()
-    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, algorithm)
+    algorithm, sampler = _made()
     texts = []
     for turn in range(2 + CALM_RECORDS):
         acting = (1 if turn == 0 else 0,) * B
