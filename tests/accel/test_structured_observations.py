@@ -277,19 +277,12 @@ BASE: dict[str, object] = {
 }  # fmt: skip
 PLAIN: dict[str, object] = {"algorithm": "impala", "normalise_observations": False}
 LEARNED: dict[str, dict[str, object]] = {
-    "an image and a vector": {
-        "env": "DictTarget-v0", "network": "impala-resnet:0.25", **PLAIN, "total_env_steps": 20_000,
-    },
     "a mask in the observation": {"env": "Masked-v0", "network": "mlp:16x1", **PLAIN, "total_env_steps": 20_000},
-    "a mask in info": {"env": "InfoMasked-v0", "network": "mlp:16x1", **PLAIN, "total_env_steps": 20_000},
     "several masks, Q": {
         "env": "Masked-v0", "network": "mlp:16x1", **PLAIN, "corrector": "retrace", "total_env_steps": 20_000,
     },
     "masks of two components, ppo": {
         "env": "MultiMasked-v0", "network": "mlp:16x1", "algorithm": "ppo", "total_env_steps": 20_000,
-    },
-    "a mask and a memory": {
-        "env": "MaskedMemory-v0", "network": "mlp:16x1+gru:16", **PLAIN, "discount": 0.9, "total_env_steps": 80_000,
     },
     "a mask, dqn": {
         "env": "Masked-v0", "network": "mlp:16x1", "algorithm": "dqn", "unroll_length": 4, "learning_rate": 3e-3,
@@ -302,6 +295,7 @@ LEARNED: dict[str, dict[str, object]] = {
 @pytest.mark.learning
 @pytest.mark.parametrize("case", LEARNED)
 def test_it_is_learned_with_int8_actors(case: str, tmp_path: Path) -> None:
+    """Images beside vectors, masks in info and masks with a memory: tests/mpi/test_observations.py."""
     options = BASE | LEARNED[case] | {"results_dir": tmp_path, "env": IDS + str(LEARNED[case]["env"])}
     summary = accel.train(TrainConfig.create(**options))
     assert summary.return_mean is not None and summary.return_mean >= 9.0, summary.text()
@@ -363,5 +357,5 @@ def test_batches_of_dictionaries_are_acted_on_and_others_refused(tmp_path: Path)
 
 def test_returns_of_a_masked_policy_need_no_luck(tmp_path: Path) -> None:
     path = make_run(tmp_path, env=IDS + "MaskedMemory-v0", network="mlp:32x1+lstm:32", calibration_size=64)
-    for scheme in ("fp32", "int8", "prune(0.5)+int8"):
+    for scheme in ("fp32", "prune(0.5)+int8"):
         assert accel.evaluate(path, scheme=scheme, episodes=4, greedy=False).episodes.lengths.tolist() == [10] * 4
