@@ -17,12 +17,11 @@ from accel.tuning.mismatch_copies import PolicyCopies
 from tests.accel.live_policies import (
     act_once,
     calibrate,
-    config_for,
     make_batch,
-    make_network,
     observe,
     payload_of,
     published,
+    publisher_of,
     session_policy,
     torch_params,
     update_of,
@@ -32,9 +31,7 @@ from tests.accel.live_policies import (
 def _rounding_network(
     network: str, scheme: str = "qat", intervals: Intervals = INTERVALS, **changes: object
 ) -> tuple[PolicyNetwork, Publisher]:
-    config = config_for(network, scheme, **changes)
-    net = make_network(config)
-    publisher = Publisher(config, net, intervals=intervals)
+    publisher, net = publisher_of(network, scheme, intervals, **changes)
     assert net.fake_quantisation is None, "whole numbers until qat is calibrated, as fp32 is published until then"
     calibrate(publisher, net)
     assert net.fake_quantisation is not None
@@ -145,9 +142,7 @@ def test_pruning_is_for_good(network: str) -> None:
 
 def test_a_schedule_rounds_while_it_is_at_qat() -> None:
     levels = ("fp32", "qat", "prune(0.5)+qat")
-    config = config_for("mlp:32x2", "fp32")
-    net = make_network(config)
-    publisher = Publisher(config, net, levels=levels)
+    publisher, net = publisher_of("mlp:32x2", "fp32", levels=levels)
     calibrate(publisher, net, updates=3)
     rounded, batch = [], make_batch(net, seed=9)
     for level in (*levels, "fp32"):

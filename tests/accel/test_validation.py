@@ -33,6 +33,7 @@ from tests.accel.live_policies import (
     make_network,
     observe,
     published,
+    publisher_of,
     rows_of,
     scale,
 )
@@ -198,9 +199,7 @@ def test_a_level_out_of_use_keeps_no_open_session_and_is_checked_again(monkeypat
         return probe
 
     monkeypatch.setattr(ArtifactProbe, "open", recorded)
-    config = config_for("mlp:64x2", "int8")
-    net = make_network(config)
-    publisher = Publisher(config, net, levels=("int8", "prune(0.5)", "fp32"), intervals=RARE)
+    publisher, net = publisher_of("mlp:64x2", "int8", RARE, levels=("int8", "prune(0.5)", "fp32"))
     calibrate(publisher, net)
     generator = torch.Generator().manual_seed(0)
     for level in ("int8", "prune(0.5)", "fp32", "int8"):
