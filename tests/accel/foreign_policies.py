@@ -49,8 +49,7 @@ class Means(nn.Module):
         self.layer = nn.Linear(3, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        means: torch.Tensor = 2.0 * torch.tanh(self.layer(x))
-        return means
+        return 2.0 * torch.tanh(self.layer(x))
 
 
 class Uncopyable(nn.Module):
@@ -97,8 +96,7 @@ class Rare(nn.Module):
         self.usual, self.rare, self.limit = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs), limit
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.rare(x) if float(x.abs().max()) > self.limit else self.usual(x)
-        return answer
+        return self.rare(x) if float(x.abs().max()) > self.limit else self.usual(x)
 
 
 def rare_torso(spec: Any) -> nn.Module:
@@ -137,8 +135,7 @@ class Squeezed(nn.Module):
         self.layer = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.layer(x).squeeze()
-        return answer
+        return self.layer(x).squeeze()
 
 
 class Soft(nn.Module):
@@ -167,8 +164,7 @@ class Twin(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.fc_mu(torch.relu(self.fc1(x))))
-        answer: torch.Tensor = x * self.action_scale + self.action_bias
-        return answer
+        return x * self.action_scale + self.action_bias
 
 
 class Doubled(nn.Module):
@@ -177,8 +173,7 @@ class Doubled(nn.Module):
         self.layer = nn.Linear(4, 2).double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.layer(x.double())
-        return answer
+        return self.layer(x.double())
 
 
 def Lazy() -> nn.Module:  # noqa: N802
@@ -213,8 +208,7 @@ class Inference(nn.Module):
         raise NotImplementedError
 
     def act_inference(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.actor(x)
-        return answer
+        return self.actor(x)
 
 
 def in_parts(env: Any) -> Any:

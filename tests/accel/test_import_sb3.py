@@ -184,8 +184,7 @@ def test_batch_renormalisation_of_crossq_is_inside_its_layers(last: bool, tmp_pa
         scale, bias, mean, variance = (
             weights[f"actor.latent_pi.{index}.{part}"].numpy() for part in ("scale", "bias", "ra_mean", "ra_var")
         )
-        answer: np.ndarray = (x - mean) / np.sqrt(variance + 0.001) * scale + bias
-        return answer
+        return (x - mean) / np.sqrt(variance + 0.001) * scale + bias
 
     rows = torch.randn(9, 3)
     x = np.maximum(linear(weights, "actor.latent_pi.1", normalised(0, rows.numpy())), 0)

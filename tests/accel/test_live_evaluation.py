@@ -81,7 +81,6 @@ def test_the_program_plays_and_exports_the_best(
     evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = Summary.read(evaluated).evaluation
-    assert summary is not None
     assert main(["evaluate", str(evaluated), "--which", "best", "--episodes", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["env_steps"] == summary.best_env_steps
     out = tmp_path / "bundle"
@@ -114,7 +113,6 @@ def test_it_changes_nothing_that_is_learned_and_is_the_same_twice(evaluated: Pat
 @pytest.mark.long
 def test_a_resumed_run_keeps_the_best_it_had(tmp_path: Path) -> None:
     first = accel.train(configure(tmp_path, "run", total_env_steps=1700)).evaluation
-    assert first is not None
     rate = 1e-9  # from there on nothing is learned
     config = configure(tmp_path, "run", total_env_steps=2600, learning_rate=rate)
     second = accel.train(config, resume=tmp_path / "run").evaluation

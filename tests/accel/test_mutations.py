@@ -546,8 +546,7 @@ class Policy(nn.Module):
         self.layers = nn.Sequential(nn.Linear(4, 8), nn.ELU(), nn.Linear(8, 2))
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.layers(observations)
-        return outputs
+        return self.layers(observations)
 
 
 def policy(name: str, content: bytes, *mutations: Mutation) -> Callable[[Path], Case]:

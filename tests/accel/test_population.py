@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,12 +242,10 @@ def test_an_incomplete_journal_is_written_again(tmp_path: Path) -> None:
 def test_what_cannot_work_is_refused_at_once(
     more: str, options: Mapping[str, object], message: str, tmp_path: Path
 ) -> None:
-    values = {"population": 4, "search": SearchOptions(), **options}
-    search = values.pop("search")
-    assert isinstance(search, SearchOptions)
-    search = SearchOptions(out=tmp_path / "out").over(search)
+    values: dict[str, Any] = {"population": 4, "search": SearchOptions(), **options}
+    values["search"] = SearchOptions(out=tmp_path / "out").over(values["search"])
     with pytest.raises(ConfigError, match=message):
-        sweep_population(write(tmp_path, more), search=search, **values)  # type: ignore[arg-type]
+        sweep_population(write(tmp_path, more), **values)
     assert not (tmp_path / "out").exists()
 
 

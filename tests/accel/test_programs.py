@@ -51,8 +51,7 @@ class Normalised(Around):
         self.register_buffer("std", torch.tensor([[1.0, 2.0, 0.5]]))
 
     def forward(self, x: Tensor) -> Tensor:
-        answer: Tensor = self.net((x - self.mean) / (self.std + 0.01))
-        return answer
+        return self.net((x - self.mean) / (self.std + 0.01))
 
 
 class Products(nn.Module):
@@ -83,8 +82,7 @@ class Recurrent(nn.Module):
         out, (h, c) = self.memory(x.unsqueeze(0), (self.hidden_state, self.cell_state))
         self.hidden_state[:] = h
         self.cell_state[:] = c
-        answer: Tensor = self.actor(out.squeeze(0))
-        return answer
+        return self.actor(out.squeeze(0))
 
 
 class StateInOut(nn.Module):
@@ -374,8 +372,7 @@ class OfDict(Around):
     """A policy that takes its observation as a dictionary."""
 
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
-        answer: Tensor = self.net(torch.cat((observation["joints"], observation["goal"]), 1))
-        return answer
+        return self.net(torch.cat((observation["joints"], observation["goal"]), 1))
 
 
 def write_export(path: Path, module: nn.Module, *examples: object) -> Path:
@@ -399,8 +396,7 @@ def test_a_dictionary_of_observations_is_taken(kind: str, tmp_path: Path) -> Non
 def test_a_program_of_double_precision_for_one_row_is_one_of_single_precision_for_many(tmp_path: Path) -> None:
     class Double(Around):
         def forward(self, x: Tensor) -> Tensor:
-            answer: Tensor = self.net(x.double())
-            return answer
+            return self.net(x.double())
 
     module, rows = Double().double(), torch.randn(8, 3)
     policy = import_policy(write_export(tmp_path / "policy.pt2", module, torch.zeros(1, 3)), PENDULUM).policy
@@ -436,8 +432,7 @@ class Deployed(nn.Module):
         x[:, 0] = x[:, 0].clamp(-0.5, 0.5)
         self.steps += 1
         self.window[:] = torch.cat((self.window[:, 1:], x.unsqueeze(1)), 1)
-        answer: Tensor = self.net(self.window.flatten(1)) + 0.1 * self.steps
-        return answer
+        return self.net(self.window.flatten(1)) + 0.1 * self.steps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -587,8 +582,7 @@ def test_a_checkpoint_with_other_layers_or_of_unknown_outputs_is_refused(
 
 class Parts(Around):
     def forward(self, joints: Tensor, goal: Tensor) -> Tensor:
-        answer: Tensor = self.net(torch.cat((joints, goal), 1))
-        return answer
+        return self.net(torch.cat((joints, goal), 1))
 
 
 @pytest.mark.parametrize("kind", ["onnx", "script"])

@@ -59,7 +59,6 @@ class Run:
     def step(self) -> Unroll:
         self.actor.step()
         arrival = self.learner.receive()
-        assert arrival is not None
         self.unrolls.append(self.layout.view(arrival.buffer.copy()))
         self.learner.release(arrival)
         return self.unrolls[-1]

@@ -53,7 +53,6 @@ def test_compress_says_how_far_actions_are_from_full_precision(
     text = said(["compress", *robot, "--out", tmp_path / "a.accel"], capsys)
     assert "returns are not measured" in text and "mean return" not in text
     found = re.search(r"on 150 rows of recorded observations: action error ([\d.]+)% of the range in the mean", text)
-    assert found is not None
     with np.load(robot[3]) as file:
         rows = file["rows"].astype(np.float32)
     artifact = CompressedPolicy.read(tmp_path / "a.accel")
@@ -129,7 +128,6 @@ def test_a_recurrent_policy_comes_to_its_states_row_by_row(tmp_path: Path) -> No
     rows = recorded(tmp_path / "rows.npz", (40, 3), first=first)
     policy = import_policy(write_script(tmp_path / "p.pt", Recurrent()), ANY, observations=rows)
     inputs, module = policy.recorded, Recurrent().eval()
-    assert inputs is not None
     states = [torch.zeros(1, 1, 8)] * 2
     with torch.no_grad():
         for row in range(40):
@@ -147,7 +145,6 @@ def test_several_named_inputs_are_several_arrays(tmp_path: Path) -> None:
     policy = import_policy(path, ANY, observations=rows)
     assert {*policy.policy.input_names} == {"goal", "joints"}
     inputs = policy.recorded
-    assert inputs is not None
     wanted = Parts()(*(torch.from_numpy(inputs[name]) for name in ("joints", "goal"))).detach()
     found = run_artifact(policy.compress("fp32"), inputs)[0]
     np.testing.assert_allclose(found[:, :1], wanted, atol=1e-5)

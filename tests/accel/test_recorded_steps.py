@@ -122,7 +122,6 @@ def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 def learner(name: str, recorder: TapeRecorder | None, **changes: object) -> tuple[GradientAlgorithm, Chain]:
     options = config(name, **{"learning_rate_schedule": "linear", "normalise_observations": True, **changes})
     algorithm = make_algorithm(options, spec_of(name), CPU)
-    assert isinstance(algorithm, GradientAlgorithm)
     algorithm.defers = True
     if recorder is not None:
         algorithm.runner = RecordedSteps(recorder, CPU, required=True)
@@ -165,7 +164,6 @@ def test_batches_with_ever_other_numbers_of_valid_steps_are_one_recording() -> N
     )
     recorder, valid = TapeRecorder(), set[int]()
     plain, recorded = (make_algorithm(options, spec, CPU) for _ in range(2))
-    assert isinstance(plain, GradientAlgorithm) and isinstance(recorded, GradientAlgorithm)
     plain.defers = recorded.defers = True
     recorded.runner = RecordedSteps(recorder, CPU, required=True)
     _, layout = agree(options, plain)

@@ -42,7 +42,6 @@ def open_session(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> 
 
 def everything(session: Session) -> tuple[object, dict[str, torch.Tensor]]:
     """All state that training goes on from, read from the objects themselves."""
-    assert session.actor is not None
     algorithm, tensors = session.learner.algorithm, dict[str, torch.Tensor]()
     state: dict[str, Tree] = {
         "networks": dict(algorithm.networks.state_dict()),
@@ -123,7 +122,6 @@ def test_a_restored_run_is_bit_for_bit_the_saved_one(options: dict[str, object],
             return "enough" if compared == 6 else None
 
         original = open_session(config, run, stop)
-        assert original.actor is not None and twin.actor is not None
         assert original.train().reason == "enough"
         assert compared == 6 and original.loop.counters.env_steps > 0
         original.actor.close()

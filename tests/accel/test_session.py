@@ -40,7 +40,6 @@ from accel.runs.checkpoint import CheckpointState, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 from accel.transport import LocalTransport
-from accel.transport.local import LocalLearner
 from tests.accel import late_report
 from tests.accel.test_resume import RUNS
 from tests.contracts.ranks import ROOT
@@ -456,7 +455,6 @@ def test_actors_are_looked_after_in_the_middle_of_an_update(
 
     def watched(loop: Loop) -> str:
         transport, learn = loop.transport, loop.algorithm.update
-        assert isinstance(transport, LocalLearner)
 
         def update(*arguments: Any) -> Update:
             transport.hub.inbox.append((0, {"warning": "the simulator is warm"}))

@@ -181,8 +181,7 @@ def _check_twins(algorithm: Algorithm, acted: np.ndarray, params: np.ndarray) ->
 
 
 def q_of(algorithm: Any, observations: torch.Tensor) -> torch.Tensor:
-    q: torch.Tensor = algorithm.q_values(algorithm.outputs(algorithm.network, observations)[0])
-    return q
+    return algorithm.q_values(algorithm.outputs(algorithm.network, observations)[0])
 
 
 def test_no_value_of_a_masked_action_reaches_dqns_targets() -> None:
@@ -251,7 +250,6 @@ def test_a_networks_acting_side_takes_what_its_learner_takes_apart(text: str) ->
     environment = make_vector_env(IDS + "DictTarget-v0", 3, seed=0)
     observations, spec = environment.reset(), environment.spec
     network = build_network(text, spec, normalise_observations=True, seed=0)
-    assert network.normaliser is not None
     network.normaliser.update(torch.from_numpy(observations))
     state = network.initial_state(3)
     whole = network(torch.from_numpy(observations)[None], torch.zeros(1, 3, dtype=torch.bool), state)
@@ -322,7 +320,6 @@ def test_a_bundle_acts_as_the_run_does_on_dictionaries(name: str, scheme: str, t
     environment = run_policy.make_environment(policy.contract)
     observation, agreed, first = environment.reset(0), 0, True
     for _ in range(10):
-        assert isinstance(observation, dict)
         action, params = policy.act(observation, first=first)
         if "action_mask" in observation:
             assert (params[observation["action_mask"] == 0] == np.float32(MASKED)).all()

@@ -106,7 +106,6 @@ def test_a_noisy_policy_within_the_bound_is_not_withheld_by_chance() -> None:
     """Few rows alone are over the bound time and again; a full check decides then."""
     publisher, net = _publisher("int4", max_publish_kl=None)
     artifact = publisher.artifact(1, "int4")
-    assert artifact is not None
     bound = 1.2 * _validator(net, _recent(net)).check_fully(artifact, net.acting_module())
     publisher, net = _publisher("int4", max_publish_kl=bound)
     generator, means, recent = torch.Generator().manual_seed(0), [], _recent(net)
@@ -114,7 +113,6 @@ def test_a_noisy_policy_within_the_bound_is_not_withheld_by_chance() -> None:
         _jitter(net, generator)
         assert published(publisher) == "int4", update
         artifact = publisher.artifact(1, "int4")
-        assert artifact is not None
         few = recent.next_few(16)["observations"]
         wanted = net.acting_module()(torch.from_numpy(few))[0].detach()
         means.append(_mean_kl(artifact, few, wanted))
@@ -135,7 +133,6 @@ def test_an_unclear_quick_check_takes_further_rows_in_the_open_session(
 ) -> None:
     publisher, net = _publisher(compressor, network, max_publish_kl=None)
     artifact = publisher.artifact(1)
-    assert artifact is not None
     of_few, of_more, first = min(
         (_upper_limits(net, artifact, few, more, first) for first in range(16)), key=lambda m: m[1] / m[0]
     )
@@ -182,7 +179,6 @@ def test_further_rows_are_others_and_none_where_too_few_are_kept() -> None:
     assert ValidationInputs(net.spec, (), RecentInputs(64, 16, seed=0)).further() is None
     inputs = ValidationInputs(net.spec, (), _recent(net, rows=64))
     few, more = inputs.quick(), inputs.further()
-    assert more is not None
     seen = np.concatenate([few["observations"], more["observations"]])
     assert seen.shape == (64, 6) and len(np.unique(seen, axis=0)) == len(
         np.unique(_recent(net, 64).every()["observations"], axis=0)
@@ -235,7 +231,6 @@ def test_a_student_that_the_policy_leaves_behind_is_withheld() -> None:
 def test_a_model_that_cannot_be_loaded_is_refused() -> None:
     publisher, net = _publisher("int8")
     artifact = publisher.artifact(1, "int8")
-    assert artifact is not None
     check = _validator(net, _recent(net)).check_quickly
     assert check(artifact, net.acting_module())
     broken = dataclasses.replace(artifact, model=artifact.model[:-40])
@@ -270,7 +265,6 @@ def test_an_artifact_that_needs_another_cpu_is_checked_but_not_held_to_the_bound
     """A learner without the actors' CPU features still sees shapes and finiteness."""
     publisher, net = _publisher("int8")
     artifact = publisher.artifact(1, "int8")
-    assert artifact is not None
     validator = _validator(net, _recent(net), 1e-9)
     with pytest.raises(VerificationError, match="over the bound"):
         validator.check_fully(artifact, net.acting_module())
@@ -320,7 +314,6 @@ def test_the_divergence_is_the_action_rules(level: str) -> None:
         calibrate(publisher, net)
     assert [published(publisher) for publisher in publishers] == ["fp32", level]
     artifact = publishers[1].artifact(1, level)
-    assert artifact is not None
     rows = _recent(net).newest(256)["observations"]
     wanted = net.acting_module()(torch.from_numpy(rows))[0].detach().numpy()
     difference = float(ActionDifference().of_rows(wanted, _outputs(artifact, rows)).mean())

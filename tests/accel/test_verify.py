@@ -194,7 +194,6 @@ def greedy_episodes(run_path: Path, episodes: int) -> tuple[list[float], list[tu
     """Returns, and (observation, action) of every step, of the torch policy in a loop written out here."""
     run = load_run(run_path)
     env = gymnasium.make("tests.environments:ClosedForm-v0", observation="dict")
-    assert isinstance(env.observation_space, gymnasium.spaces.Dict)
     returns, steps = [], []
     for seed in range(episodes):
         observation, _ = env.reset(seed=seed)
