@@ -68,10 +68,6 @@ def three(spec: Any) -> nn.Module:
     return nn.Linear(spec.observation_shape[0], 3)
 
 
-def no_module() -> str:
-    return "a policy"
-
-
 def narrow(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """Actions from -1 to 1."""
     return RescaleAction(env, np.float32([-1.0]), np.float32([1.0]))

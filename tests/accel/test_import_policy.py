@@ -325,8 +325,6 @@ def test_means_alone_are_played_exactly() -> None:
     [
         ("Uncopyable", "layer 'body' \\(Linear\\), for its attribute 'scale', cannot be copied"),
         ("three", "gives 3 numbers for categorical actions"),
-        ("no_module", "not a torch.nn.Module"),
-        ("absent", "has no function 'absent'"),
         ("Means", "fails in layer 'layer' \\(Linear.* on observations"),
         ("RecurrentAgent", "'lstm' is none of CleanRL's layers"),
         ("DeviationLayer", "computes its deviations in layer 'actor_logstd'"),

@@ -92,15 +92,6 @@ def test_a_flipped_byte_anywhere_is_noticed(bundle: Path) -> None:
     verify(bundle)
 
 
-def test_a_flipped_bit_in_any_byte_of_the_list_of_checksums_is_noticed(bundle: Path) -> None:
-    path = bundle / "SHA256SUMS"
-    for position in range(path.stat().st_size):
-        flip(path, position, position % 8)
-        with pytest.raises(run_policy.BundleError):
-            run_policy.read_contract(bundle)
-        flip(path, position, position % 8)
-
-
 @pytest.mark.parametrize("name", ["SHA256SUMS", "contract.json", "model.onnx", "vectors.npz", "report.json"])
 def test_missing_and_truncated_files_are_noticed(bundle: Path, name: str) -> None:
     content = (bundle / name).read_bytes()
@@ -126,9 +117,7 @@ def test_what_is_no_bundle_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
         (lambda contract: contract.update(format_version=99), "has format 99"),
         (lambda contract: contract.update(format="other"), "is not the contract"),
         (lambda contract: contract["model"].update(cpu_features=["vnni", "tensor-unit"]), "tensor-unit"),
-        (lambda contract: contract["vectors"].update(path="../vectors.npz"), "vectors is none of the bundle's"),
         (lambda contract: contract["inputs"].pop(), "states are not the last inputs, or not the outputs after"),
-        (lambda contract: contract.pop("outputs"), "is not the contract"),
         (
             lambda contract: contract["inputs"][0].update(shape=["batch", 99]),
             "model.onnx has other inputs than the contract says",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from accel.errors import LaunchError
 from accel.transport import LaunchInfo, Role, Topology, detect_launch, mpirun_command, verify_world
 from accel.transport.launcher import verify_library
-from tests.contracts.ranks import ROOT, need_mpirun
+from tests.contracts.ranks import need_mpirun
 
 NONE = LaunchInfo(0, 1, 0, "none")
 IN_SLURM_JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "SLURM_JOB_NUM_NODES": "2"}
@@ -134,29 +132,6 @@ def test_a_library_that_would_end_the_process() -> None:
     verify_library(NONE, "MPICH 5.0.2")
     with pytest.raises(LaunchError, match="--no-binary mpi4py"):
         verify_library(LaunchInfo(0, 2, 0, "openmpi"), "MPICH 5.0.2")
-
-
-@pytest.mark.mpi
-def test_a_launcher_that_mpi_does_not_see() -> None:
-    """For real: the variables of a two-rank launch around an MPI that was started alone."""
-    need_mpirun()
-    program = (
-        "from accel.errors import LaunchError\n"
-        "from accel.transport import detect_launch, join_world\n"
-        "try:\n    join_world(detect_launch())\n"
-        "except LaunchError as error:\n    print(error)\n"
-    )
-    environment = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "2", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-    )
-    assert "pmi started 2 ranks, but Open MPI" in done.stdout, done
-    assert "sees 1" in done.stdout
 
 
 def test_silent_ranks_are_noticed_by_open_mpi_5_only(tmp_path: Path) -> None:

@@ -115,16 +115,6 @@ def test_a_relay_that_was_dissolved_without_followers_is_sent_policies_whole() -
     assert update is not None and update.payload == b"a"
 
 
-def test_equal_payloads_are_sent_once() -> None:
-    board = PolicyBoard(1)
-    sent = []
-    for version, payload in enumerate((b"a", b"a", b"b", b"b", b"a")):
-        board.publish(version, payload)
-        update = board.offer(0)
-        sent.append(update.payload)
-    assert sent == [b"a", None, b"b", None, b"a"]
-
-
 def test_one_frame_serves_all_actors() -> None:
     board = PolicyBoard(3)
     board.publish(4, b"x" * 100)
