@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -353,28 +354,17 @@ def test_a_record_of_the_trainer_becomes_a_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("form", "value", "text"),
     [
-        *[(0.4, "0 s"), (59.9, "59 s"), (60, "1:00"), (3599, "59:59"), (3600, "1:00:00"), (86_399, "23:59:59")],
-        *[(183_900, "2 d 03:05"), (None, "-"), (float("nan"), "-"), (float("inf"), "-")],
+        *[(duration, 0.4, "0 s"), (duration, 59.9, "59 s"), (duration, 60, "1:00"), (duration, 3599, "59:59")],
+        *[(duration, 3600, "1:00:00"), (duration, 86_399, "23:59:59"), (duration, 183_900, "2 d 03:05")],
+        *[(duration, None, "-"), (duration, float("nan"), "-"), (duration, float("inf"), "-")],
+        *[(count, 0, "0"), (count, 999, "999"), (count, 1000, "1.00k"), (count, 999.6, "1.00k")],
+        *[(count, 9_994, "9.99k"), (count, 9_996, "10.0k"), (count, 45_600_000, "45.6M"), (count, 99_960, "100k")],
+        *[(count, 999_600, "1.00M"), (count, 2.5e9, "2.50G"), (count, 1e15, "1000000G")],
+        *[(format_return, 475.0, "475.0"), (format_return, -20.91, "-20.9"), (format_return, 0.123456, "0.1235")],
+        *[(format_return, 4812.25, "4812.2"), (format_return, 1e7, "1e+07")],
     ],
 )
-def test_durations(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        *[(0, "0"), (999, "999"), (1000, "1.00k"), (999.6, "1.00k"), (9_994, "9.99k"), (9_996, "10.0k")],
-        *[(45_600_000, "45.6M"), (99_960, "100k"), (999_600, "1.00M"), (2.5e9, "2.50G"), (1e15, "1000000G")],
-    ],
-)
-def test_counts(number: float, text: str) -> None:
-    assert count(number) == text
-
-
-def test_returns() -> None:
-    assert [format_return(value) for value in (475.0, -20.91, 0.123456, 4812.25, 1e7)] == [
-        "475.0", "-20.9", "0.1235", "4812.2", "1e+07",
-    ]  # fmt: skip
+def test_numbers_are_short(form: Callable[[float | None], str], value: float | None, text: str) -> None:
+    assert form(value) == text

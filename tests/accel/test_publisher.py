@@ -261,6 +261,30 @@ def test_the_torch_runtime_gets_weights_and_keeps_its_own_when_they_are_unfit() 
     assert offered(publisher) is None
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: a machine with a GPU runs it")
+@pytest.mark.parametrize(
+    "compressor", ["qat", "prune(0.5)+qat", "prune(0.5)+int8", "lowrank(0.25)+int8", "distill(16x2)+int8"]
+)
+@pytest.mark.parametrize("network", ["mlp:64x2", "nature-cnn:0.5"])
+def test_a_learner_on_cuda_publishes_what_one_on_the_cpu_does(network: str, compressor: str) -> None:
+    config = config_for(network, compressor)
+    artifacts = {}
+    for device in ("cpu", "cuda"):
+        net = make_network(config).to(device)
+        publisher = Publisher(config, net, intervals=Intervals(check=1))
+        for update in range(40):
+            batch = make_batch(net, seed=update)
+            observe(publisher, net, batch)
+            payload_of(publisher)
+        assert publisher.scheme == compressor and publisher.metrics()[f"withheld/{compressor}"] == 0
+        artifacts[device] = publisher.artifact(1)
+        params = net(batch.observations.to(device), batch.first.to(device)).params
+        assert torch.isfinite(params).all()
+    if compressor == "qat":  # selections, bases and students differ a little on another device
+        ours, theirs = (np.frombuffer(a.model, np.uint8) for a in artifacts.values() if a is not None)
+        assert ours.shape == theirs.shape and np.mean(ours != theirs) < 0.01
+
+
 def _shuffled(net: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
     """What the same weights give in another order."""
     broken, generator = copy.deepcopy(net), torch.Generator().manual_seed(0)

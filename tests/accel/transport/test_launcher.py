@@ -134,11 +134,15 @@ def test_a_library_that_would_end_the_process() -> None:
         verify_library(LaunchInfo(0, 2, 0, "openmpi"), "MPICH 5.0.2")
 
 
+def written(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
 def test_silent_ranks_are_noticed_by_open_mpi_5_only(tmp_path: Path) -> None:
     for version, words in (("5.0.11", ["mpi_ft_detector", "true", "mpi_ft_detector_timeout", "60"]), ("4.1.6", [])):
-        mpirun = tmp_path / version
-        mpirun.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {version}'\n")
-        mpirun.chmod(0o755)
+        mpirun = written(tmp_path / version, f"echo 'mpirun (Open MPI) {version}'")
         command = mpirun_command(2, mpirun=mpirun, silence_s=60.0)
         assert set(words) <= set(command) and ("mpi_ft_detector" in command) == bool(words)
 
@@ -156,17 +160,12 @@ def test_mpirun_command_of_this_machine() -> None:
 
 
 def test_mpirun_that_does_not_run(tmp_path: Path) -> None:
-    broken = tmp_path / "mpirun"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
     with pytest.raises(LaunchError, match="does not run"):
-        mpirun_command(2, mpirun=broken)
+        mpirun_command(2, mpirun=written(tmp_path / "mpirun", "exit 1"))
 
 
 def test_mpich_command(tmp_path: Path) -> None:
-    hydra = tmp_path / "mpirun"
-    hydra.write_text("#!/bin/sh\necho 'HYDRA build details: Version: 4.2.3'\n")
-    hydra.chmod(0o755)
+    hydra = written(tmp_path / "mpirun", "echo 'HYDRA build details: Version: 4.2.3'")
     command = mpirun_command(2, mpirun=hydra, hosts=["a", "b"])
     assert command == [str(hydra), "-hosts", "a,b", "-n", "2"]
 
