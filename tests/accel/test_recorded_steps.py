@@ -273,38 +273,34 @@ def test_shapes_without_end_are_not_recorded(caplog: pytest.LogCaptureFixture) -
     assert runner.outcome == "on, but steps have more than 16 shapes" and len(caplog.messages) == 1
 
 
+class Two(LocalGradients):
+    learners = 2
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "exchange", "device", "reason"),
     [
-        ({"network": "mlp:8x1+lstm:4"}, "recurrent"),
-        ({"network": "mlp:8x1+gru:4"}, "recurrent"),
-        ({"compressor": "qat"}, "changes the ranges"),
-        ({"compressor": "prune(0.5)+qat"}, "changes the ranges"),
-        ({"algorithm": "tests.contracts.page_algorithm:factory"}, "runs its own steps"),
+        ({"network": "mlp:8x1+lstm:4"}, LocalGradients(), "cuda", "recurrent"),
+        ({"network": "mlp:8x1+gru:4"}, LocalGradients(), "cuda", "recurrent"),
+        ({"compressor": "prune(0.5)+qat"}, LocalGradients(), "cuda", "changes the ranges"),
+        ({"algorithm": "tests.contracts.page_algorithm:factory"}, LocalGradients(), "cuda", "runs its own steps"),
+        ({}, Two(), "cuda", "several learners"),
+        ({}, LocalGradients(), "cpu", "the learner is on no CUDA device"),
     ],
 )
-def test_why_steps_are_not_recorded(options: dict[str, object], reason: str) -> None:
-    cuda = torch.device("cuda")
-    runner = make_runner(TrainConfig.create(**options, learner_graphs="auto"), LocalGradients(), cuda)
-    assert isinstance(runner, PlainSteps) and runner.outcome.startswith("off: ") and reason in runner.outcome
+def test_why_steps_are_not_recorded(
+    options: dict[str, object], exchange: LocalGradients, device: str, reason: str
+) -> None:
+    def runner(graphs: str) -> PlainSteps:
+        return make_runner(TrainConfig.create(**options, learner_graphs=graphs), exchange, torch.device(device))
+
+    assert type(runner("auto")) is PlainSteps
+    assert runner("auto").outcome.startswith("off: ") and reason in runner("auto").outcome
     with pytest.raises(ConfigError, match=reason):
-        make_runner(TrainConfig.create(**options, learner_graphs="on"), LocalGradients(), cuda)
-    assert make_runner(TrainConfig.create(**options, learner_graphs="off"), LocalGradients(), cuda).outcome == "off"
+        runner("on")
+    assert runner("off").outcome == "off"
 
 
-def test_several_learners_exchange_gradients_within_a_step() -> None:
-    class Two(LocalGradients):
-        learners = 2
-
-    config = TrainConfig.create(learner_graphs="auto")
-    assert "several learners" in make_runner(config, Two(), torch.device("cuda")).outcome
-
-
-def test_there_are_no_graphs_on_a_cpu() -> None:
-    config = TrainConfig.create(learner_graphs="auto")
-    assert make_runner(config, LocalGradients(), CPU).outcome == "off: the learner is on no CUDA device"
-    assert make_runner(TrainConfig.create(learner_graphs="off"), LocalGradients(), CPU).outcome == "off"
-    with pytest.raises(ConfigError, match="no CUDA device"):
-        make_runner(TrainConfig.create(learner_graphs="on"), LocalGradients(), CPU)
+def test_graphs_are_for_cuda_devices() -> None:
     with pytest.raises(ConfigError, match="--device cuda"):
         TrainConfig.create(learner_graphs="on", device="cpu")
