@@ -32,6 +32,7 @@ from accel.imports.policy import ImportedPolicy, import_policy
 from accel.imports.policy_source import CLI, PolicySource
 from accel.runs.playing import play
 from tests.accel import foreign_policies
+from tests.compressors.policies import run_artifact
 
 CARTPOLE, PENDULUM = TrainConfig.create(env="CartPole-v1"), TrainConfig.create(env="Pendulum-v1")
 HERE = "tests.accel.foreign_policies"
@@ -403,10 +404,8 @@ def test_statistics_of_vecnormalize_are_inside_the_graph(tmp_path: Path) -> None
     x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32) * 3
     normalised = np.clip((x - statistics["mean"]) / np.sqrt(statistics["var"] + 1e-8), -1.5, 1.5)
     wanted = ppo_outputs(weights, normalised)
-    session = PolicySession(policy.compress("fp32"), batch=64)
-    session.inputs["observations"][...] = x
-    session.run()
-    assert np.allclose(session.outputs["params"][:, :1], wanted, atol=1e-4)
+    found = run_artifact(policy.compress("fp32"), {"observations": x})[0]
+    assert np.allclose(found[:, :1], wanted, atol=1e-4)
     assert not np.allclose(ppo_outputs(weights, x), wanted, atol=0.1)
 
 
@@ -442,13 +441,11 @@ def test_batch_norm_and_dropout_of_a_trained_policy_are_exported_in_eval_mode() 
     layers = nn.Linear(4, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 2)
     trained = nn.Sequential(*layers)
     trained(torch.randn(64, 4))  # in train mode: the statistics move
-    session = PolicySession(accel.compress(trained, "fp32", env="CartPole-v1"), batch=8)
     x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
-    session.inputs["observations"][...] = x
-    session.run()
+    (found,) = run_artifact(accel.compress(trained, "fp32", env="CartPole-v1"), {"observations": x})
     assert trained.training
     wanted = trained.eval()(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(session.outputs["params"], wanted, atol=1e-5)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
     with pytest.raises(ConfigError, match="env"):
         accel.compress(trained)
 

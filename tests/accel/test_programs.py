@@ -18,13 +18,13 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from accel.compressors.errors import VerificationError
-from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
 from accel.errors import AccelError, CheckpointError, ConfigError
 from accel.imports.policy import ImportedPolicy, import_policy
 from accel.imports.traced_program import TracedProgram
 from accel.runs.playing import collect_inputs
 from tests.accel.mutations import zipped
+from tests.compressors.policies import run_artifact
 
 PENDULUM, CARTPOLE = TrainConfig.create(env="Pendulum-v1"), TrainConfig.create(env="CartPole-v1")
 
@@ -126,11 +126,7 @@ def played(policy: ImportedPolicy, rows: int = 24) -> dict[str, np.ndarray]:
 
 
 def params(policy: ImportedPolicy, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    session = PolicySession(policy.compress("fp32"), batch=len(inputs["observations"]))
-    for name, array in session.inputs.items():
-        array[...] = inputs[name]
-    session.run()
-    return [np.array(array) for array in session.outputs.values()]
+    return run_artifact(policy.compress("fp32"), inputs)
 
 
 ACTIVATIONS = {"elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU, "leaky": nn.LeakyReLU, "mish": nn.Mish, "tanh": nn.Tanh}

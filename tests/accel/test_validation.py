@@ -15,7 +15,6 @@ import torch
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.errors import VerificationError
-from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec
 from accel.networks import PolicyNetwork
 from accel.publishing.distillation import PolicyDivergence
@@ -37,6 +36,7 @@ from tests.accel.live_policies import (
     rows_of,
     scale,
 )
+from tests.compressors.policies import run_artifact
 
 RARE = Intervals(check=1000)
 
@@ -115,7 +115,8 @@ def test_a_noisy_policy_within_the_bound_is_not_withheld_by_chance() -> None:
         artifact = publisher.artifact(1, "int4")
         few = recent.next_few(16)["observations"]
         wanted = net.acting_module()(torch.from_numpy(few))[0].detach()
-        means.append(_mean_kl(artifact, few, wanted))
+        acting = run_artifact(artifact, {"observations": few})[0]
+        means.append(float(PolicyDivergence(BOX).of_rows(wanted.numpy(), acting).mean()))
     assert sum(mean > bound for mean in means) >= 3, "so that a check of few rows alone would raise false alarms"
     metrics = publisher.metrics()
     assert (
@@ -169,7 +170,9 @@ def _upper_limits(
     """Of the newest few rows and of the newest of more, in an actor's session."""
     observations = _recent(net, first=first).newest(more)["observations"]
     wanted = net.acting_module()(torch.from_numpy(observations))[0].detach()
-    found = PolicyDivergence(net.spec.action).of_rows(wanted.numpy(), _outputs(artifact, observations))
+    found = PolicyDivergence(net.spec.action).of_rows(
+        wanted.numpy(), run_artifact(artifact, {"observations": observations})[0]
+    )
     return upper_limit_of_mean(found[-few:]), upper_limit_of_mean(found), first
 
 
@@ -207,10 +210,6 @@ def test_a_level_out_of_use_keeps_no_open_session_and_is_checked_again(monkeypat
         assert "quick_check_ms/" + level in publisher.metrics()
         assert [probe() is not None for probe in opened] == [False] * (len(opened) - 1) + [True], "one for each in use"
     assert len(opened) == 4
-
-
-def _mean_kl(artifact: CompressedPolicy, observations: np.ndarray, wanted: torch.Tensor) -> float:
-    return float(PolicyDivergence(BOX).of_rows(wanted.numpy(), _outputs(artifact, observations)).mean())
 
 
 def test_what_did_not_change_is_not_checked_again() -> None:
@@ -316,13 +315,5 @@ def test_the_divergence_is_the_action_rules(level: str) -> None:
     artifact = publishers[1].artifact(1, level)
     rows = _recent(net).newest(256)["observations"]
     wanted = net.acting_module()(torch.from_numpy(rows))[0].detach().numpy()
-    difference = float(ActionDifference().of_rows(wanted, _outputs(artifact, rows)).mean())
+    difference = float(ActionDifference().of_rows(wanted, run_artifact(artifact, {"observations": rows})[0]).mean())
     assert publishers[1].metrics()[f"publish_kl/{level}"] == pytest.approx(difference, rel=1e-3)
-
-
-def _outputs(artifact: CompressedPolicy, observations: np.ndarray) -> np.ndarray:
-    """The first output [N, P] in an actor's session."""
-    session = PolicySession(artifact, batch=len(observations))
-    session.inputs["observations"][...] = observations
-    session.run()
-    return session.outputs["params"]
