@@ -91,8 +91,18 @@ def test_a_malformed_text_is_refused_with_the_choices(text: str) -> None:
         ("no_such_package.module:torso", VECTOR, {}, "cannot import 'no_such_package.module'.*PYTHONPATH"),
         ("accel.envs.spaces:missing", VECTOR, {}, "module 'accel.envs.spaces' has no function 'missing'"),
         ("accel.envs.spaces:__name__", VECTOR, {}, "module 'accel.envs.spaces' has no function '__name__'"),
+        (
+            "own_networks:wrong_shape",
+            IMAGE,
+            {},
+            r"must map \(2, 4, 40, 44\) to \[2, features\], it gave \(2, 4",
+        ),
+        ("own_networks:wrong_input", IMAGE, {}, r"fails on observations \(2, 4, 40, 44\)"),
+        ("own_networks:no_module", IMAGE, {}, "returned function, not a torch.nn.Module"),
+        ("own_networks:broken", IMAGE, {}, "failed with KeyError: 'width'"),
     ],
 )
+@pytest.mark.usefixtures("factories")
 def test_a_network_that_does_not_fit_is_refused(text: str, spec: EnvSpec, options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_network(text, spec, **options)
@@ -189,20 +199,6 @@ def test_the_users_own_torso_is_built_into_a_network(
     same = build_network(f"{factories}:{name}{core}", spec, separate_value_torso=separate, seed=0)
     pairs = zip(network.parameters(), same.parameters(), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("wrong_shape", r"must map \(2, 4, 40, 44\) to \[2, features\], it gave \(2, 4, 40, 44\)"),
-        ("wrong_input", r"fails on observations \(2, 4, 40, 44\)"),
-        ("no_module", "returned function, not a torch.nn.Module"),
-        ("broken", "failed with KeyError: 'width'"),
-    ],
-)
-def test_a_factory_that_gives_something_else_is_refused(factories: str, name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build_network(f"{factories}:{name}", IMAGE)
 
 
 @pytest.mark.parametrize("spec", [VECTOR, IMAGE], ids=["vector", "image"])

@@ -9,13 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from accel.config import TrainConfig
 from accel.errors import AccelError
 from accel.imports.policy import ImportedPolicy, import_policy
 from tests.accel.foreign_policies import Agent
-from tests.accel.test_import_policy import HERE, agent, ppo_weights, write_zip
-
-CARTPOLE, PENDULUM = TrainConfig.create(env="CartPole-v1"), TrainConfig.create(env="Pendulum-v1")
+from tests.accel.test_import_policy import CARTPOLE, HERE, agent, ppo_weights, write_zip
 
 
 def outputs(policy: ImportedPolicy, rows: torch.Tensor) -> torch.Tensor:
