@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from accel.compressors.artifact import CompressedPolicy
-from accel.compressors.runtime import PolicySession
 from accel.errors import ConfigError
 from accel.networks import PolicyNetwork
 from accel.publishing.level import INTERVALS, Intervals
@@ -76,27 +74,6 @@ def test_the_learner_computes_what_actors_compute(network: str, scheme: str, act
         return float(np.sqrt(np.mean(np.square(difference))))
 
     assert rms(learned - acted) < 0.02 * rms(whole - acted)
-
-
-def test_a_recurrent_learner_is_its_actors_over_a_whole_unroll() -> None:
-    """Episodes end in it, and every step's state is what the step before put out."""
-    net, publisher = _rounding_network("mlp:32x1+lstm:16")
-    batch = make_batch(net, seed=4)
-    first = torch.zeros_like(batch.first)
-    first[3, ::2] = True
-    with torch.no_grad():
-        learned = net(batch.observations, first, net.initial_state(first.shape[1])).params.numpy()
-    session = PolicySession(CompressedPolicy.from_bytes(payload_of(publisher)), batch=first.shape[1])
-    states = [np.zeros_like(session.inputs[f"state_{i}"]) for i in range(2)]
-    off = []
-    for t, row in enumerate(batch.observations.numpy()):
-        session.inputs["observations"][...] = row
-        for i, state in enumerate(states):
-            session.inputs[f"state_{i}"][...] = state * ~first[t].numpy()[:, None]
-        session.run()
-        off.append(np.abs(session.outputs["params"] - learned[t]).max(axis=1))
-        states = [np.array(session.outputs[f"next_state_{i}"]) for i in range(2)]
-    assert np.mean(np.array(off) > 1e-4) < 0.05 and np.max(off) < 0.5
 
 
 def test_the_critic_stays_whole_and_every_policy_weight_gets_a_gradient() -> None:

@@ -266,19 +266,17 @@ def test_a_failure_costs_its_environment_alone(how: str, tmp_path: Path, monkeyp
         assert np.abs(run.unrolls[-1]["observations"][:, env]).max() > 0
 
 
-def test_a_worker_that_fails_again_and_again_ends_its_actor() -> None:
-    wrappers = (f"{TROUBLED}Leaves",)
-    with running("CartPole-v1", wrapper=wrappers, max_actor_restarts=1, env_workers=1) as run:
-        with pytest.raises(EnvError, match=r"failed 2 times in a row, .* exit\(7\) \(--max-actor-restarts"):
-            for _ in range(200):
-                run.step()
-
-
-def test_a_system_that_starts_no_more_processes_costs_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrappers = (f"{TROUBLED}Leaves",)
-    with running("CartPole-v1", wrapper=wrappers, max_actor_restarts=2, env_workers=1) as run:
-        monkeypatch.setattr(sys, "executable", "/nowhere")
-        with pytest.raises(EnvError, match=r"failed 3 times in a row, .* its process cannot be started: No such file"):
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [(sys.executable, r"exit\(7\) \(--max-actor-restarts"), ("/nowhere", "cannot be started: No such file")],
+)
+def test_a_worker_that_fails_again_and_again_ends_its_actor(
+    program: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So do further processes that the system does not start."""
+    with running("CartPole-v1", wrapper=(f"{TROUBLED}Leaves",), max_actor_restarts=2, env_workers=1) as run:
+        monkeypatch.setattr(sys, "executable", program)
+        with pytest.raises(EnvError, match=rf"failed 3 times in a row, .*{told}"):
             for _ in range(200):
                 run.step()
 

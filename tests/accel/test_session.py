@@ -268,10 +268,7 @@ def test_options_that_do_not_go_with_a_checkpoint_leave_the_run_as_it_was(tmp_pa
     ("options", "error", "message"),
     [
         ({"env": "NoSuchEnv-v0"}, EnvError, "unknown environment 'NoSuchEnv-v0'"),
-        ({"env": "no_such_module:Env-v0"}, EnvError, "no_such_module"),
         ({"env": "tests.environments.troubled:Nameless-v0"}, EnvError, "Text"),
-        ({"env_arg": ("colour=red",)}, EnvError, "colour"),
-        ({"wrapper": ("gymnasium.wrappers:NoSuchWrapper",)}, EnvError, "NoSuchWrapper"),
         ({"results_dir": Path("/proc/nowhere")}, RunDirectoryError, "another --results-dir"),
         ({"corrector": "retrace", "env": "Pendulum-v1"}, ConfigError, "vtrace"),
         ({"network": "nature-cnn"}, ConfigError, "images"),
