@@ -71,13 +71,6 @@ def _unroll(
     return unroll
 
 
-def _learn(algorithm: Algorithm, amount: float = 0.05) -> None:
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in algorithm.network.parameters():
-            parameter += amount * torch.randn(parameter.shape, generator=generator)
-
-
 def _made(
     config: TrainConfig | None = None, share: float = 1e6, clock: Callable[[], float] = perf_counter
 ) -> tuple[Algorithm, MismatchSampler]:
@@ -102,7 +95,8 @@ def test_sample_is_its_definition(network: str) -> None:
     states = tuple(torch.from_numpy(state) for state in unroll.states)
     with torch.no_grad():
         of_version = algorithm.network(observations, first, states).params
-        _learn(algorithm)
+        for parameter in algorithm.network.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape)
         target = algorithm.network(observations, first, states).params
     sampler.observe(unroll)
     (sample,) = sampler.recent("int8")

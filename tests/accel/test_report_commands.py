@@ -53,17 +53,6 @@ def test_compare_groups_seeds_on_both_sides_and_marks_another_machine(
         assert text in page
 
 
-@pytest.mark.long
-def test_a_margin_is_a_share_of_the_gain_or_in_units_of_return(runs: Path, tmp_path: Path) -> None:
-    margins = {}
-    for name, words in {"share": ["--margin", "0.1"], "return": ["--margin-return", "25"]}.items():
-        out = tmp_path / name
-        assert main(["compare", str(runs / "fp32"), str(runs / "int8"), "--out", str(out), *words]) == 0
-        margins[name] = json.loads((out / "report.json").read_text())["margin"]
-    assert margins["return"] == 25.0
-    assert 30.0 < margins["share"] < 50.0
-
-
 def test_a_report_lies_in_its_run_tells_damage_and_nothing_acts_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import accel
 from accel.algorithms.base import Update
+from accel.algorithms.state_tree import flatten
 from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.config.files import load_toml
@@ -41,7 +41,7 @@ from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 from accel.transport import LocalTransport
 from tests.accel import late_report
-from tests.accel.test_resume import RUNS
+from tests.accel.test_resume import RUNS, same
 from tests.contracts.ranks import ROOT
 
 SMALL: Mapping[str, object] = {
@@ -63,16 +63,9 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def equal(a: object, b: object) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and torch.equal(a, b)
-    if isinstance(a, np.ndarray):
-        return isinstance(b, np.ndarray) and np.array_equal(a, b)
-    if isinstance(a, Mapping):
-        return isinstance(b, Mapping) and a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(equal, a, b))
-    return a == b
+def whole(state: CheckpointState) -> tuple[object, dict[str, torch.Tensor]]:
+    tensors = dict(state.tensors)
+    return flatten({"algorithm": state.algorithm, "counters": state.counters}, tensors, "state"), tensors
 
 
 @pytest.mark.few(4)
@@ -88,9 +81,8 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(options: dict[str, object]
         torch.seed()  # Whatever torch's own generator was at before, as in a process of its own.
         accel.train(config)
         found[name] = checkpoint(tmp_path / name)
-    for part in ("tensors", "algorithm", "counters"):
-        assert equal(getattr(found["a"], part), getattr(found["b"], part)), part
-    assert not equal(found["a"].tensors, found["c"].tensors)
+    assert same(whole(found["a"]), whole(found["b"]))
+    assert not same((None, dict(found["a"].tensors)), (None, dict(found["c"].tensors)))
     policies = [(tmp_path / name / "policy/final.accel").read_bytes() for name in "abc"]
     assert policies[0] == policies[1] != policies[2]
 

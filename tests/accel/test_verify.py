@@ -18,7 +18,6 @@ import gymnasium
 import numpy as np
 import onnxruntime as ort
 import pytest
-import torch
 from gymnasium.spaces import flatten
 
 from accel.cli import main
@@ -180,22 +179,18 @@ def as_inputs(space: gymnasium.spaces.Dict, observation: dict[str, Any]) -> dict
 
 
 def greedy_episodes(run_path: Path, episodes: int) -> tuple[list[float], list[tuple[dict[str, list[float]], int]]]:
-    """Returns, and (observation, action) of every step, of the torch policy in a loop written out here."""
+    """Returns, and (observation, action) of every step, of the run in a loop written out here."""
     run = load_run(run_path)
     env = gymnasium.make("tests.environments:ClosedForm-v0", observation="dict")
     returns, steps = [], []
     for seed in range(episodes):
         observation, _ = env.reset(seed=seed)
-        state = tuple(torch.zeros(1, *shape) for shape in run.network.state_shapes)
-        total, over = 0.0, False
+        total, over, first = 0.0, False, True
         while not over:
-            inputs = as_inputs(env.observation_space, observation)
-            params, *following = run.policy(*(torch.tensor([inputs[name]]) for name in ("time", "which")), *state)
-            state = tuple(following)
-            action = int(params.argmax()) + FIRST_ACTION
-            steps.append((inputs, action))
+            action = int(run.act(observation, first=first))
+            steps.append((as_inputs(env.observation_space, observation), action))
             observation, reward, terminated, truncated, _ = env.step(action)
-            total, over = total + float(reward), terminated or truncated
+            total, over, first = total + float(reward), terminated or truncated, False
         returns.append(total)
     return returns, steps
 
