@@ -191,21 +191,14 @@ def test_an_unknown_activation_has_to_be_given(name: str, tmp_path: Path) -> Non
     assert import_policy(path, CARTPOLE, activation="elu").architecture == "PPO or A2C: 64-64 ELU"
 
 
-def test_sac_and_td3_squash_their_actions_and_dqn_gives_q_values(tmp_path: Path) -> None:
+def test_td3_squashes_its_actions(tmp_path: Path) -> None:
+    """SAC: ``test_import_sb3``; DQN's Q-values: ``test_initial_policy``."""
     x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
-    sac = weights_of({"actor.latent_pi.0": (32, 3), "actor.mu": (1, 32), "actor.log_std": (1, 32)})
-    td3 = weights_of({"actor.mu.0": (32, 3), "actor.mu.2": (1, 32)})
-    for weights, hidden, head in ((sac, "actor.latent_pi.0", "actor.mu"), (td3, "actor.mu.0", "actor.mu.2")):
-        noise = weights_of({"critic.qf0.0": (32, 4), "critic.qf0.2": (1, 32)})
-        policy = import_policy(write_zip(tmp_path / "a.zip", weights | noise), PENDULUM)
-        wanted = 2 * np.tanh(linear(weights, head, np.maximum(linear(weights, hidden, x), 0)))
-        assert np.allclose(policy.act(x), wanted, atol=1e-5)
-    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
-    dqn = weights_of({"q_net.q_net.0": (32, 4), "q_net.q_net.2": (2, 32), "q_net_target.q_net.0": (32, 4)})
-    policy = import_policy(write_zip(tmp_path / "d.zip", dqn), CARTPOLE)
-    q_values = linear(dqn, "q_net.q_net.2", np.maximum(linear(dqn, "q_net.q_net.0", x), 0))
-    assert (policy.act(x) == q_values.argmax(1)).all()
-    assert len(set(policy.act(x).tolist())) == 2
+    weights = weights_of({"actor.mu.0": (32, 3), "actor.mu.2": (1, 32)})
+    noise = weights_of({"critic.qf0.0": (32, 4), "critic.qf0.2": (1, 32)})
+    policy = import_policy(write_zip(tmp_path / "a.zip", weights | noise), PENDULUM)
+    wanted = 2 * np.tanh(linear(weights, "actor.mu.2", np.maximum(linear(weights, "actor.mu.0", x), 0)))
+    assert np.allclose(policy.act(x), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("bound", [1.0, 100.0])
@@ -481,36 +474,15 @@ def test_the_commands_take_an_imported_policy(tmp_path: Path, capsys: pytest.Cap
 def test_an_actor_acts_with_what_int8_does_not_pay_for(tmp_path: Path) -> None:
     small = weights_of({"q_net.q_net.0": (4, 4), "q_net.q_net.2": (4, 4), "q_net.q_net.4": (2, 4)})
     path, rows = write_zip(tmp_path / "dqn.zip", small), tmp_path / "rows.json"
-    words = [
-        "--policy",
-        str(path),
-        "--env",
-        "CartPole-v1",
-        "--schemes",
-        "int8",
-        "--seconds",
-        "0.1",
-        "--json",
-        str(rows),
-    ]
-    assert main(["bench", "actor", "--envs-per-actor", "2", "--unroll-length", "5", *words]) == 0
+    words = "--env CartPole-v1 --schemes int8 --seconds 0.1 --envs-per-actor 2 --unroll-length 5".split()
+    assert main(["bench", "actor", "--policy", str(path), "--json", str(rows), *words]) == 0
     assert {row["scheme"] for row in json.loads(rows.read_text())} == {"fp32", "int8"}
 
 
 def test_an_imported_policy_is_swept_and_its_front_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_zip(tmp_path / "my ppo.zip", balancing_weights())
-    arguments = [
-        "sweep",
-        "--policy",
-        str(path),
-        "--env",
-        "CartPole-v1",
-        "--out",
-        str(tmp_path / "swept"),
-        "--trials",
-        "3",
-    ]
-    arguments += ["--rows", "64", "--episodes", "2", "--constraint", "return>=0.9*fp32"]
+    words = "--env CartPole-v1 --trials 3 --rows 64 --episodes 2 --constraint return>=0.9*fp32".split()
+    arguments = ["sweep", "--policy", str(path), "--out", str(tmp_path / "swept"), *words]
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "accel train" not in text and not (tmp_path / "swept" / "best").exists()

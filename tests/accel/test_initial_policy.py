@@ -79,17 +79,8 @@ def test_the_command_takes_the_network_from_the_policy(tmp_path: Path, capsys: p
 def test_a_run_of_the_command_ends_in_good_order(tmp_path: Path) -> None:
     """What trains is a fork of the command, which must not have used torch before."""
     path = write_zip(tmp_path / "ppo.zip", balancing_weights())
-    words = [
-        "--env",
-        "CartPole-v1",
-        "--init-from",
-        str(path),
-        "--total-env-steps",
-        "2000",
-        "--results-dir",
-        str(tmp_path),
-    ]
-    command = [sys.executable, "-m", "accel", "train", *words]
+    words = ["--init-from", str(path), "--results-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "accel", "train", *"--env CartPole-v1 --total-env-steps 2000".split(), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "its process was ended" not in done.stdout + done.stderr, done.stderr
 

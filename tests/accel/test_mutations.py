@@ -15,7 +15,6 @@ import os
 import resource
 import signal
 import sqlite3
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cache
@@ -91,6 +90,7 @@ from tests.accel.test_hostile_bundles import moved_outside
 from tests.accel.test_import_policy import ppo_weights
 from tests.accel.test_population import population
 from tests.accel.test_population import write as write_population
+from tests.accel.test_programs import write_export, write_onnx, write_script
 from tests.accel.test_resume import open_session
 from tests.accel.test_summary import SUMMARY
 from tests.accel.test_verify import resum
@@ -567,12 +567,8 @@ def policy(name: str, content: bytes, *mutations: Mutation) -> Callable[[Path], 
 
 
 def stable_baselines3(folder: Path) -> Case:
-    box = {
-        ":type:": "<class 'gymnasium.spaces.box.Box'>",
-        "_shape": [4],
-        "low": "[-1. -1. -1. -1.]",
-        "high": "[1. 1. 1. 1.]",
-    }
+    bounds = {"low": "[-1. -1. -1. -1.]", "high": "[1. 1. 1. 1.]"}
+    box = {":type:": "<class 'gymnasium.spaces.box.Box'>", "_shape": [4], **bounds}
     about = {
         "num_timesteps": 5,
         "policy_kwargs": {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>"},
@@ -613,9 +609,8 @@ def state_dict(suffix: str) -> Callable[[Path], Case]:
 
 
 def rsl_rl(folder: Path) -> Case:
-    weights = {f"actor.{name}": tensor for name, tensor in Policy().layers.state_dict().items()} | {
-        "std": torch.ones(2)
-    }
+    weights = {f"actor.{name}": tensor for name, tensor in Policy().layers.state_dict().items()}
+    weights["std"] = torch.ones(2)
 
     def write(tensors: object) -> bytes:
         return torch_file({"model_state_dict": tensors, "iter": 3})
@@ -625,30 +620,19 @@ def rsl_rl(folder: Path) -> Case:
 
 
 def torch_script(folder: Path) -> Case:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings(action="ignore"):
-        torch.jit.save(torch.jit.trace(Policy(), torch.zeros(1, 4)), buffer)
-    return policy("policy.pt", buffer.getvalue(), damaged_member(buffer.getvalue()))(folder)
+    content = write_script(folder / "made.pt", Policy()).read_bytes()
+    return policy("policy.pt", content, damaged_member(content))(folder)
 
 
 def torch_program(folder: Path) -> Case:
-    buffer = io.BytesIO()
-    torch.export.save(
-        torch.export.export(Policy(), (torch.zeros(2, 4),), dynamic_shapes=({0: torch.export.Dim.AUTO},)), buffer
-    )
-    return policy("policy.pt2", buffer.getvalue(), damaged_member(buffer.getvalue()))(folder)
+    content = write_export(folder / "made.pt2", Policy(), torch.zeros(1, 4)).read_bytes()
+    return policy("policy.pt2", content, damaged_member(content))(folder)
 
 
 def onnx_policy(path: Path) -> bytes:
     """As torch writes it."""
-    names = {
-        "input_names": ["obs"],
-        "output_names": ["out"],
-        "dynamic_axes": {"obs": {0: "batch"}, "out": {0: "batch"}},
-    }
-    with warnings.catch_warnings(action="ignore"):
-        torch.onnx.export(Policy(), (torch.zeros(1, 4),), path, dynamo=False, **names)
-    return path.read_bytes()
+    axes = {"obs": {0: "batch"}, "out": {0: "batch"}}
+    return write_onnx(path, Policy(), [torch.zeros(1, 4)], ["obs"], ["out"], dynamic_axes=axes).read_bytes()
 
 
 def onnx_model(folder: Path) -> Case:
@@ -704,9 +688,7 @@ def observations(folder: Path) -> Case:
     return Case(path, load, (damaged(content), damaged_member(content)))
 
 
-ARTIFACTS = (
-    *(("fp32", "lstm"), ("fp16", "tanh-mlp"), ("int8", "tanh-mlp"), ("int8", "nature-cnn"), ("int4", "lstm-cell")),
-)
+ARTIFACTS = ("fp32 lstm", "fp16 tanh-mlp", "int8 tanh-mlp", "int8 nature-cnn", "int4 lstm-cell")
 BUNDLED = ("contract.json", "SHA256SUMS", "vectors.npz", "model.onnx", "report.json")
 REPORTED = ("metrics.jsonl", "decisions.jsonl", "starts.jsonl", "machine.json")
 LOADERS: dict[str, Callable[[Path], Case]] = {
@@ -725,7 +707,7 @@ LOADERS: dict[str, Callable[[Path], Case]] = {
     "study database": database,
     "study.json": sweep_settings,
     "population": population_member,
-    **{f"artifact: {scheme} {network}": artifact(scheme, network) for scheme, network in ARTIFACTS},
+    **{f"artifact: {of}": artifact(*of.split()) for of in ARTIFACTS},
     **{f"bundle {name}": bundle(name) for name in BUNDLED},
     "bundle model.ort": bundle("model.ort", "ort"),
     **{f"bundle of OpenVINO: {name}": bundle(name, "openvino") for name in ("model.xml", "model.bin")},

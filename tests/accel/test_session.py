@@ -478,14 +478,8 @@ def test_priorities_of_every_update_reach_the_store_with_its_sample(
 
     monkeypatch.setattr(PrioritisedReplay, "sample", take)
     monkeypatch.setattr(PrioritisedReplay, "feedback", end)
-    options = {
-        "algorithm": "apex",
-        "learning_starts": 200,
-        "batch_size": 32,
-        "samples_per_insert": 2,
-        "compressor": "fp32",
-    }
-    summary = accel.train(configure(tmp_path, total_env_steps=600, **options))
+    replay = {"learning_starts": 200, "batch_size": 32, "samples_per_insert": 2}
+    summary = accel.train(configure(tmp_path, algorithm="apex", compressor="fp32", total_env_steps=600, **replay))
     assert len(ended) == summary.updates > 10
     assert all(given is found for (given, _), found in zip(ended, taken, strict=True))
     assert all(priorities is not None and priorities.shape == (32,) for _, priorities in ended)
