@@ -118,6 +118,7 @@ def test_without_a_memory_there_is_nothing_to_learn(tmp_path: Path) -> None:
     assert summary.return_mean is not None and 0.25 < summary.return_mean < 0.75
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_int8_actors_under_mpirun_reach_the_quickstarts_return(tmp_path: Path) -> None:
     preset = ("--preset", "quickstart")

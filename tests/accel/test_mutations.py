@@ -421,8 +421,11 @@ def database(folder: Path) -> Case:
     storage.engine.dispose()
 
     def load() -> None:
-        """Optuna runs all its migrations' files to know the newest one's name, which no file changes."""
-        with patch.object(_VersionManager, "get_head_version", lambda _: newest):
+        """Optuna runs all its migrations' files to know the newest one's name, which no file changes.
+
+        Nor is there another worker to wait for, as before another try to open what seems to be in use.
+        """
+        with patch.object(_VersionManager, "get_head_version", lambda _: newest), patch("time.sleep"):
             opened()
 
     def other_values(rng: Random) -> bytes:

@@ -179,6 +179,7 @@ def test_batches_with_ever_other_numbers_of_valid_steps_are_one_recording() -> N
     assert all(torch.allclose(value, theirs[key], atol=1e-5) for key, value in parameters(plain).items())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["impala", "ppo", "dqn", "sac"])
 def test_a_rate_that_python_knows_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As any number that a recording would keep."""
@@ -218,6 +219,7 @@ def _leaves(value: Any) -> list[Any]:
     return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, tuple) else [value]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_step_returns_a_graph(name: str) -> None:
     """Which would keep autograd's nodes of the parameters, and with them the stream of an earlier run."""
