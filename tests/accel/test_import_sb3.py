@@ -11,21 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError
 from accel.exporting import run_policy
 from accel.exporting.build import export
 from accel.imports.policy import import_policy
-from tests.accel.test_import_policy import (
-    CARTPOLE,
-    HERE,
-    PENDULUM,
-    linear,
-    ppo_outputs,
-    ppo_weights,
-    weights_of,
-    write_zip,
-)
+from tests.accel.test_import_policy import HERE, linear, ppo_outputs, ppo_weights, weights_of, write_zip
 
+CARTPOLE, PENDULUM = TrainConfig.create(env="CartPole-v1"), TrainConfig.create(env="Pendulum-v1")
 CONTRIB = "sb3_contrib.{}.policies"
 
 

@@ -92,17 +92,12 @@ def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
     ]
 
 
-def evaluated(run: Path, video: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """The command, where there is no display."""
-    bare = {name: value for name, value in os.environ.items() if not name.endswith(("DISPLAY", "XDG_RUNTIME_DIR"))}
-    command = [sys.executable, "-m", "accel", "evaluate", str(run), "--episodes", "1", "--video", str(video)]
-    return subprocess.run(command, env=bare | more, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("LunarLander-v3", marks=pytest.mark.long)])
 def test_a_recording_prints_nothing_but_our_lines(env: str, tmp_path: Path) -> None:
     run, video = make_run(tmp_path, env=env, network="mlp:16x1"), tmp_path / "v.mp4"
-    done = evaluated(run, video)
+    bare = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "XDG_RUNTIME_DIR")}
+    command = [sys.executable, "-m", "accel", "evaluate", str(run), "--episodes", "1", "--video", str(video)]
+    done = subprocess.run(command, env=bare, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line.partition(" | ")[0] for line in done.stderr.splitlines()]
     assert set(lines) == {f"recording {video}", "playing fp32"}, done.stderr
@@ -133,8 +128,10 @@ def test_libraries_are_hushed_while_they_draw_and_others_are_not(
 @pytest.mark.long
 def test_where_mujoco_cannot_draw_the_error_says_what_to_do(tmp_path: Path) -> None:
     run = make_run(tmp_path, env="InvertedPendulum-v5", network="mlp:8x1")
+    command = [sys.executable, "-m", "accel", "evaluate", str(run), "--video", str(tmp_path / "v.mp4")]
+    bare = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
     for way, wanted in (("glfw", "install glfw, which also needs a display, or set"), ("abacus", "here: set")):
-        done = evaluated(run, tmp_path / "v.mp4", MUJOCO_GL=way)
+        done = subprocess.run(command, env={**bare, "MUJOCO_GL": way}, capture_output=True, text=True, check=False)
         assert done.returncode == EnvError.exit_code
         error = done.stderr.splitlines()[-1]
         assert f"MuJoCo renders with MUJOCO_GL={way} here" in error and wanted in error
