@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -128,10 +129,21 @@ def test_policies_of_every_action_rule_act_compressed(algorithm: str, scheme: st
     assert policy.scheme == scheme
 
 
-def test_a_finished_run_leaves_its_directory_complete(tmp_path: Path) -> None:
-    config = configure(tmp_path)
-    summary = accel.train(config)
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
+    directory = tmp_path_factory.mktemp("runs")
+    return directory, accel.train(configure(directory))
+
+
+@pytest.fixture
+def run(finished: tuple[Path, Summary], tmp_path: Path) -> Path:
+    """A copy of a finished run."""
+    return Path(shutil.copytree(finished[0] / "run", tmp_path / "run"))
+
+
+def test_a_finished_run_leaves_its_directory_complete(finished: tuple[Path, Summary]) -> None:
+    directory, summary = finished
+    config, run = configure(directory), directory / "run"
     assert Summary.read(run) == replace(summary, path=str(run))
     assert summary.learner_graphs == "off: the learner is on no CUDA device" or summary.device != "cpu"
     assert summary.env_steps >= 3000 and "total_env_steps = 3000" in summary.reason and summary.actors == 0
@@ -164,9 +176,8 @@ def test_the_last_record_counts_every_update(tmp_path: Path, monkeypatch: pytest
     assert records(tmp_path / "run")[-1]["updates"] == summary.updates >= 150
 
 
-def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    first = accel.train(configure(tmp_path))
+def test_a_resumed_run_goes_on_where_it_stopped(run: Path, tmp_path: Path) -> None:
+    first = Summary.read(run)
     config = configure(tmp_path, total_env_steps=6000, learning_rate=0.125, actors=0)
     second = accel.train(config, resume=run)
     assert second.env_steps >= 6000 and second.updates > first.updates and second.episodes > first.episodes
@@ -227,10 +238,9 @@ def test_records_and_decisions_after_the_last_checkpoint_are_cut_off(tmp_path: P
     assert damaged == 0 and all(decision.before == "fp32" for decision in others)
 
 
-def test_both_policies_of_a_run_are_of_the_same_weights(tmp_path: Path) -> None:
+def test_both_policies_of_a_run_are_of_the_same_weights(run: Path, tmp_path: Path) -> None:
     """Also where a resumed part ends before its scheme is calibrated again."""
-    run = tmp_path / "run"
-    total = accel.train(configure(tmp_path)).env_steps + 10
+    total = Summary.read(run).env_steps + 10
     accel.train(configure(tmp_path, total_env_steps=total, calibration_size=10**6), resume=run)
     final, fp32 = (
         CompressedPolicy.from_bytes((run / f"policy/{name}.accel").read_bytes()) for name in ("final", "fp32")
@@ -239,9 +249,7 @@ def test_both_policies_of_a_run_are_of_the_same_weights(tmp_path: Path) -> None:
     assert final.model == fp32.model
 
 
-def test_options_that_do_not_go_with_a_checkpoint_leave_the_run_as_it_was(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    accel.train(configure(tmp_path))
+def test_options_that_do_not_go_with_a_checkpoint_leave_the_run_as_it_was(run: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (run / "config.toml", run / "summary.json", run / "metrics.jsonl")}
     for options, message in (({"env": "Acrobot-v1"}, "other spaces"), ({"network": "mlp:17x1"}, "another network")):
         with pytest.raises(CheckpointError, match=message):
