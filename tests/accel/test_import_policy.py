@@ -50,6 +50,14 @@ def agent(kind: type[nn.Module], env: str) -> Any:
     return kind(Spaces(env))
 
 
+def refuses(
+    message: str, source: Any, config: TrainConfig, kind: type[Exception] = ConfigError, **options: Any
+) -> None:
+    """That a policy is refused in these words."""
+    with pytest.raises(kind, match=message):
+        import_policy(source, config, **options)
+
+
 def weights_of(sizes: Mapping[str, tuple[int, int]], **others: Tensor) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     weights = dict(others)
@@ -186,8 +194,7 @@ def test_the_activation_is_read_from_plain_text(
 @pytest.mark.parametrize("name", ["my.Snake", "my.ReLU", "torch.nn.modules.activation.PReLU"])
 def test_an_unknown_activation_has_to_be_given(name: str, tmp_path: Path) -> None:
     path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2), {"activation_fn": f"<class '{name}'>"})
-    with pytest.raises(ConfigError, match="--activation"):
-        import_policy(path, CARTPOLE)
+    refuses("--activation", path, CARTPOLE)
     assert import_policy(path, CARTPOLE, activation="elu").architecture == "PPO or A2C: 64-64 ELU"
 
 
@@ -218,8 +225,7 @@ def test_no_action_is_sampled_with_a_deviation_that_is_assumed(tmp_path: Path) -
     sac = weights_of({"actor.latent_pi.0": (32, 3), "actor.mu": (1, 32), "actor.log_std": (1, 32)})
     with pytest.raises(ConfigError, match="of SAC or TQC: 32 ReLU the greedy actions alone are imported"):
         import_policy(write_zip(tmp_path / "a.zip", sac), PENDULUM, rule="stochastic")
-    with pytest.raises(ConfigError, match="gives means without deviations"):
-        import_policy(nn.Linear(3, 1), PENDULUM, rule="stochastic")
+    refuses("gives means without deviations", nn.Linear(3, 1), PENDULUM, rule="stochastic")
     assert import_policy(nn.Linear(3, 2), PENDULUM, rule="stochastic").rule_spec.name == "stochastic"
 
 
@@ -234,11 +240,9 @@ def test_bytes_are_what_stable_baselines3_makes_of_them(tmp_path: Path) -> None:
         with torch.no_grad():
             (logits,) = policy.adapted(torch.from_numpy(x))
         assert np.allclose(logits.numpy(), ppo_outputs(weights, x.reshape(8, -1) / np.float32(scale)), atol=1e-4)
-    with pytest.raises(ConfigError, match="observes bytes: leave it out"):
-        import_policy(tmp_path / "a.zip", config, normaliser=tmp_path / "statistics.npz")
+    refuses("observes bytes: leave it out", tmp_path / "a.zip", config, normaliser=tmp_path / "statistics.npz")
     board = config.replace(wrapper=(f"{HERE}:from_zero", f"{HERE}:as_a_board"))
-    with pytest.raises(ConfigError, match="takes for no image"):
-        import_policy(tmp_path / "a.zip", board)
+    refuses("takes for no image", tmp_path / "a.zip", board)
 
 
 class Bomb:
@@ -257,11 +261,9 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
         torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=False)
     assert trace.exists()  # the file is what it claims
     trace.unlink()
-    with pytest.raises(CheckpointError, match="nothing is unpickled"):
-        import_policy(path, CARTPOLE)
+    refuses("nothing is unpickled", path, CARTPOLE, kind=CheckpointError)
     torch.save({"actor": Bomb(trace)}, tmp_path / "hostile.pt")
-    with pytest.raises(CheckpointError, match="nothing is unpickled"):
-        import_policy(tmp_path / "hostile.pt", CARTPOLE, module=f"{HERE}:Agent")
+    refuses("nothing is unpickled", tmp_path / "hostile.pt", CARTPOLE, module=f"{HERE}:Agent", kind=CheckpointError)
     assert not trace.exists()
 
 
@@ -329,8 +331,7 @@ def test_means_alone_are_played_exactly() -> None:
     ],
 )
 def test_what_cannot_act_is_refused(factory: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        import_policy(None, CARTPOLE, module=f"{HERE}:{factory}")
+    refuses(message, None, CARTPOLE, module=f"{HERE}:{factory}")
 
 
 @pytest.mark.parametrize(
@@ -343,8 +344,7 @@ def test_what_cannot_act_is_refused(factory: str, message: str) -> None:
     ],
 )
 def test_a_second_output_that_may_be_no_log_deviation_is_refused(second: Tensor | None, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        import_policy(foreign_policies.Pair(second), PENDULUM)
+    refuses(message, foreign_policies.Pair(second), PENDULUM)
 
 
 def test_of_several_outputs_the_log_deviations_or_the_logits_are_taken() -> None:
@@ -411,8 +411,7 @@ def test_a_normaliser_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ({"mean": np.array([None] * 3), "var": np.ones(3)}, "pickles are not read"),
     ):
         np.savez(path, **values)
-        with pytest.raises(ConfigError, match=message):
-            import_policy(foreign_policies.Means(), PENDULUM, normaliser=path)
+        refuses(message, foreign_policies.Means(), PENDULUM, normaliser=path)
 
 
 def test_a_bundle_of_a_greedy_policy_is_no_distribution(tmp_path: Path) -> None:
@@ -535,8 +534,7 @@ class Logarithm(nn.Module):
 def test_probabilities_are_not_sampled_as_logits() -> None:
     module = nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))
     assert not import_policy(module, CARTPOLE).has_distribution
-    with pytest.raises(ConfigError, match="probabilities"):
-        import_policy(module, CARTPOLE, rule="stochastic")
+    refuses("probabilities", module, CARTPOLE, rule="stochastic")
     import_policy(nn.Sequential(module, Logarithm()), CARTPOLE, rule="stochastic")
 
 
@@ -548,5 +546,4 @@ def test_a_stochastic_rule_samples(tmp_path: Path) -> None:
     assert float(noise.std()) == pytest.approx(np.exp(-1.0), rel=0.1)
     greedy = import_policy(tmp_path / "p.zip", PENDULUM)
     assert np.array_equal(greedy.act(x, greedy=False), greedy.act(x))
-    with pytest.raises(AccelError, match="nonsense"):
-        import_policy(tmp_path / "p.zip", PENDULUM, rule="nonsense")
+    refuses("nonsense", tmp_path / "p.zip", PENDULUM, rule="nonsense", kind=AccelError)

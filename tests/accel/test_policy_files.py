@@ -12,7 +12,7 @@ from torch import nn
 from accel.errors import AccelError
 from accel.imports.policy import ImportedPolicy, import_policy
 from tests.accel.foreign_policies import Agent
-from tests.accel.test_import_policy import CARTPOLE, HERE, agent, ppo_weights, write_zip
+from tests.accel.test_import_policy import CARTPOLE, HERE, agent, ppo_weights, refuses, write_zip
 
 
 def outputs(policy: ImportedPolicy, rows: torch.Tensor) -> torch.Tensor:
@@ -53,8 +53,7 @@ def test_what_is_no_policy_ends_in_a_sentence(
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "none", "No such file"), (tmp_path, "is a directory: give a run")):
-        with pytest.raises(AccelError, match=message):
-            import_policy(path, CARTPOLE)
+        refuses(message, path, CARTPOLE, kind=AccelError)
 
 
 def test_a_policy_of_float_images_gets_floats_though_they_travel_as_bytes(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,6 +24,7 @@ from accel.imports.policy import ImportedPolicy, import_policy
 from accel.imports.traced_program import TracedProgram
 from accel.runs.playing import collect_inputs
 from tests.accel.mutations import zipped
+from tests.accel.test_import_policy import refuses
 from tests.compressors.policies import run_artifact
 
 PENDULUM, CARTPOLE = TrainConfig.create(env="Pendulum-v1"), TrainConfig.create(env="CartPole-v1")
@@ -228,15 +229,13 @@ def test_what_no_graph_can_be_made_of_is_named(
 ) -> None:
     made = [helper.make_node(*node) for node in nodes]
     (tmp_path / "p.onnx").write_bytes(model_of(made, {"w": WEIGHT, "one": np.int64([1])}, output))
-    with pytest.raises(AccelError, match=message):
-        import_policy(tmp_path / "p.onnx", CARTPOLE)
+    refuses(message, tmp_path / "p.onnx", CARTPOLE, kind=AccelError)
 
 
 def test_operators_that_onnxruntime_lacks_in_double_precision_have_their_remedy(tmp_path: Path) -> None:
     module = mlp(3, 1).double()  # ELU, which onnxruntime has in single precision
     write_onnx(tmp_path / "p.onnx", module, [torch.zeros(1, 3, dtype=torch.float64)], ["obs"], ["actions"])
-    with pytest.raises(CheckpointError, match=r"Elu.*; export it in single precision"):
-        import_policy(tmp_path / "p.onnx", PENDULUM)
+    refuses(r"Elu.*; export it in single precision", tmp_path / "p.onnx", PENDULUM, kind=CheckpointError)
 
 
 NUMBERS = {"two": 2, "one": 1, "last": [-1], "before": [-99], "ones": [1], "turned": [-1, 0], "flat": [-1, 4]}
@@ -328,16 +327,13 @@ def test_weights_beside_the_model_are_read_and_missed(tmp_path: Path) -> None:
     rows = torch.randn(5, 4)
     np.testing.assert_allclose(policy.policy(rows)[0], rows.numpy() @ WEIGHT, atol=1e-6)
     (tmp_path / "p.onnx.data").unlink()
-    with pytest.raises(AccelError, match=r"cannot be loaded.*p\.onnx\.data"):
-        import_policy(path, CARTPOLE)
+    refuses(r"cannot be loaded.*p\.onnx\.data", path, CARTPOLE, kind=AccelError)
 
 
 def test_an_observation_of_another_shape_is_refused(tmp_path: Path) -> None:
     path = write_onnx(tmp_path / "p.onnx", mlp(3, 2), [torch.zeros(1, 3)], ["obs"], ["actions"])
-    with pytest.raises(ConfigError, match=r"takes 'obs' of \[3\], and observations have \[4\]"):
-        import_policy(path, CARTPOLE)
-    with pytest.raises(ConfigError, match="fails on an observation"):
-        import_policy(write_script(tmp_path / "p.pt", mlp(3, 2)), CARTPOLE)
+    refuses(r"takes 'obs' of \[3\], and observations have \[4\]", path, CARTPOLE)
+    refuses("fails on an observation", write_script(tmp_path / "p.pt", mlp(3, 2)), CARTPOLE)
 
 
 @pytest.mark.parametrize("write", [write_script, None], ids=["script", "export"])
@@ -493,8 +489,7 @@ class Reading(nn.Module):
 
 
 def test_programs_that_reach_for_files_or_pickles_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="calls 'from_file'"):
-        import_policy(write_script(tmp_path / "policy.pt", Reading()), PENDULUM)
+    refuses("calls 'from_file'", write_script(tmp_path / "policy.pt", Reading()), PENDULUM)
     path = tmp_path / "program.pt2"
     torch.export.save(torch.export.export(mlp(3, 1), (torch.zeros(2, 3),)), path)
     hostile = io.BytesIO()
@@ -502,8 +497,7 @@ def test_programs_that_reach_for_files_or_pickles_are_refused(tmp_path: Path) ->
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     path.write_bytes(zipped({n: hostile.getvalue() if "sample_inputs" in n else m for n, m in members.items()}))
-    with pytest.raises(ConfigError, match="nothing is unpickled"):
-        import_policy(path, PENDULUM)
+    refuses("nothing is unpickled", path, PENDULUM)
 
 
 def rsl_rl(kind: str) -> tuple[dict[str, object], nn.Module, dict[str, Tensor]]:
@@ -572,8 +566,7 @@ def test_a_checkpoint_with_other_layers_or_of_unknown_outputs_is_refused(
     state = checkpoint["actor_state_dict"] | change
     checkpoint["actor_state_dict"] = {name: tensor for name, tensor in state.items() if tensor is not None}
     torch.save(checkpoint, tmp_path / "model.pt")  # noqa: TID251
-    with pytest.raises(ConfigError, match=message):
-        import_policy(tmp_path / "model.pt", PENDULUM)
+    refuses(message, tmp_path / "model.pt", PENDULUM)
 
 
 class Parts(Around):
@@ -592,5 +585,4 @@ def test_named_inputs_are_the_parts_of_a_dict_observation(kind: str, tmp_path: P
     assert policy.policy.input_names == ("goal", "joints")
     goal, joints = torch.randn(5, 1), torch.randn(5, 2)
     torch.testing.assert_close(policy.policy(goal, joints)[0][:, :1], Parts()(joints, goal), atol=1e-5, rtol=0)
-    with pytest.raises(ConfigError, match=r"takes .*, and the environment observes observations"):
-        import_policy(path, PENDULUM)
+    refuses(r"takes .*, and the environment observes observations", path, PENDULUM)

@@ -19,10 +19,9 @@ from accel.cli import main
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.verify import run_artifact
 from accel.config import TrainConfig
-from accel.errors import ConfigError
 from accel.exporting import run_policy
 from accel.imports.policy import import_policy
-from tests.accel.test_import_policy import ppo_weights, write_zip
+from tests.accel.test_import_policy import ppo_weights, refuses, write_zip
 from tests.accel.test_programs import Parts, Recurrent, mlp, write_onnx, write_script
 
 ANY = TrainConfig.create()
@@ -172,8 +171,7 @@ def test_rows_that_are_none_are_named(
     arrays: dict[str, np.ndarray], message: str, robot: list[str], tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "bad.npz", **arrays)
-    with pytest.raises(ConfigError, match=message):
-        import_policy(Path(robot[1]), ANY, observations=tmp_path / "bad.npz")
+    refuses(message, Path(robot[1]), ANY, observations=tmp_path / "bad.npz")
 
 
 @pytest.mark.few(1)
