@@ -21,11 +21,8 @@ IMAGE = EnvSpec((4, 40, 44), "uint8", ActionSpec("categorical", (6,)))
 @pytest.mark.parametrize(
     ("text", "expected", "canonical"),
     [
-        ("mlp:64x2", NetworkText("mlp", (64.0, 64.0)), "mlp:64x2"),
-        ("mlp:64-32-8", NetworkText("mlp", (64.0, 32.0, 8.0)), "mlp:64-32-8"),
         ("mlp:64-64", NetworkText("mlp", (64.0, 64.0)), "mlp:64x2"),
         ("mlp", NetworkText("mlp", (256.0, 256.0)), "mlp:256x2"),
-        ("nature-cnn", NetworkText("nature-cnn", (1.0,)), "nature-cnn"),
         ("nature-cnn:0.5+lstm", NetworkText("nature-cnn", (0.5,), "lstm", 256), "nature-cnn:0.5+lstm:256"),
         (" impala-resnet:2+lstm:128 ", NetworkText("impala-resnet", (2.0,), "lstm", 128), "impala-resnet:2+lstm:128"),
         ("mlp:8x1+transformer", NetworkText("mlp", (8.0,), "transformer", 64, 2), "mlp:8x1+transformer:64x2"),
