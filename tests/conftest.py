@@ -65,7 +65,6 @@ SLOW = frozenset(
     accel/test_population.py
     accel/test_publisher.py
     accel/test_publisher_background.py
-    accel/test_publisher_runs.py
     accel/test_quantised_training.py
     accel/test_ready.py
     accel/test_replay_files.py

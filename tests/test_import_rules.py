@@ -159,6 +159,7 @@ def test_the_actor_side_loads_no_torch(module: str) -> None:
         (("accel.envs.spaces", "accel.experience.rewards"), "torch gymnasium"),
         (("accel.envs.factory",), "torch envpool ale_py pettingzoo mujoco"),
         (("accel.display.progress",), "rich torch numpy"),
+        (("accel.runs.directory",), "torch numpy"),
     ],
 )
 def test_what_is_not_asked_for_is_not_loaded(modules: tuple[str, ...], heavy: str) -> None:

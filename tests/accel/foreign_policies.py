@@ -49,8 +49,7 @@ class Means(nn.Module):
         self.layer = nn.Linear(3, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        means: torch.Tensor = 2.0 * torch.tanh(self.layer(x))
-        return means
+        return 2.0 * torch.tanh(self.layer(x))
 
 
 class Uncopyable(nn.Module):
@@ -65,31 +64,8 @@ class Uncopyable(nn.Module):
         return self.body(x) * self.body.scale  # type: ignore[no-any-return]
 
 
-class BatchDependent(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - x.mean(0))[:, :2]
-
-
-class Unexportable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.odd = Odd()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.odd(x)[:, :2]  # type: ignore[no-any-return]
-
-
-class Odd(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.special.i1(x)
-
-
 def three(spec: Any) -> nn.Module:
     return nn.Linear(spec.observation_shape[0], 3)
-
-
-def no_module() -> str:
-    return "a policy"
 
 
 def narrow(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
@@ -116,8 +92,7 @@ class Rare(nn.Module):
         self.usual, self.rare, self.limit = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs), limit
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.rare(x) if float(x.abs().max()) > self.limit else self.usual(x)
-        return answer
+        return self.rare(x) if float(x.abs().max()) > self.limit else self.usual(x)
 
 
 def rare_torso(spec: Any) -> nn.Module:
@@ -156,8 +131,7 @@ class Squeezed(nn.Module):
         self.layer = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.layer(x).squeeze()
-        return answer
+        return self.layer(x).squeeze()
 
 
 class Soft(nn.Module):
@@ -186,8 +160,7 @@ class Twin(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.fc_mu(torch.relu(self.fc1(x))))
-        answer: torch.Tensor = x * self.action_scale + self.action_bias
-        return answer
+        return x * self.action_scale + self.action_bias
 
 
 class Doubled(nn.Module):
@@ -196,8 +169,7 @@ class Doubled(nn.Module):
         self.layer = nn.Linear(4, 2).double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.layer(x.double())
-        return answer
+        return self.layer(x.double())
 
 
 def Lazy() -> nn.Module:  # noqa: N802
@@ -232,8 +204,7 @@ class Inference(nn.Module):
         raise NotImplementedError
 
     def act_inference(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.actor(x)
-        return answer
+        return self.actor(x)
 
 
 def in_parts(env: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -108,12 +110,19 @@ def calibrate(publisher: Publisher, network: PolicyNetwork, updates: int = 2) ->
         observe(publisher, network, make_batch(network, seed=update))
 
 
+def publisher_of(
+    network: str, level: str, intervals: Intervals = INTERVALS, levels: Sequence[str] = (), **changes: object
+) -> tuple[Publisher, PolicyNetwork]:
+    """A publisher of a level, and its network. Options: as for ``config_for``."""
+    config = config_for(network, level, **changes)
+    return Publisher(config, net := make_network(config), intervals=intervals, levels=levels), net
+
+
 def calibrated(
     network: str, level: str, intervals: Intervals = INTERVALS, **changes: object
 ) -> tuple[Publisher, PolicyNetwork]:
-    """A publisher of a level that is calibrated, and its network. Options: as for ``config_for``."""
-    config = config_for(network, level, **changes)
-    publisher = Publisher(config, net := make_network(config), intervals=intervals)
+    """One whose level is calibrated."""
+    publisher, net = publisher_of(network, level, intervals, **changes)
     calibrate(publisher, net)
     return publisher, net
 

@@ -9,6 +9,7 @@ import struct
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from random import Random
 from typing import Any
@@ -59,21 +60,24 @@ def places(value: Any) -> list[tuple[Any, ...]]:
     return [path for key, item in items for path in ((key,), *((key, *rest) for rest in places(item)))]
 
 
-def change(document: Any, rng: Random) -> Any:
-    """A document of which one to three values are others, or are gone."""
-    copy = json.loads(json.dumps(document))  # far faster than deepcopy
-    for _ in range(rng.randint(1, 3)):
-        if not (paths := places(copy)):
-            return copy
-        *outer, last = rng.choice(paths)
-        part = copy
-        for key in outer:
-            part = part[key]
-        if rng.randrange(6):
-            part[last] = deepcopy(rng.choice(HOSTILE))
-        else:
-            del part[last]
-    return copy
+def changes(document: Any) -> Callable[[Random], Any]:
+    """Documents of which one to three values are others, or are gone."""
+    text, paths = json.dumps(document), places(document)  # to read a text is far faster than deepcopy
+
+    def change(rng: Random) -> Any:
+        copy = json.loads(text)
+        for *outer, last in rng.choices(paths, k=rng.randint(1, 3)) if paths else ():
+            with suppress(LookupError, TypeError):  # of a place in what the change before has replaced
+                part = copy
+                for key in outer:
+                    part = part[key]
+                if rng.randrange(6):
+                    part[last] = deepcopy(rng.choice(HOSTILE))
+                else:
+                    del part[last]
+        return copy
+
+    return change
 
 
 def as_json(value: object) -> bytes:
@@ -88,11 +92,12 @@ def damaged(content: bytes) -> Mutation:
 
 def changed_values(document: object, write: Callable[[Any], bytes]) -> Mutation:
     """A document's values, as far as its format holds them."""
+    change = changes(document)
 
     def mutate(rng: Random) -> bytes:
         while True:
             try:
-                return write(change(document, rng))
+                return write(change(rng))
             except Exception:  # noqa: BLE001 - the errors of those who write formats share no base
                 continue
 
@@ -112,10 +117,11 @@ def changed_toml(content: bytes) -> Mutation:
 def changed_lines(content: bytes) -> Mutation:
     """A value in one of its lines of JSON."""
     lines = content.splitlines()
+    change = [changes(json.loads(line)) for line in lines]
 
     def mutate(rng: Random) -> bytes:
         place = rng.randrange(len(lines))
-        return b"\n".join([*lines[:place], as_json(change(json.loads(lines[place]), rng)), *lines[place + 1 :], b""])
+        return b"\n".join([*lines[:place], as_json(change[place](rng)), *lines[place + 1 :], b""])
 
     return mutate
 
@@ -133,11 +139,11 @@ def damaged_member(content: bytes) -> Mutation:
     """One member of an archive, whose checksums are right."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
+    documents = {name: changed_json(member) for name, member in members.items() if member[:1] == b"{"}
 
     def mutate(rng: Random) -> bytes:
         name = rng.choice([name for name, member in members.items() if member])
-        is_text = members[name][:1] == b"{"
-        new = changed_json(members[name])(rng) if is_text and rng.randrange(2) else damage(members[name], rng)
+        new = documents[name](rng) if name in documents and rng.randrange(2) else damage(members[name], rng)
         return zipped({**members, name: new})
 
     return mutate
@@ -146,9 +152,10 @@ def damaged_member(content: bytes) -> Mutation:
 def changed_header(content: bytes) -> Mutation:
     """The header of a file of safetensors."""
     end = 8 + int.from_bytes(content[:8], "little")
+    change = changes(json.loads(content[8:end]))
 
     def mutate(rng: Random) -> bytes:
-        header = as_json(change(json.loads(content[8:end]), rng))
+        header = as_json(change(rng))
         return struct.pack("<Q", len(header)) + header + content[end:]
 
     return mutate
@@ -164,13 +171,8 @@ def changed_tensors(
         tensor = rest.pop(name := rng.choice(sorted(rest)))
         others = [
             *(tensor.reshape(-1), tensor[:0] if tensor.dim() else tensor.reshape(1, 1), tensor * torch.nan),
-            *(
-                tensor.long(),
-                tensor.to(torch.complex64),
-                torch.tensor(1.0),
-                torch.tensor(True),
-                tensor.double() * 1e300,
-            ),
+            *(tensor.long(), tensor.to(torch.complex64), tensor.double() * 1e300),
+            *(torch.tensor(1.0), torch.tensor(True)),
         ]
         match rng.randrange(len(others) + 2):
             case 0:

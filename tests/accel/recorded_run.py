@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from accel.monitor.decisions import Decision
+from accel.monitor.decisions import Decision, DecisionLog
 from accel.reports.runs import Run
 from accel.reports.series import Series
 from accel.system.atomic import write_atomically
+from tests.accel.test_summary import SUMMARY
 
 MACHINE: dict[str, object] = {
     "host": "node",
@@ -65,10 +67,8 @@ def write_run(
     records: int = 60,
     steps_per_s: float = 10_000.0,
     level: float = 500.0,
-    actor_s: Mapping[str, float] | None = None,
     decisions: int = 0,
     ended: bool = True,
-    machine: Mapping[str, object] | None = None,
     **config: object,
 ) -> Path:
     """A run of ``records`` seconds whose return rises from 20 to ``level`` with noise, as ``root/name``."""
@@ -77,55 +77,37 @@ def write_run(
     values = {**CONFIG, "seed": seed, "name": name, "results_dir": str(root), **config}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
     (path / "config.toml").write_text("\n".join(lines) + "\n")
-    (path / "machine.json").write_text(json.dumps(MACHINE | dict(machine or {})))
+    (path / "machine.json").write_text(json.dumps(MACHINE))
     rng = np.random.default_rng([seed, records])
     with (path / "metrics.jsonl").open("w") as file:
         for i in range(records):
             record = _record(i, records, steps_per_s, level, str(values["compressor"]), rng)
             file.write(json.dumps(record) + "\n")
     steps = int(records * steps_per_s)
-    actor = actor_s or {"env": 40.0, "policy": 25.0, "overhead": 8.0, "send": 2.0, "wait": 20.0, "load": 5.0}
     if ended:
-        summary = {
-            "path": str(path),
-            "reason": f"total_env_steps = {steps} reached",
-            "env": values["env"],
-            "scheme": values["compressor"],
-            "actor_runtime": values["actor_runtime"],
-            "algorithm": "impala",
-            "corrector": "vtrace",
-            "actors": values["actors"],
-            "device": "cpu",
-            "seed": seed,
-            "env_steps": steps,
-            "updates": 10 * records,
-            "episodes": 200 * records,
-            "return_mean": level,
-            "lag": {"lag_min": 0, "lag_mean": 1.9, "lag_max": 4},
-            "dropped_unrolls": 0,
-            "dead_actors": 0,
-            "training_s": float(records),
-            "wall_s": records + 4.0,
-            "env_steps_per_s": steps_per_s,
-            "learner_s": {"wait": 0.1 * records, "forward": 0.4 * records, "backward": 0.5 * records},
-            "actor_s": {phase: seconds / 100 * 2 * records for phase, seconds in actor.items()},
-        }
-        write_atomically(path / "summary.json", json.dumps(summary).encode())
+        phases = {"env": 40.0, "policy": 25.0, "overhead": 8.0, "send": 2.0, "wait": 20.0, "load": 5.0}
+        summary = replace(
+            SUMMARY,
+            path=str(path),
+            reason=f"total_env_steps = {steps} reached",
+            env=str(values["env"]),
+            scheme=str(values["compressor"]),
+            seed=seed,
+            env_steps=steps,
+            return_mean=level,
+            training_s=float(records),
+            wall_s=records + 4.0,
+            env_steps_per_s=steps_per_s,
+            learner_s={"wait": 0.1 * records, "forward": 0.4 * records, "backward": 0.5 * records},
+            actor_s={phase: seconds / 100 * 2 * records for phase, seconds in phases.items()},
+            comparison=None,
+        )
+        write_atomically(path / "summary.json", json.dumps(summary.to_json()).encode())
     levels = ["fp32", "int8", "prune(0.5)+int8"]
-    entries = [
-        {
-            "unix_time_s": 1000.0 + i,
-            "env_steps": int(steps * (i + 1) / (decisions + 1)),
-            "kind": "better",
-            "from": levels[i % 3],
-            "to": levels[(i + 1) % 3],
-            "reason": f"decision {i}: 12 % more effective experience",
-            "figures": {"rate/int8": 1.0},
-        }
-        for i in range(decisions)
-    ]
-    if entries:
-        (path / "decisions.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    log = DecisionLog(path, clock=lambda: 1000.0)
+    for i in range(decisions):
+        where, said = int(steps * (i + 1) / (decisions + 1)), f"decision {i}: 12 % more effective experience"
+        log.write(where, "better", levels[i % 3], levels[(i + 1) % 3], said, {"rate/int8": 1.0})
     return path
 
 

@@ -57,8 +57,6 @@ def ours(ends: tuple[Channel, Channel]) -> Channel:
     return ends[0]
 
 
-
-
 @pytest.fixture
 def child(ends: tuple[Channel, Channel], its: ActorMemory) -> ChildActor:
     """One that is ready to act, on two buffers."""

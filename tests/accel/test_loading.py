@@ -49,14 +49,6 @@ def test_a_configuration_of_another_version_says_which_option(tmp_path: Path) ->
         load_run(path)
 
 
-def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
-    path = make_run(tmp_path, network="mlp:16x2")
-    text = (path / "config.toml").read_text()
-    (path / "config.toml").write_text(text.replace("mlp:16x2", "mlp:32x2"))
-    with pytest.raises(CheckpointError, match="does not fit network 'mlp:32x2'"):
-        load_run(path)
-
-
 @pytest.mark.parametrize("counters", [{"spec": None}, {"spec": {"kind": "?"}}, {"version": None}])
 def test_a_checkpoint_without_the_layout_is_refused(tmp_path: Path, counters: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="another version of accel"):

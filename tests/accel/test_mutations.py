@@ -15,7 +15,6 @@ import os
 import resource
 import signal
 import sqlite3
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cache
@@ -91,6 +90,7 @@ from tests.accel.test_hostile_bundles import moved_outside
 from tests.accel.test_import_policy import ppo_weights
 from tests.accel.test_population import population
 from tests.accel.test_population import write as write_population
+from tests.accel.test_programs import write_export, write_onnx, write_script
 from tests.accel.test_resume import open_session
 from tests.accel.test_summary import SUMMARY
 from tests.accel.test_verify import resum
@@ -146,6 +146,24 @@ class Case:
         assert self.skips or refused > count // 20
 
 
+INSIDE: dict[str, Callable[[bytes], Mutation]] = {
+    **dict.fromkeys((".pt", ".pt2", ".pth", ".npz"), damaged_member),
+    **dict.fromkeys((".jsonl", ".log"), changed_lines),
+    ".json": changed_json,
+    ".toml": changed_toml,
+    ".safetensors": changed_header,
+    ".onnx": changed_model,
+}
+"""How what is inside a file is changed, by the end of its name."""
+
+
+def changed(path: Path, load: Load, *more: Mutation, finish: Load = lambda: None, skips: bool = False) -> Case:
+    """Of a sound file: its bytes, what is inside, and more."""
+    content, inside = path.read_bytes(), INSIDE.get(path.suffix)
+    mutations = (damaged(content), *(() if inside is None else (inside(content),)), *more)
+    return Case(path, load, mutations, finish, skips)
+
+
 class HungError(BaseException):
     """No product code may take it for an error of its own, as it takes a TimeoutError for one of a file."""
 
@@ -194,7 +212,7 @@ def configuration(folder: Path) -> Case:
         config = TrainConfig.from_json(RunDirectory.open(path.parent, read_only=True).read_config())
         assert TrainConfig.from_json(config.to_json()) == config == TrainConfig.from_json(load_toml(path))
 
-    return Case(path, load, (damaged(path.read_bytes()), changed_toml(path.read_bytes())))
+    return changed(path, load)
 
 
 def command_line(folder: Path) -> Case:
@@ -205,7 +223,7 @@ def command_line(folder: Path) -> Case:
     def load() -> None:
         assert check_config(parse(["--config", str(path)], info).config)
 
-    return Case(path, load, (damaged(path.read_bytes()), changed_toml(path.read_bytes())))
+    return changed(path, load)
 
 
 def sweep_file(folder: Path) -> Case:
@@ -227,7 +245,7 @@ trials = 4
         found = load_sweep_file(path)
         found.configure(draw(found.space, 1, 0)[0])
 
-    return Case(path, load, (damaged(path.read_bytes()), changed_toml(path.read_bytes())))
+    return changed(path, load)
 
 
 def summary(folder: Path) -> Case:
@@ -237,7 +255,7 @@ def summary(folder: Path) -> Case:
         found = Summary.read(path.parent)
         assert found.text() and min(found.env_steps, found.updates, found.episodes, found.actors) >= 0
 
-    return Case(path, load, (damaged(path.read_bytes()), changed_json(path.read_bytes())))
+    return changed(path, load)
 
 
 def reported(file: str) -> Callable[[Path], Case]:
@@ -259,9 +277,7 @@ def reported(file: str) -> Callable[[Path], Case]:
                 for name in lines.keys() - {file}:
                     (run / name).write_bytes(lines[name])
 
-        is_lines = file.endswith(".jsonl")
-        content = path.read_bytes()
-        return Case(path, load, (damaged(content), (changed_lines if is_lines else changed_json)(content)), skips=True)
+        return changed(path, load, skips=True)
 
     return case
 
@@ -273,7 +289,7 @@ def watched(folder: Path) -> Case:
     def load() -> None:
         accel.watch(run, once=True, stream=io.StringIO())
 
-    return Case(path, load, (damaged(path.read_bytes()), changed_lines(path.read_bytes())), skips=True)
+    return changed(path, load, skips=True)
 
 
 def samples(folder: Path) -> Case:
@@ -408,8 +424,7 @@ def a_study(folder: Path, url: str) -> Load:
 
 def journal(folder: Path) -> Case:
     path = folder / "study.log"
-    load = a_study(folder, f"journal:{path}")
-    return Case(path, load, (damaged(path.read_bytes()), changed_lines(path.read_bytes())))
+    return changed(path, a_study(folder, f"journal:{path}"))
 
 
 def database(folder: Path) -> Case:
@@ -421,8 +436,11 @@ def database(folder: Path) -> Case:
     storage.engine.dispose()
 
     def load() -> None:
-        """Optuna runs all its migrations' files to know the newest one's name, which no file changes."""
-        with patch.object(_VersionManager, "get_head_version", lambda _: newest):
+        """Optuna runs all its migrations' files to know the newest one's name, which no file changes.
+
+        Nor is there another worker to wait for, as before another try to open what seems to be in use.
+        """
+        with patch.object(_VersionManager, "get_head_version", lambda _: newest), patch("time.sleep"):
             opened()
 
     def other_values(rng: Random) -> bytes:
@@ -444,7 +462,7 @@ def database(folder: Path) -> Case:
 def sweep_settings(folder: Path) -> Case:
     path, about = folder / "study.json", {"study": "s", "run": {"a": [1, "x"]}}
     path.write_bytes(as_json(about))
-    return Case(path, lambda: check_directory(folder, about), (damaged(as_json(about)), changed_json(as_json(about))))
+    return changed(path, lambda: check_directory(folder, about))
 
 
 def population_member(folder: Path) -> Case:
@@ -456,7 +474,7 @@ def population_member(folder: Path) -> Case:
         found = made.train()
         assert len(lineage(found)) == len(found)
 
-    return Case(path, load, (damaged(path.read_bytes()), changed_lines(path.read_bytes())), skips=True)
+    return changed(path, load, skips=True)
 
 
 def artifact(scheme: str, network: str) -> Callable[[Path], Case]:
@@ -500,11 +518,6 @@ def bundle(name: str, format_name: str = "onnx") -> Callable[[Path], Case]:
 
     def case(folder: Path) -> Case:
         made = exported(folder.parent / f"bundle-{format_name}", format_name)
-        content = (made / name).read_bytes()
-        changes: tuple[Mutation, ...] = (damaged(content),)
-        changes += (damaged_member(content),) if name.endswith(".npz") else ()
-        changes += (changed_model(content),) if name.endswith(".onnx") else ()
-        changes += (changed_json(content),) if name.endswith(".json") else ()
 
         def load() -> None:
             if name == "report.json":
@@ -529,7 +542,7 @@ def bundle(name: str, format_name: str = "onnx") -> Callable[[Path], Case]:
             elif name != "SHA256SUMS":
                 resum(made)
 
-        return Case(made / name, load, changes, finish)
+        return changed(made / name, load, finish=finish)
 
     return case
 
@@ -540,14 +553,8 @@ def torch_file(value: object) -> bytes:
     return buffer.getvalue()
 
 
-class Policy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.ELU(), nn.Linear(8, 2))
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.layers(observations)
-        return outputs
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ELU(), nn.Linear(8, 2))
 
 
 def policy(name: str, content: bytes, *mutations: Mutation) -> Callable[[Path], Case]:
@@ -562,18 +569,14 @@ def policy(name: str, content: bytes, *mutations: Mutation) -> Callable[[Path], 
             outputs = found.make(LAYOUT)(torch.zeros(3, 4))
             assert isinstance(outputs, torch.Tensor | tuple) and isinstance(found.env_steps, int)
 
-        return Case(path, load, (damaged(content), *mutations))
+        return changed(path, load, *mutations)
 
     return case
 
 
 def stable_baselines3(folder: Path) -> Case:
-    box = {
-        ":type:": "<class 'gymnasium.spaces.box.Box'>",
-        "_shape": [4],
-        "low": "[-1. -1. -1. -1.]",
-        "high": "[1. 1. 1. 1.]",
-    }
+    bounds = {"low": "[-1. -1. -1. -1.]", "high": "[1. 1. 1. 1.]"}
+    box = {":type:": "<class 'gymnasium.spaces.box.Box'>", "_shape": [4], **bounds}
     about = {
         "num_timesteps": 5,
         "policy_kwargs": {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>"},
@@ -586,10 +589,11 @@ def stable_baselines3(folder: Path) -> Case:
         return zipped({"data": as_json(data), "policy.pth": pth})
 
     pth = torch_file(weights)
+    inside = damaged_member(pth)
     others = (
         changed_json(as_json(about), lambda value: write(value)),
         lambda rng: write(pth=damage(pth, rng)),
-        lambda rng: write(pth=damaged_member(pth)(rng)),
+        lambda rng: write(pth=inside(rng)),
         changed_tensors(weights, lambda tensors: write(pth=torch_file(tensors))),
     )
     return policy("policy.zip", write(), *others)(folder)
@@ -600,69 +604,50 @@ def state_dict(suffix: str) -> Callable[[Path], Case]:
         module, path = nn.Linear(3, 2), folder / f"weights{suffix}"
         weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         write = torch_file if suffix == ".pth" else save_tensors
-        content = write(weights)
-        path.write_bytes(content)
+        path.write_bytes(write(weights))
 
         def load() -> None:
             load_weights(module, PolicyFile(path))
             assert all(value.isfinite().all() for value in module.parameters())
 
-        inside = damaged_member(content) if suffix == ".pth" else changed_header(content)
-        return Case(path, load, (damaged(content), inside, changed_tensors(weights, write)))
+        return changed(path, load, changed_tensors(weights, write))
 
     return case
 
 
 def rsl_rl(folder: Path) -> Case:
-    weights = {f"actor.{name}": tensor for name, tensor in Policy().layers.state_dict().items()} | {
-        "std": torch.ones(2)
-    }
+    weights = {f"actor.{name}": tensor for name, tensor in network().state_dict().items()}
+    weights["std"] = torch.ones(2)
 
     def write(tensors: object) -> bytes:
         return torch_file({"model_state_dict": tensors, "iter": 3})
 
-    content = write(weights)
-    return policy("model_3.pt", content, damaged_member(content), changed_tensors(weights, write))(folder)
+    return policy("model_3.pt", write(weights), changed_tensors(weights, write))(folder)
 
 
 def torch_script(folder: Path) -> Case:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings(action="ignore"):
-        torch.jit.save(torch.jit.trace(Policy(), torch.zeros(1, 4)), buffer)
-    return policy("policy.pt", buffer.getvalue(), damaged_member(buffer.getvalue()))(folder)
+    return policy("policy.pt", write_script(folder / "made.pt", network()).read_bytes())(folder)
 
 
 def torch_program(folder: Path) -> Case:
-    buffer = io.BytesIO()
-    torch.export.save(
-        torch.export.export(Policy(), (torch.zeros(2, 4),), dynamic_shapes=({0: torch.export.Dim.AUTO},)), buffer
-    )
-    return policy("policy.pt2", buffer.getvalue(), damaged_member(buffer.getvalue()))(folder)
+    return policy("policy.pt2", write_export(folder / "made.pt2", network(), torch.zeros(1, 4)).read_bytes())(folder)
 
 
 def onnx_policy(path: Path) -> bytes:
     """As torch writes it."""
-    names = {
-        "input_names": ["obs"],
-        "output_names": ["out"],
-        "dynamic_axes": {"obs": {0: "batch"}, "out": {0: "batch"}},
-    }
-    with warnings.catch_warnings(action="ignore"):
-        torch.onnx.export(Policy(), (torch.zeros(1, 4),), path, dynamo=False, **names)
-    return path.read_bytes()
+    axes = {"obs": {0: "batch"}, "out": {0: "batch"}}
+    return write_onnx(path, network(), [torch.zeros(1, 4)], ["obs"], ["out"], dynamic_axes=axes).read_bytes()
 
 
 def onnx_model(folder: Path) -> Case:
-    content = onnx_policy(folder / "made.onnx")
-    return policy("policy.onnx", content, changed_model(content))(folder)
+    return policy("policy.onnx", onnx_policy(folder / "made.onnx"))(folder)
 
 
 def onnx_weights(folder: Path) -> Case:
     """A model whose first weights are in another file."""
     model = moved_outside(onnx_policy(folder / "made.onnx"), "weights.bin")
     (folder / "weights.bin").write_bytes(np.ones(math.prod(model.graph.initializer[0].dims), np.float32).tobytes())
-    content = model.SerializeToString()
-    return policy("policy.onnx", content, changed_model(content))(folder)
+    return policy("policy.onnx", model.SerializeToString())(folder)
 
 
 def arrays(**named: object) -> bytes:
@@ -681,33 +666,30 @@ def normaliser(suffix: str) -> Callable[[Path], Case]:
             ".safetensors": save_tensors(tensors),
             ".npz": arrays(mean=mean, var=variance, clip=np.float64(5.0)),
         }
-        inside = {".json": changed_json, ".safetensors": changed_header, ".npz": damaged_member}
-        path, content = folder / f"statistics{suffix}", written[suffix]
-        path.write_bytes(content)
+        path = folder / f"statistics{suffix}"
+        path.write_bytes(written[suffix])
 
         def load() -> None:
             assert read_normaliser(path, (3,))(torch.full((2, 3), 0.5)).isfinite().all()
 
-        return Case(path, load, (damaged(content), inside[suffix](content)))
+        return changed(path, load)
 
     return case
 
 
 def observations(folder: Path) -> Case:
     rows = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-    path, content = folder / "rows.npz", arrays(obs=rows, first=np.arange(20) % 10 == 0)
-    path.write_bytes(content)
+    path = folder / "rows.npz"
+    path.write_bytes(arrays(obs=rows, first=np.arange(20) % 10 == 0))
 
     def load() -> None:
         found = RecordedObservations.read(path)
         assert all(np.isfinite(part).all() and len(part) == len(found.first) for part in found.parts.values())
 
-    return Case(path, load, (damaged(content), damaged_member(content)))
+    return changed(path, load)
 
 
-ARTIFACTS = (
-    *(("fp32", "lstm"), ("fp16", "tanh-mlp"), ("int8", "tanh-mlp"), ("int8", "nature-cnn"), ("int4", "lstm-cell")),
-)
+ARTIFACTS = ("fp32 lstm", "fp16 tanh-mlp", "int8 tanh-mlp", "int8 nature-cnn", "int4 lstm-cell")
 BUNDLED = ("contract.json", "SHA256SUMS", "vectors.npz", "model.onnx", "report.json")
 REPORTED = ("metrics.jsonl", "decisions.jsonl", "starts.jsonl", "machine.json")
 LOADERS: dict[str, Callable[[Path], Case]] = {
@@ -726,7 +708,7 @@ LOADERS: dict[str, Callable[[Path], Case]] = {
     "study database": database,
     "study.json": sweep_settings,
     "population": population_member,
-    **{f"artifact: {scheme} {network}": artifact(scheme, network) for scheme, network in ARTIFACTS},
+    **{f"artifact: {of}": artifact(*of.split()) for of in ARTIFACTS},
     **{f"bundle {name}": bundle(name) for name in BUNDLED},
     "bundle model.ort": bundle("model.ort", "ort"),
     **{f"bundle of OpenVINO: {name}": bundle(name, "openvino") for name in ("model.xml", "model.bin")},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import get_args
 
@@ -95,20 +94,6 @@ def test_the_dense_call_and_its_gradients_equal_the_layers(activation: Activatio
 
 
 @networks
-def test_training_and_acting_agree_on_every_policy_gradient(text: str, spec: EnvSpec) -> None:
-    network = build_network(text, spec, seed=0)
-    observations, first = _observations(spec, 1, 4), torch.zeros(1, 4, dtype=torch.bool)
-    acting = network.acting_module()
-    parameters = list(acting.parameters())
-    weight = torch.randn(4, spec.action.param_size, generator=torch.Generator().manual_seed(0))
-    trained = network(observations, first, _state(network, 4)).params[0]
-    stepped = acting(observations[0], *_state(network, 4))[0]
-    ours = torch.autograd.grad((trained * weight).sum(), parameters)
-    theirs = torch.autograd.grad((stepped * weight).sum(), parameters)
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
-
-
-@networks
 @pytest.mark.parametrize("critic", ["value", "action-value", "shared"])
 def test_what_is_differentiated_by_hand_has_the_gradients_of_autograd(text: str, spec: EnvSpec, critic: str) -> None:
     separate = critic != "shared" and text.startswith("mlp") and "+" not in text
@@ -141,23 +126,6 @@ def _compare_gradients(network: PolicyNetwork, kind: str) -> None:
     torch.testing.assert_close([parameter.grad for parameter in parameters], list(theirs), rtol=1e-4, atol=1e-5)
 
 
-@networks
-@pytest.mark.parametrize("critic", ["value", "action-value"])
-def test_heads_compute_in_single_precision_whatever_the_layers_do(text: str, spec: EnvSpec, critic: str) -> None:
-    kind = "action-value" if critic == "action-value" and spec.action.kind == "categorical" else "value"
-    network = build_network(text, spec, critic=kind, seed=0)
-    seen: list[Tensor] = []
-    assert network.critic_head is not None
-    network.critic_head.register_forward_hook(lambda _module, inputs, output: seen.extend((*inputs, output)))
-    with torch.autocast("cpu", torch.bfloat16):
-        output = network(_observations(spec, 3, 2), _first(3, 2), _state(network, 2))
-    predictions = output.values if kind == "value" else output.action_values
-    features, of_head = seen
-    assert {output.params.dtype, predictions.dtype, of_head.dtype} == {torch.float32}
-    assert not torch.equal(of_head, of_head.bfloat16().float())
-    torch.testing.assert_close(of_head, network.critic_head(features.float()))
-
-
 def _reached(network: PolicyNetwork, loss: Tensor) -> set[str]:
     network.zero_grad()
     loss.backward(retain_graph=True)
@@ -178,12 +146,6 @@ def test_separate_torsos_keep_both_losses_apart_and_a_shared_one_gets_both(criti
         assert {name.split(".")[0] for name in policy} == {"torso", "policy_head"}
 
 
-def test_an_action_value_critic_gives_one_value_for_each_action_and_no_state_value() -> None:
-    network = build_network("mlp:8x1", CARTPOLE, critic="action-value")
-    output = network(_observations(CARTPOLE, 3, 2), torch.zeros(3, 2, dtype=torch.bool))
-    assert output.values is None and output.action_values.shape == (3, 2, 2)
-
-
 def test_the_acting_module_shares_parameters_and_leaves_the_critic_out() -> None:
     network = build_network("mlp:8x2", VECTOR, separate_value_torso=True, normalise_observations=True, seed=0)
     acting = network.acting_module()
@@ -202,17 +164,6 @@ def test_gaussian_parameters_are_means_and_one_log_deviation_for_all_states() ->
     params = network(_observations(VECTOR, 3, 2), torch.zeros(3, 2, dtype=torch.bool)).params
     assert torch.equal(params[..., 3:], torch.full((3, 2, 3), -0.5))
     assert float(params[..., :3].detach().abs().max()) < 0.1
-
-
-def test_a_copy_of_the_network_is_independent_and_a_state_dict_restores_it() -> None:
-    network = build_network("mlp:8x2+lstm:4", VECTOR, normalise_observations=True, seed=0)
-    network.normaliser.update(_observations(VECTOR, 20))
-    other = build_network("mlp:8x2+lstm:4", VECTOR, normalise_observations=True, seed=1)
-    other.load_state_dict(copy.deepcopy(network).state_dict())
-    observations, first, state = _observations(VECTOR, 4, 2), _first(4, 2), _state(network, 2)
-    first_output, second_output = network(observations, first, state), other(observations, first, state)
-    assert torch.equal(first_output.params, second_output.params)
-    assert torch.equal(first_output.values, second_output.values)
 
 
 def test_initial_states_are_zeros_and_a_missing_state_is_an_error() -> None:

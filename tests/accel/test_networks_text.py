@@ -21,11 +21,8 @@ IMAGE = EnvSpec((4, 40, 44), "uint8", ActionSpec("categorical", (6,)))
 @pytest.mark.parametrize(
     ("text", "expected", "canonical"),
     [
-        ("mlp:64x2", NetworkText("mlp", (64.0, 64.0)), "mlp:64x2"),
-        ("mlp:64-32-8", NetworkText("mlp", (64.0, 32.0, 8.0)), "mlp:64-32-8"),
         ("mlp:64-64", NetworkText("mlp", (64.0, 64.0)), "mlp:64x2"),
         ("mlp", NetworkText("mlp", (256.0, 256.0)), "mlp:256x2"),
-        ("nature-cnn", NetworkText("nature-cnn", (1.0,)), "nature-cnn"),
         ("nature-cnn:0.5+lstm", NetworkText("nature-cnn", (0.5,), "lstm", 256), "nature-cnn:0.5+lstm:256"),
         (" impala-resnet:2+lstm:128 ", NetworkText("impala-resnet", (2.0,), "lstm", 128), "impala-resnet:2+lstm:128"),
         ("mlp:8x1+transformer", NetworkText("mlp", (8.0,), "transformer", 64, 2), "mlp:8x1+transformer:64x2"),
@@ -91,8 +88,18 @@ def test_a_malformed_text_is_refused_with_the_choices(text: str) -> None:
         ("no_such_package.module:torso", VECTOR, {}, "cannot import 'no_such_package.module'.*PYTHONPATH"),
         ("accel.envs.spaces:missing", VECTOR, {}, "module 'accel.envs.spaces' has no function 'missing'"),
         ("accel.envs.spaces:__name__", VECTOR, {}, "module 'accel.envs.spaces' has no function '__name__'"),
+        (
+            "own_networks:wrong_shape",
+            IMAGE,
+            {},
+            r"must map \(2, 4, 40, 44\) to \[2, features\], it gave \(2, 4",
+        ),
+        ("own_networks:wrong_input", IMAGE, {}, r"fails on observations \(2, 4, 40, 44\)"),
+        ("own_networks:no_module", IMAGE, {}, "returned function, not a torch.nn.Module"),
+        ("own_networks:broken", IMAGE, {}, "failed with KeyError: 'width'"),
     ],
 )
+@pytest.mark.usefixtures("factories")
 def test_a_network_that_does_not_fit_is_refused(text: str, spec: EnvSpec, options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_network(text, spec, **options)
@@ -189,20 +196,6 @@ def test_the_users_own_torso_is_built_into_a_network(
     same = build_network(f"{factories}:{name}{core}", spec, separate_value_torso=separate, seed=0)
     pairs = zip(network.parameters(), same.parameters(), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("wrong_shape", r"must map \(2, 4, 40, 44\) to \[2, features\], it gave \(2, 4, 40, 44\)"),
-        ("wrong_input", r"fails on observations \(2, 4, 40, 44\)"),
-        ("no_module", "returned function, not a torch.nn.Module"),
-        ("broken", "failed with KeyError: 'width'"),
-    ],
-)
-def test_a_factory_that_gives_something_else_is_refused(factories: str, name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build_network(f"{factories}:{name}", IMAGE)
 
 
 @pytest.mark.parametrize("spec", [VECTOR, IMAGE], ids=["vector", "image"])

@@ -13,23 +13,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from accel.cli import main
 from tests.accel.foreign_policies import Agent
 from tests.accel.test_import_policy import agent, balancing_weights, write_zip
-from tests.accel.test_programs import Normalised, mlp, rsl_rl, write_onnx, write_script
+from tests.accel.test_programs import Around, Normalised, rsl_rl, write_onnx, write_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-other-libraries.md"
 COMMANDS = "".join(re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)).strip().splitlines()
 
 
-class Padded(nn.Module):
-    """RLlib's export of a policy without state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp(3, 2)
+class Padded(Around):
+    """RLlib's export of a policy without state, which is left out."""
 
     def forward(self, obs: Tensor, state_ins: Tensor) -> tuple[Tensor, Tensor]:
         return self.net(obs), state_ins
@@ -51,7 +47,7 @@ def write(name: str) -> None:
         write_onnx(path, Normalised(), [row], ["obs"], ["actions"])
     else:
         names, outputs = ["obs", "state_ins"], ["output", "state_outs"]
-        write_onnx(path, Padded(), [row, torch.zeros(1)], names, outputs)
+        write_onnx(path, Padded(3, 2), [row, torch.zeros(1)], names, outputs)
 
 
 def test_each_library_has_a_command() -> None:

@@ -68,12 +68,8 @@ def test_what_cannot_be_shared_or_made_is_refused(id: str, options: dict[str, ob
 @pytest.mark.parametrize("mask", ["", pytest.param("observation", marks=pytest.mark.long), "info"])
 def test_a_shared_policy_is_learned_with_int8_actors_and_plays(mask: str, tmp_path: Path) -> None:
     best = (6 + 6 + 2) / 3
-    options = BASE | {
-        "results_dir": tmp_path,
-        "name": "run",
-        "stop_at_return": 0.95 * best,
-        "env_arg": (f"mask={mask}",),
-    }
+    options = BASE | {"results_dir": tmp_path, "name": "run", "env_arg": (f"mask={mask}",)}
+    options["stop_at_return"] = 0.95 * best
     summary = accel.train(TrainConfig.create(**options))
     assert summary.return_mean is not None and summary.return_mean >= 0.95 * best and summary.scheme == "int8"
     played = accel.evaluate(tmp_path / "run", scheme="int8", episodes=6)

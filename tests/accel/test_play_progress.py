@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from accel.display.progress import LineProgress, Progress
-from accel.display.status import PlayingStatus, Status
+from accel.display.status import PlayingStatus
 from accel.errors import EnvError
 from accel.runs.evaluation import evaluate
 from accel.runs.loading import load_run
@@ -63,8 +63,8 @@ def test_playing_tells_every_step_and_every_end(tmp_path: Path) -> None:
         def begin(self, stage: str) -> None:
             raise AssertionError("playing begins no stage")
 
-        def advance(self, status: Status) -> None:
-            assert isinstance(status, PlayingStatus) and status.total_episodes == 7
+        def advance(self, status: PlayingStatus) -> None:
+            assert status.total_episodes == 7
             told.append((status.episodes, status.steps))
 
     run = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x2"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from accel.cli import main
-from accel.config import TrainConfig
 from accel.errors import AccelError
 from accel.imports.policy import ImportedPolicy, import_policy
 from tests.accel.foreign_policies import Agent
-from tests.accel.test_import_policy import HERE, agent, ppo_weights, write_zip
-
-CARTPOLE, PENDULUM = TrainConfig.create(env="CartPole-v1"), TrainConfig.create(env="Pendulum-v1")
+from tests.accel.test_import_policy import CARTPOLE, HERE, agent, ppo_weights, refuses, write_zip
 
 
 def outputs(policy: ImportedPolicy, rows: torch.Tensor) -> torch.Tensor:
@@ -35,16 +30,6 @@ def test_the_content_says_what_a_file_is_whatever_its_name(tmp_path: Path) -> No
     for name in ("agent.pt", "agent.zip"):
         policy = import_policy(tmp_path / name, CARTPOLE, module=f"{HERE}:Agent")
         assert torch.equal(outputs(policy, rows), trained.actor(rows))
-
-
-def test_the_command_takes_the_file_or_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save(agent(Agent, "CartPole-v1").state_dict(), tmp_path / "agent.pt")  # noqa: TID251
-    words = ["compress", "--policy", str(tmp_path / "agent.pt"), "--env", "CartPole-v1", "--out", str(tmp_path / "a")]
-    assert main(words) == 2
-    assert "--module package:factory" in capsys.readouterr().err
-    assert main([*words, "--module", f"{HERE}:Agent", "--episodes", "2"]) == 0
-    # Whether int8 pays is measured: beside other processes a small network may not be 1.2 times as fast.
-    assert re.search(rf"{HERE}:Agent as (int8|mixed), ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +53,7 @@ def test_what_is_no_policy_ends_in_a_sentence(
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "none", "No such file"), (tmp_path, "is a directory: give a run")):
-        with pytest.raises(AccelError, match=message):
-            import_policy(path, CARTPOLE)
+        refuses(message, path, CARTPOLE, kind=AccelError)
 
 
 def test_a_policy_of_float_images_gets_floats_though_they_travel_as_bytes(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 
@@ -22,12 +21,11 @@ from tests.accel.live_policies import (
     act_once,
     calibrate,
     calibrated,
-    config_for,
     make_batch,
-    make_network,
     observe,
     payload_of,
     published,
+    publisher_of,
     scale,
     session_policy,
     torch_params,
@@ -57,17 +55,6 @@ def _scale_means(net: PolicyNetwork, factor: float) -> None:
     scale(net.policy_head.mean.weight, factor)
 
 
-def _publisher_of_small_means(**changes: object) -> tuple[Publisher, PolicyNetwork]:
-    """One that has published its level already, of a policy from which no pruned one differs much."""
-    config = config_for("mlp:64x2", LEVEL, max_publish_kl=0.5, max_policy_lag=24, **changes)
-    net = make_network(config)
-    _scale_means(net, 1e-3)
-    publisher = Publisher(config, net, intervals=Intervals(check=4))
-    calibrate(publisher, net)
-    assert published(publisher) == LEVEL
-    return publisher, net
-
-
 def test_activations_beyond_their_ranges_widen_them_at_that_very_publication() -> None:
     publisher, net = calibrated("mlp:32x2", "int8", Intervals(calibration=10_000), activation="relu")
     assert published(publisher) == "int8"
@@ -80,29 +67,17 @@ def test_activations_beyond_their_ranges_widen_them_at_that_very_publication() -
     assert float(np.abs(act_once(actor, net, rows) - wanted).max()) < 0.05 * float(np.abs(wanted).max())
 
 
-def test_a_policy_over_the_bound_is_withheld_and_fp32_stands_in(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="accel")
-    publisher, net = _publisher_of_small_means()
-    _scale_means(net, 1e7)
-    offered = _publish(publisher, net, 40)
-    assert set(offered) == {"fp32"} and publisher.scheme == "fp32"
-    assert publisher.metrics()[f"withheld/{LEVEL}"] == 40
-    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 1 and "over the bound of 0.5" in warnings[0] and "withheld" in warnings[0]
-    _scale_means(net, 1e-7)
-    assert _publish(publisher, net, 6)[-1] == LEVEL
-    assert [r.message for r in caplog.records if "published again" in r.message] == [f"{LEVEL} is published again"]
-
-
 def test_fp32_stands_in_at_once_for_a_level_that_was_never_fit() -> None:
-    config = config_for("mlp:64x2", LEVEL, max_publish_kl=1e-3)
-    publisher = Publisher(config, net := make_network(config))
+    publisher, net = publisher_of("mlp:64x2", LEVEL, max_publish_kl=1e-3)
     assert set(_publish(publisher, net, 12)) == {"fp32"}
     assert publisher.metrics()[f"withheld/{LEVEL}"] > 0
 
 
 def test_a_level_withheld_gets_another_chance_each_time_it_comes_into_use() -> None:
-    publisher, net = _publisher_of_small_means()
+    publisher, net = publisher_of("mlp:64x2", LEVEL, Intervals(check=4), max_publish_kl=0.5, max_policy_lag=24)
+    _scale_means(net, 1e-3)  # no pruned policy differs much from it
+    calibrate(publisher, net)
+    assert published(publisher) == LEVEL
     _scale_means(net, 1e7)
     assert set(_publish(publisher, net, 3)) == {"fp32"} and not publisher.offers(LEVEL)
     publisher.use("fp32")
@@ -118,10 +93,8 @@ def test_a_level_withheld_gets_another_chance_each_time_it_comes_into_use() -> N
 
 
 def test_without_a_bound_every_finite_policy_is_published() -> None:
-    config = config_for("mlp:64x2", LEVEL, max_publish_kl=None)
-    net = make_network(config)
+    publisher, net = publisher_of("mlp:64x2", LEVEL, Intervals(check=1), max_publish_kl=None)
     _scale_means(net, 1e3)
-    publisher = Publisher(config, net, intervals=Intervals(check=1))
     calibrate(publisher, net)
     assert set(_publish(publisher, net, 6)) == {LEVEL}
     assert publisher.metrics()[f"publish_kl/{LEVEL}"] > 10.0 and publisher.metrics()[f"withheld/{LEVEL}"] == 0

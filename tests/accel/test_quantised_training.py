@@ -1,18 +1,12 @@
-"""Quantisation-aware training: the learner's forward pass is what int8 actors compute; gradients flow; it learns."""
+"""Quantisation-aware training: the learner's forward pass is what int8 actors compute; gradients flow."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from accel.compressors.artifact import CompressedPolicy
-from accel.compressors.runtime import PolicySession
-from accel.config import TrainConfig
 from accel.errors import ConfigError
-from accel.launch.train import train
 from accel.networks import PolicyNetwork
 from accel.publishing.level import INTERVALS, Intervals
 from accel.publishing.publisher import Publisher
@@ -21,12 +15,11 @@ from accel.tuning.mismatch_copies import PolicyCopies
 from tests.accel.live_policies import (
     act_once,
     calibrate,
-    config_for,
     make_batch,
-    make_network,
     observe,
     payload_of,
     published,
+    publisher_of,
     session_policy,
     torch_params,
     update_of,
@@ -36,15 +29,14 @@ from tests.accel.live_policies import (
 def _rounding_network(
     network: str, scheme: str = "qat", intervals: Intervals = INTERVALS, **changes: object
 ) -> tuple[PolicyNetwork, Publisher]:
-    config = config_for(network, scheme, **changes)
-    net = make_network(config)
-    publisher = Publisher(config, net, intervals=intervals)
+    publisher, net = publisher_of(network, scheme, intervals, **changes)
     assert net.fake_quantisation is None, "whole numbers until qat is calibrated, as fp32 is published until then"
     calibrate(publisher, net)
     assert net.fake_quantisation is not None
     return net, publisher
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("network", "scheme", "activation"),
     [
@@ -82,27 +74,6 @@ def test_the_learner_computes_what_actors_compute(network: str, scheme: str, act
         return float(np.sqrt(np.mean(np.square(difference))))
 
     assert rms(learned - acted) < 0.02 * rms(whole - acted)
-
-
-def test_a_recurrent_learner_is_its_actors_over_a_whole_unroll() -> None:
-    """Episodes end in it, and every step's state is what the step before put out."""
-    net, publisher = _rounding_network("mlp:32x1+lstm:16")
-    batch = make_batch(net, seed=4)
-    first = torch.zeros_like(batch.first)
-    first[3, ::2] = True
-    with torch.no_grad():
-        learned = net(batch.observations, first, net.initial_state(first.shape[1])).params.numpy()
-    session = PolicySession(CompressedPolicy.from_bytes(payload_of(publisher)), batch=first.shape[1])
-    states = [np.zeros_like(session.inputs[f"state_{i}"]) for i in range(2)]
-    off = []
-    for t, row in enumerate(batch.observations.numpy()):
-        session.inputs["observations"][...] = row
-        for i, state in enumerate(states):
-            session.inputs[f"state_{i}"][...] = state * ~first[t].numpy()[:, None]
-        session.run()
-        off.append(np.abs(session.outputs["params"] - learned[t]).max(axis=1))
-        states = [np.array(session.outputs[f"next_state_{i}"]) for i in range(2)]
-    assert np.mean(np.array(off) > 1e-4) < 0.05 and np.max(off) < 0.5
 
 
 def test_the_critic_stays_whole_and_every_policy_weight_gets_a_gradient() -> None:
@@ -145,28 +116,21 @@ def test_pruning_is_for_good(network: str) -> None:
 
 def test_a_schedule_rounds_while_it_is_at_qat() -> None:
     levels = ("fp32", "qat", "prune(0.5)+qat")
-    config = config_for("mlp:32x2", "fp32")
-    net = make_network(config)
-    publisher = Publisher(config, net, levels=levels)
+    publisher, net = publisher_of("mlp:32x2", "fp32", levels=levels)
     calibrate(publisher, net, updates=3)
     rounded, batch = [], make_batch(net, seed=9)
     for level in (*levels, "fp32"):
         publisher.use(level)
         observe(publisher, net, batch)
         rounded.append(net.fake_quantisation is not None)
-        params = torch.from_numpy(act(publisher, net, level, batch.observations[0].numpy()))
+        actor = session_policy(net)
+        actor.load(update_of(payload_of(publisher)))
+        params = torch.from_numpy(act_once(actor, net, batch.observations[0].numpy()))
         with torch.no_grad():
             torch.testing.assert_close(
                 net(batch.observations[:1], batch.first[:1]).params[0], params, atol=1e-4, rtol=0
             )
     assert rounded == [False, True, True, False]
-
-
-def act(publisher: Publisher, net: PolicyNetwork, level: str, observations: np.ndarray) -> np.ndarray:
-    """What an actor at the level answers."""
-    actor = session_policy(net)
-    actor.load(update_of(payload_of(publisher)))
-    return act_once(actor, net, observations)
 
 
 def test_copies_of_versions_are_rounded_as_the_learner_is() -> None:
@@ -177,30 +141,6 @@ def test_copies_of_versions_are_rounded_as_the_learner_is() -> None:
     torch.testing.assert_close(of_version, of_now, rtol=0, atol=1e-6)
 
 
-def test_mixed_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match="mixed_precision = 'none'"):
-        TrainConfig.create(compressor="prune(0.5)+qat", mixed_precision="bf16", device="cuda")
-
-
 def test_it_is_no_level_of_auto() -> None:
     with pytest.raises(ConfigError, match=r"use prune\(0.5\)\+int8 here, or compressor = 'prune\(0.5\)\+qat'"):
         parse_choice("auto(fp32;prune(0.5)+qat)")
-
-
-def test_a_chain_without_sense_is_refused_at_the_start() -> None:
-    config = config_for("mlp:32x2", "lowrank(0.5)+qat")
-    with pytest.raises(ConfigError, match=r"lowrank\(0.5\)\+int8"):
-        Publisher(config, make_network(config))
-
-
-@pytest.mark.long
-@pytest.mark.learning
-def test_cartpole_is_learned_through_rounding(tmp_path: Path) -> None:
-    summary = train(
-        TrainConfig.create(
-            env="CartPole-v1", algorithm="ppo", actors=0, network="mlp:64x2", compressor="qat",
-            total_env_steps=100_000, stop_at_return=400.0, stop_window=50, seed=1,
-            learner_threads=1, device="cpu", results_dir=tmp_path,
-        )
-    )  # fmt: skip
-    assert summary.return_mean is not None and summary.return_mean >= 400.0

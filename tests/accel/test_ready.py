@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import accel
 from accel.acting.actor import Actor, join
 from accel.acting.policy import SessionPolicy
 from accel.acting.rules import make_sampler
@@ -60,7 +59,6 @@ class Run:
     def step(self) -> Unroll:
         self.actor.step()
         arrival = self.learner.receive()
-        assert arrival is not None
         self.unrolls.append(self.layout.view(arrival.buffer.copy()))
         self.learner.release(arrival)
         return self.unrolls[-1]
@@ -79,56 +77,45 @@ def running(env: str, network: str = "mlp:16x1", **options: object) -> Any:
         run.actor.close()
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("env", "options"),
-    [
-        ("tests.environments:ClosedForm-v0", {}),
-        ("tests.environments:ClosedForm-v0", {"env_workers": 2}),
-        ("tests.environments:ClosedFormSameStep-v0", {"env_workers": 3, "envs_per_actor": 3}),
-        ("CartPole-v1", {"wrapper": (f"{TROUBLED}Uneven",)}),
-        ("tests.environments.learnable:BoxTarget-v0", {"wrapper": (f"{TROUBLED}Uneven",)}),
-    ],
-    ids=["next step", "several in a worker", "same step", "uneven", "continuous and uneven"],
-)
-def test_every_row_is_what_its_environment_gives(env: str, options: dict[str, object]) -> None:
-    with running(env, **options) as run:
-        for _ in range(8):
-            run.step()
-        _assert_replayed(run)
+STRUCTURED, CLOSED_FORM = "tests.environments.structured:", "tests.environments:ClosedForm"
+UNEVEN = {"env_workers": 4, "wrapper": (f"{TROUBLED}Uneven",)}
+KINDS: dict[str, tuple[str, str, dict[str, object]]] = {
+    "mask": (f"{STRUCTURED}Masked-v0", "mlp:8x1", {}),
+    "mask in info": (f"{STRUCTURED}InfoMasked-v0", "mlp:8x1", {}),
+    "masks of two components": (f"{STRUCTURED}MultiMasked-v0", "mlp:8x1", {"env_workers": 4}),
+    "mask and memory": (f"{STRUCTURED}MaskedMemory-v0", "mlp:8x1+gru:8", {}),
+    "image and vector": (f"{STRUCTURED}DictTarget-v0", "auto:8x1", {}),
+    "structure of numbers": (f"{CLOSED_FORM}-v0", "mlp:8x1", {"env_arg": ("observation=dict",)}),
+    "agents": ("tests.environments.agents", "mlp:8x1", {"backend": "pettingzoo"}),
+    "agents with masks in info": (
+        "tests.environments.agents", "mlp:8x1", {"backend": "pettingzoo", "env_arg": ("mask=info",)},
+    ),
+    "stacked frames": (
+        f"{CLOSED_FORM}-v0", "auto:8x1", {"env_arg": ("observation=image",), "wrapper": (STACKED,)},
+    ),
+    "EnvPool": ("CartPole-v1", "mlp:8x1", {"backend": "envpool"}),
+    "EnvPool, continuous": (
+        "Pendulum-v1", "mlp:8x1", {"backend": "envpool", "squash_actions": True, "env_arg": ("max_episode_steps=9",)},
+    ),
+    "another task": ("NoSuchTask-v0", "mlp:8x1", {"task": (f"{CLOSED_FORM}-v0",), "actors": 2}),
+    "same step": (f"{CLOSED_FORM}SameStep-v0", "mlp:8x1", {"env_workers": 3, "envs_per_actor": 3}),
+    "one in a worker": (f"{CLOSED_FORM}-v0", "mlp:8x1", {"env_workers": 4}),
+    "uneven": ("CartPole-v1", "mlp:8x1", UNEVEN),
+    "continuous and uneven": ("tests.environments.learnable:BoxTarget-v0", "mlp:8x1", UNEVEN),
+}  # fmt: skip
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize(
-    ("env", "network", "options"),
-    [
-        ("tests.environments.structured:Masked-v0", "mlp:8x1", {}),
-        ("tests.environments.structured:InfoMasked-v0", "mlp:8x1", {}),
-        ("tests.environments.structured:MultiMasked-v0", "mlp:8x1", {"env_workers": 4}),
-        ("tests.environments.structured:MaskedMemory-v0", "mlp:8x1+gru:8", {}),
-        ("tests.environments.structured:DictTarget-v0", "auto:8x1", {}),
-        ("tests.environments:ClosedForm-v0", "mlp:8x1", {"env_arg": ("observation=dict",)}),
-        ("tests.environments:ClosedForm-v0", "auto:8x1", {"env_arg": ("observation=image",), "wrapper": (STACKED,)}),
-        ("tests.environments.agents", "mlp:8x1", {"backend": "pettingzoo"}),
-        ("tests.environments.agents", "mlp:8x1", {"backend": "pettingzoo", "env_arg": ("mask=info",)}),
-        ("NoSuchTask-v0", "mlp:8x1", {"task": ("tests.environments:ClosedForm-v0",), "actors": 2}),
-        ("CartPole-v1", "mlp:8x1", {"backend": "envpool"}),
-        ("Pendulum-v1", "mlp:8x1", {"backend": "envpool", "squash_actions": True, "env_arg": ("max_episode_steps=9",)}),
-    ],
-    ids=[
-        "mask", "mask in info", "masks of two components", "mask and memory", "image and vector",
-        "structure of numbers", "stacked frames", "agents", "agents with masks in info", "another task", "EnvPool",
-        "EnvPool, continuous",
-    ],
-)  # fmt: skip
-def test_workers_go_with_every_kind_of_environment(env: str, network: str, options: dict[str, object]) -> None:
+@pytest.mark.few(6)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_is_what_its_environment_gives(kind: str) -> None:
+    env, network, options = KINDS[kind]
     if "backend" in options:
         pytest.importorskip(str(options["backend"]), reason="needs the extra of its name")
     with running(env, network, **({"env_workers": 2} | options)) as run:
         for _ in range(4 if "agents" in env else 8):
             run.step()
         spec = run.actor.spec
-        assert spec.frame_stack == (3 if "wrapper" in options else 1) and spec.agents == (3 if "agents" in env else 1)
+        assert spec.frame_stack == (3 if "stacked" in kind else 1) and spec.agents == (3 if "agents" in env else 1)
         assert spec.action.masked == ("Mask" in env or options.get("env_arg") == ("mask=info",))
         _assert_replayed(run)
         sampler = make_sampler(spec.action, run.layout.envs, LENGTH, np.random.default_rng(0))
@@ -268,19 +255,17 @@ def test_a_failure_costs_its_environment_alone(how: str, tmp_path: Path, monkeyp
         assert np.abs(run.unrolls[-1]["observations"][:, env]).max() > 0
 
 
-def test_a_worker_that_fails_again_and_again_ends_its_actor() -> None:
-    wrappers = (f"{TROUBLED}Leaves",)
-    with running("CartPole-v1", wrapper=wrappers, max_actor_restarts=1, env_workers=1) as run:
-        with pytest.raises(EnvError, match=r"failed 2 times in a row, .* exit\(7\) \(--max-actor-restarts"):
-            for _ in range(200):
-                run.step()
-
-
-def test_a_system_that_starts_no_more_processes_costs_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrappers = (f"{TROUBLED}Leaves",)
-    with running("CartPole-v1", wrapper=wrappers, max_actor_restarts=2, env_workers=1) as run:
-        monkeypatch.setattr(sys, "executable", "/nowhere")
-        with pytest.raises(EnvError, match=r"failed 3 times in a row, .* its process cannot be started: No such file"):
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [(sys.executable, r"exit\(7\) \(--max-actor-restarts"), ("/nowhere", "cannot be started: No such file")],
+)
+def test_a_worker_that_fails_again_and_again_ends_its_actor(
+    program: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So do further processes that the system does not start."""
+    with running("CartPole-v1", wrapper=(f"{TROUBLED}Leaves",), max_actor_restarts=2, env_workers=1) as run:
+        monkeypatch.setattr(sys, "executable", program)
+        with pytest.raises(EnvError, match=rf"failed 3 times in a row, .*{told}"):
             for _ in range(200):
                 run.step()
 
@@ -313,12 +298,3 @@ def test_environments_that_cannot_be_made_are_named(
 def test_what_workers_do_not_go_with_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig.create(**options)
-
-
-def test_a_run_trains_with_workers(tmp_path: Path) -> None:
-    config = config_for(
-        "mlp:16x1", "fp32", env="CartPole-v1", env_workers=2, envs_per_actor=4, total_env_steps=800,
-        results_dir=tmp_path, name="run", algorithm="dqn", learning_starts=200, normalise_observations=False,
-    )  # fmt: skip
-    summary = accel.train(config)
-    assert summary.finished and summary.env_steps >= 800 and summary.updates > 0

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from accel.publishing.inputs import RecentInputs, policy_inputs, replay_states
-from accel.publishing.publisher import Publisher
 from tests.accel.live_policies import (
-    calibrate,
+    calibrated,
     config_for,
     layout_of,
     make_batch,
@@ -88,10 +87,7 @@ def test_states_of_every_row_are_those_that_a_whole_unroll_goes_through(core: st
 
 def test_a_recurrent_policy_is_calibrated_on_its_first_unrolls() -> None:
     """Of which only one row each has a recorded state."""
-    config = config_for("mlp:8x1+gru:8", "int8")
-    net = make_network(config)
-    publisher = Publisher(config, net)
-    calibrate(publisher, net)
+    publisher, _ = calibrated("mlp:8x1+gru:8", "int8")
     payload_of(publisher)
     assert publisher.scheme == "int8"
     publisher.close()

@@ -122,7 +122,6 @@ def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 def learner(name: str, recorder: TapeRecorder | None, **changes: object) -> tuple[GradientAlgorithm, Chain]:
     options = config(name, **{"learning_rate_schedule": "linear", "normalise_observations": True, **changes})
     algorithm = make_algorithm(options, spec_of(name), CPU)
-    assert isinstance(algorithm, GradientAlgorithm)
     algorithm.defers = True
     if recorder is not None:
         algorithm.runner = RecordedSteps(recorder, CPU, required=True)
@@ -165,7 +164,6 @@ def test_batches_with_ever_other_numbers_of_valid_steps_are_one_recording() -> N
     )
     recorder, valid = TapeRecorder(), set[int]()
     plain, recorded = (make_algorithm(options, spec, CPU) for _ in range(2))
-    assert isinstance(plain, GradientAlgorithm) and isinstance(recorded, GradientAlgorithm)
     plain.defers = recorded.defers = True
     recorded.runner = RecordedSteps(recorder, CPU, required=True)
     _, layout = agree(options, plain)
@@ -181,6 +179,7 @@ def test_batches_with_ever_other_numbers_of_valid_steps_are_one_recording() -> N
     assert all(torch.allclose(value, theirs[key], atol=1e-5) for key, value in parameters(plain).items())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["impala", "ppo", "dqn", "sac"])
 def test_a_rate_that_python_knows_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As any number that a recording would keep."""
@@ -220,6 +219,7 @@ def _leaves(value: Any) -> list[Any]:
     return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, tuple) else [value]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_step_returns_a_graph(name: str) -> None:
     """Which would keep autograd's nodes of the parameters, and with them the stream of an earlier run."""
@@ -275,38 +275,34 @@ def test_shapes_without_end_are_not_recorded(caplog: pytest.LogCaptureFixture) -
     assert runner.outcome == "on, but steps have more than 16 shapes" and len(caplog.messages) == 1
 
 
+class Two(GradientExchange):
+    learners = 2
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "exchange", "device", "reason"),
     [
-        ({"network": "mlp:8x1+lstm:4"}, "recurrent"),
-        ({"network": "mlp:8x1+gru:4"}, "recurrent"),
-        ({"compressor": "qat"}, "changes the ranges"),
-        ({"compressor": "prune(0.5)+qat"}, "changes the ranges"),
-        ({"algorithm": "tests.contracts.page_algorithm:factory"}, "runs its own steps"),
+        ({"network": "mlp:8x1+lstm:4"}, GradientExchange(), "cuda", "recurrent"),
+        ({"network": "mlp:8x1+gru:4"}, GradientExchange(), "cuda", "recurrent"),
+        ({"compressor": "prune(0.5)+qat"}, GradientExchange(), "cuda", "changes the ranges"),
+        ({"algorithm": "tests.contracts.page_algorithm:factory"}, GradientExchange(), "cuda", "runs its own steps"),
+        ({}, Two(), "cuda", "several learners"),
+        ({}, GradientExchange(), "cpu", "the learner is on no CUDA device"),
     ],
 )
-def test_why_steps_are_not_recorded(options: dict[str, object], reason: str) -> None:
-    cuda = torch.device("cuda")
-    runner = make_runner(TrainConfig.create(**options, learner_graphs="auto"), GradientExchange(), cuda)
-    assert not isinstance(runner, RecordedSteps) and runner.outcome.startswith("off: ") and reason in runner.outcome
+def test_why_steps_are_not_recorded(
+    options: dict[str, object], exchange: GradientExchange, device: str, reason: str
+) -> None:
+    def runner(graphs: str) -> StepRunner:
+        return make_runner(TrainConfig.create(**options, learner_graphs=graphs), exchange, torch.device(device))
+
+    assert type(runner("auto")) is StepRunner
+    assert runner("auto").outcome.startswith("off: ") and reason in runner("auto").outcome
     with pytest.raises(ConfigError, match=reason):
-        make_runner(TrainConfig.create(**options, learner_graphs="on"), GradientExchange(), cuda)
-    assert make_runner(TrainConfig.create(**options, learner_graphs="off"), GradientExchange(), cuda).outcome == "off"
+        runner("on")
+    assert runner("off").outcome == "off"
 
 
-def test_several_learners_exchange_gradients_within_a_step() -> None:
-    class Two(GradientExchange):
-        learners = 2
-
-    config = TrainConfig.create(learner_graphs="auto")
-    assert "several learners" in make_runner(config, Two(), torch.device("cuda")).outcome
-
-
-def test_there_are_no_graphs_on_a_cpu() -> None:
-    config = TrainConfig.create(learner_graphs="auto")
-    assert make_runner(config, GradientExchange(), CPU).outcome == "off: the learner is on no CUDA device"
-    assert make_runner(TrainConfig.create(learner_graphs="off"), GradientExchange(), CPU).outcome == "off"
-    with pytest.raises(ConfigError, match="no CUDA device"):
-        make_runner(TrainConfig.create(learner_graphs="on"), GradientExchange(), CPU)
+def test_graphs_are_for_cuda_devices() -> None:
     with pytest.raises(ConfigError, match="--device cuda"):
         TrainConfig.create(learner_graphs="on", device="cpu")

@@ -37,6 +37,18 @@ def save(files: ReplayFiles, store: KeptStore, moment: str = NOW) -> None:
     files.remove_older()
 
 
+def begun(name: str, spec: EnvSpec = VECTOR) -> tuple[Any, Source]:
+    """A store, and what it learns from."""
+    return STORES[name](spec), Source(Actor(spec, ROWS, ENVS))
+
+
+def restored(name: str, directory: Path, moment: str = NOW, spec: EnvSpec = VECTOR) -> Any:
+    """A new store with what is in the files."""
+    store = STORES[name](spec)
+    assert ReplayFiles(directory, "x").load(store, moment)
+    return store
+
+
 def take(store: Any, count: int) -> list[dict[str, torch.Tensor]]:
     """Samples, which are given back with priorities of their own."""
     found = []
@@ -78,16 +90,14 @@ def test_a_restored_replay_gives_what_the_saved_one_gives(name: str, layout: str
     spec = LAYOUTS[layout]
     if name == "sequences" and spec.autoreset == "same_step":
         return
-    store, source = STORES[name](spec), Source(Actor(spec, ROWS, ENVS))
+    store, source = begun(name, spec)
     files = ReplayFiles(tmp_path / "replay", "x")
     save(files, store)
     for unrolls in (3, 6, 30):
         grow(store, source, unrolls)
         save(files, store)
-        restored, other = STORES[name](spec), STORES[name](spec)
-        assert ReplayFiles(tmp_path / "replay", "x").load(restored, NOW)
-        expected = draw(store, spec)
-        assert alike(draw(restored, spec), expected) and not alike(draw(other, spec), expected)
+        again, expected = restored(name, tmp_path / "replay", spec=spec), draw(store, spec)
+        assert alike(draw(again, spec), expected) and not alike(draw(STORES[name](spec), spec), expected)
         save(files, store)
 
 
@@ -98,23 +108,22 @@ def test_what_arrives_after_a_restart_does_not_follow_what_was_there(name: str, 
     store, source = STORES[name](spec), Source(Actor(spec, ROWS, ENVS), Actor(spec, ROWS, ENVS, 1))
     grow(store, source, 3)
     save(ReplayFiles(tmp_path / "replay", "x"), store)
-    restored, files = STORES[name](spec), ReplayFiles(tmp_path / "replay", "x")
-    assert files.load(restored, NOW) and restored.available
+    again, files = STORES[name](spec), ReplayFiles(tmp_path / "replay", "x")
+    assert files.load(again, NOW) and again.available
     for _ in range(14):
         unroll, rows = source.actors[1].unroll()
         for kept, new in zip(source.rows[1], rows, strict=True):
             kept.extend(new)
-        restored.insert(Experience(0, unroll, lambda: None))
+        again.insert(Experience(0, unroll, lambda: None))
         for _ in range(5):
-            assert not mistakes([restored.sample().transitions], source, 3)
-        save(files, restored)
-    again = STORES[name](spec)
-    assert ReplayFiles(tmp_path / "replay", "x").load(again, NOW) and alike(draw(again, spec), draw(restored, spec))
+            assert not mistakes([again.sample().transitions], source, 3)
+        save(files, again)
+    assert alike(draw(restored(name, tmp_path / "replay", spec=spec), spec), draw(again, spec))
 
 
 @each
 def test_rows_are_written_once_and_removed_when_they_are_gone(name: str, tmp_path: Path) -> None:
-    store, source = STORES[name](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
+    store, source = begun(name)
     files, directory = ReplayFiles(tmp_path / "replay", "x"), tmp_path / "replay"
     grow(store, source, 30)
     save(files, store)
@@ -136,13 +145,12 @@ def test_rows_are_written_once_and_removed_when_they_are_gone(name: str, tmp_pat
 
 def test_large_rings_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_files, "PIECE_BYTES", 500)
-    store, source = STORES["replay"](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
+    store, source = begun("replay")
     grow(store, source, 30)
     save(ReplayFiles(tmp_path / "replay", "x"), store)
     pieces = list((tmp_path / "replay").glob("piece-*"))
     assert len(pieces) >= 5 and max(path.stat().st_size for path in pieces) < 2500
-    restored = STORES["replay"](VECTOR)
-    assert ReplayFiles(tmp_path / "replay", "x").load(restored, NOW) and alike(draw(restored), draw(store))
+    assert alike(draw(restored("replay", tmp_path / "replay")), draw(store))
 
 
 @pytest.mark.few(1)
@@ -155,13 +163,11 @@ def test_a_kill_while_writing_leaves_what_was_saved_before(
     reached = 0
     for stop in range(8):
         directory = tmp_path / str(stop)
-        store, source = STORES[name](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
+        store, source = begun(name)
         files = ReplayFiles(directory, "x")
         grow(store, source, 25)
         save(files, store)
-        kept = STORES[name](VECTOR)
-        assert ReplayFiles(directory, "x").load(kept, NOW)
-        expected = draw(kept)
+        expected = draw(restored(name, directory))
         written = 0
 
         def killed(path: Path, content: bytes, stop: int = stop) -> None:
@@ -183,38 +189,34 @@ def test_a_kill_while_writing_leaves_what_was_saved_before(
             continue
         finally:
             monkeypatch.setattr(replay_files, "write_atomically", write)
-        restored, resumed = STORES[name](VECTOR), ReplayFiles(directory, "x")
-        assert resumed.load(restored, NOW) and alike(draw(restored), expected)
-        save(resumed, restored)
-        assert not list(directory.glob(".*.partial"))
-        assert ReplayFiles(directory, "x").load(STORES[name](VECTOR), NOW)
+        again, resumed = STORES[name](VECTOR), ReplayFiles(directory, "x")
+        assert resumed.load(again, NOW) and alike(draw(again), expected)
+        save(resumed, again)
+        assert not list(directory.glob(".*.partial")) and restored(name, directory)
     assert reached >= 6
 
 
 @each
 def test_a_checkpoint_is_resumed_with_the_replay_of_its_moment(name: str, tmp_path: Path) -> None:
     """A kill may come after a replay is saved and before the checkpoint is that it is for."""
-    store, source = STORES[name](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
+    store, source = begun(name)
     files, expected = ReplayFiles(tmp_path / "replay", "x"), {}
     for moment in ("1", "3"):
         grow(store, source, 20)
         files.save(store, moment)
-        restored = STORES[name](VECTOR)
-        assert ReplayFiles(tmp_path / "replay", "x").load(restored, moment)
-        expected[moment] = draw(restored)
+        expected[moment] = draw(restored(name, tmp_path / "replay", moment))
     assert not alike(expected["1"], expected["3"])
     for moment, there in (("1", "1"), ("2", "1"), ("3", "3"), ("4", "3")):
-        restored = STORES[name](VECTOR)
-        assert ReplayFiles(tmp_path / "replay", "x").load(restored, moment) and alike(draw(restored), expected[there])
+        assert alike(draw(restored(name, tmp_path / "replay", moment)), expected[there])
     assert not ReplayFiles(tmp_path / "replay", "x").load(STORES[name](VECTOR), "0")
     files.remove_older()
     assert not ReplayFiles(tmp_path / "replay", "x").load(STORES[name](VECTOR), "2")
-    assert ReplayFiles(tmp_path / "replay", "x").load(STORES[name](VECTOR), "3")
+    assert restored(name, tmp_path / "replay", "3")
 
 
 @each
 def test_damaged_files_are_refused_and_leave_the_store_as_it_was(name: str, tmp_path: Path) -> None:
-    store, source = STORES[name](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
+    store, source = begun(name)
     files = ReplayFiles(tmp_path / "whole", "x")
     for _ in range(2):
         grow(store, source, 4)
@@ -232,10 +234,10 @@ def test_damaged_files_are_refused_and_leave_the_store_as_it_was(name: str, tmp_
                 (copy / path.name).unlink()
             else:
                 (copy / path.name).write_bytes(damaged)
-            restored = STORES[name](VECTOR)
+            untouched = STORES[name](VECTOR)
             with pytest.raises(CheckpointError, match="damaged"):
-                ReplayFiles(copy, "x").load(restored, NOW)
-            assert restored.available == 0 and not restored.rings()
+                ReplayFiles(copy, "x").load(untouched, NOW)
+            assert untouched.available == 0 and not untouched.rings()
     with pytest.raises(CheckpointError, match="another size"):
         ReplayFiles(tmp_path / "whole", "y").load(STORES[name](VECTOR), NOW)
     assert not ReplayFiles(tmp_path / "nothing", "x").load(STORES[name](VECTOR), NOW)

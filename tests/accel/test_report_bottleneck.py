@@ -51,10 +51,8 @@ def test_a_group_has_the_bottleneck_of_its_median_seed() -> None:
     waiting = {"env": 6.0, "wait": 4.0}, {"wait": 0.1, "backward": 9.9}
     working = {"env": 9.0, "policy": 1.0}, {"wait": 5.0, "backward": 5.0}
     found = Group("g", (run(0, *waiting), run(1, *working), run(2, *waiting))).time_shares
-    assert found is not None
     assert (found.limit, found.actor_wait) == ("learner", 0.4)
     alone = Group("g", (run(0, *working, actors=0),)).time_shares
-    assert alone is not None
     assert alone.limit == "balanced"
 
 

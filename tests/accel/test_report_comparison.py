@@ -37,20 +37,8 @@ def test_fewer_than_five_seeds_have_an_estimate_and_no_interval() -> None:
     fast = Group("fast", tuple(run(seed=s, seconds=(1.0, 1.5, t)) for s, t in enumerate(times)))
     enough = speedup(slow, fast, "training_s", math.nan)
     few = speedup(slow, Group("fast", fast.runs[:4]), "training_s", math.nan)
-    assert enough is not None and few is not None
     assert enough.is_shown and enough.has_interval and enough.ratio.estimate == pytest.approx(2.0)
     assert not few.is_shown and not few.has_interval and math.isnan(few.ratio.low)
-
-
-def test_no_loss_keeps_its_level_and_has_power() -> None:
-    rng = np.random.default_rng(1)
-    at_margin = equal = 0
-    for _ in range(400):
-        baseline = rng.normal(100.0, 2.0, 5)
-        at_margin += compare_returns(baseline, rng.normal(95.0, 2.0, 5), 5.0).outcome in {"no_loss", "gain"}
-        equal += compare_returns(baseline, rng.normal(100.0, 2.0, 5), 5.0).outcome in {"no_loss", "gain"}
-    assert at_margin <= 0.075 * 400
-    assert equal >= 0.9 * 400
 
 
 @pytest.mark.parametrize(
@@ -103,7 +91,6 @@ def test_seeds_that_never_got_there_leave_a_bound() -> None:
     slow = Group("slow", (run(seconds=(2.0, 4.0, 6.0)),))
     found = speedup(slow, fast, "time_to_threshold_s", 50.0)
     other = speedup(fast, slow, "steps_to_threshold", 50.0)
-    assert found is not None and other is not None
     assert (found.bound, found.missing, found.has_interval) == ("at most", 1, False)
     assert found.ratio.estimate == pytest.approx(4.0 / math.sqrt(2.0 * 8.0))
     assert other.bound == "at least" and other.ratio.estimate == pytest.approx(math.sqrt(2.0 * 8.0) / 4.0)
@@ -125,7 +112,6 @@ def test_runs_that_all_stopped_at_their_target_are_the_same_by_construction() ->
     assert "training_s" not in comparison.speedups
     assert "wall_s" in comparison.speedups
     main = comparison.main
-    assert main is not None
     assert main.quantity == "time_to_threshold_s"
     (comparison,) = analyse([*ours, *theirs[:4]], Choices(), ours[0]).comparisons
     assert comparison.verdict.outcome == "too_few_seeds"

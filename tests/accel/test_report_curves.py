@@ -22,7 +22,6 @@ def curve(*seeds: tuple[Sequence[float], Sequence[float]]) -> Curve | None:
 
 def test_a_curve_starts_where_half_of_the_seeds_have_a_value() -> None:
     found = curve(([1.0, 9.0], [10.0, 10.0]), ([3.0, 9.0], [20.0, 20.0]), ([5.0, 9.0], [60.0, 60.0]))
-    assert found is not None
     assert (found.x[0], found.x[-1], len(found.x)) == (3.0, 9.0, GRID_POINTS)
     assert found.centre[found.x < 4.9] == pytest.approx(15.0)
     assert found.centre[found.x > 5.1] == pytest.approx(30.0)
@@ -36,9 +35,7 @@ def test_a_curve_starts_where_half_of_the_seeds_have_a_value() -> None:
 
 def test_seeds_of_a_single_record_do_not_hide_the_others() -> None:
     found = curve(([1.0, 2.0], [10.0, 30.0]), ([4.0], [50.0]))
-    assert found is not None
     assert (found.x[0], found.centre[0], found.centre[-1]) == (1.0, 10.0, 40.0)
     single = curve(([4.0], [50.0]))
-    assert single is not None
     assert (single.x.tolist(), single.centre.tolist()) == ([4.0], [50.0])
     assert curve(([1.0], [np.nan])) is None

@@ -95,9 +95,8 @@ def test_speedups_are_points_with_intervals_by_configuration() -> None:
     runs = [run(scheme, seed, 20 + seed) for scheme in ("fp32", "int8", "int4") for seed in range(5)]
     found = analyse(runs, Choices(), runs[0])
     figure = charts.speedups(found)
-    assert figure is not None
     int8, int4, equal = figure.panels[0].marks
-    assert isinstance(int8, Points) and isinstance(int4, Points) and isinstance(equal, Reference)
+    assert isinstance(equal, Reference)
     assert (int8.label, int4.label) == ("int8", "int4")
     ratios = [value.ratio for value in found.comparisons[0].speedups.values()]
     assert (list(int8.x), int8.x_ends) == ([r.estimate for r in ratios], [(r.low, r.high) for r in ratios])
@@ -106,12 +105,11 @@ def test_speedups_are_points_with_intervals_by_configuration() -> None:
 
 def test_mismatch_of_several_configurations_shows_compression() -> None:
     figure = charts.mismatch(compared(total_ess=0.95, total_kl=0.02, compression_ess=0.9, compression_kl=0.0))
-    assert figure is not None
     assert [panel.y.title for panel in figure.panels] == ["ESS", "KL, nats"]
     labels = [mark.label for mark in figure.panels[0].marks if isinstance(mark, Line)]
     assert labels == ["fp32, compression", "fp32, total", "int8, compression", "int8, total"]
     line = figure.panels[1].marks[0]
-    assert isinstance(line, Line) and np.all(np.asarray(line.y) == charts.KL_FLOOR), "zero has no logarithm"
+    assert np.all(np.asarray(line.y) == charts.KL_FLOOR), "zero has no logarithm"
 
 
 def test_what_is_learned_stands_beside_the_returns() -> None:
@@ -119,10 +117,9 @@ def test_what_is_learned_stands_beside_the_returns() -> None:
     found = analyse([run(policy_loss=1.0, value_loss=2.0, evaluation_return=played, evaluation_env_steps=12_000.0)],
                     Choices())  # fmt: skip
     losses, evaluation = charts.metric_figure(found, "losses"), charts.metric_figure(found, "evaluation")
-    assert losses is not None and [panel.y.title for panel in losses.panels] == ["policy", "value"]
-    assert evaluation is not None
+    assert [panel.y.title for panel in losses.panels] == ["policy", "value"]
     (line,) = evaluation.panels[0].marks
-    assert isinstance(line, Line) and list(np.asarray(line.x)) == [12_000.0]
+    assert list(np.asarray(line.x)) == [12_000.0]
     assert charts.metric_figure(found, "entropy") is None
 
 
@@ -134,9 +131,8 @@ def test_a_single_record_is_drawn_as_a_dot() -> None:
 def test_few_runs_have_lines_of_their_own() -> None:
     for count, singly in ((charts.MAX_SINGLE, True), (charts.MAX_SINGLE + 1, False)):
         figure = charts.metric_figure(analyse([run(seed=seed) for seed in range(count)], Choices()), "return_steps")
-        assert figure is not None
         (line, *_) = figure.panels[0].marks
-        assert isinstance(line, Line) and (len(line.single) == count) == singly
+        assert (len(line.single) == count) == singly
 
 
 def pareto(rows: Sequence[Candidate], references: dict[str, float], bounds: dict[str, float]) -> Panel:
@@ -148,12 +144,11 @@ def pareto(rows: Sequence[Candidate], references: dict[str, float], bounds: dict
 def test_a_front_has_names_and_error_bars() -> None:
     rows = [Candidate(n, f"int{n}", {"return": 500.0 - n, "bytes": 100.0 + n}) for n in range(3)]
     others, best, fp32, *_ = pareto(rows, {"return": 500.0, "bytes": 200.0}, {"return": 475.0}).marks
-    assert isinstance(others, Points) and isinstance(best, Points) and isinstance(fp32, Points)
     assert (best.names, best.y_ends, list(best.x), list(best.y)) == (["0: int0"], [(480.0, 520.0)], [100.0], [500.0])
     assert (others.names, others.y_ends, list(fp32.y)) == ([], [], [500.0])
     timed = replace(rows[0], values=rows[0].values | {"bytes_q1": 90.0, "bytes_q3": 120.0})
     _, best, *_ = pareto([timed], {}, {}).marks
-    assert isinstance(best, Points) and best.x_ends == [(90.0, 120.0)]
+    assert best.x_ends == [(90.0, 120.0)]
 
 
 def test_a_population_has_a_line_for_each_member_and_the_best_ones() -> None:
@@ -161,4 +156,4 @@ def test_a_population_has_a_line_for_each_member_and_the_best_ones() -> None:
     *members, best = figure.panels[0].marks
     assert len(members) == 2 and isinstance(best, Line) and figure.panels[0].y.scale == "log"
     assert list(np.asarray(best.y)) == [1.0, 3.0]
-    assert isinstance(members[1], Line) and math.isnan(np.asarray(members[1].y)[0])
+    assert math.isnan(np.asarray(members[1].y)[0])

@@ -13,21 +13,10 @@ BASE: dict[str, object] = {"compressor": "fp32", "actors": 1}
 
 
 def test_labels_say_what_is_unusual() -> None:
-    configs = [
-        BASE,
-        BASE | {"compressor": "int8"},
-        BASE | {"compressor": "int8", "actors": 4},
-        BASE | {"compressor": "fp16", "actor_runtime": "torch"},
-    ]
-    assert labels(configs, ["actor_runtime", "actors", "compressor"]) == [
-        "fp32",
-        "int8",
-        "int8, actors=4",
-        "fp16, actor_runtime=torch",
-    ]
+    """Of groups of runs: ``test_report_runs``."""
     rates = [BASE | {"learning_rate": rate} for rate in (0.1, 0.2)]
     assert labels(rates, ["learning_rate"]) == ["learning_rate=0.1", "learning_rate=0.2"], "no majority"
-    assert labels(configs[:1], []) == ["fp32"]
+    assert labels([BASE], []) == ["fp32"]
 
 
 def test_long_values_keep_their_ends_and_equal_labels_are_numbered() -> None:

@@ -135,14 +135,6 @@ def test_readers_are_told() -> None:
     assert "different machines" in told
 
 
-def test_a_single_configuration_is_refused() -> None:
-    first = run("a", seed=0)
-    with pytest.raises(ReportError, match="every run has the baseline's configuration"):
-        analyse([first, run("b", seed=1)], Choices(), first)
-    with pytest.raises(ReportError, match="margin"):
-        Choices(margin=0.0)
-
-
 def test_phase_times_come_from_records_where_there_is_no_summary() -> None:
     columns = {
         "elapsed_s": np.array([1.0, 3.0]),

@@ -32,7 +32,6 @@ def make_run(seed: int, columns: dict[str, Floats], scheme: str = "int8") -> Run
 def test_agreement_of_greedy_actions_is_told_as_it_is_measured() -> None:
     columns = {"compression_ess": np.ones(4), "compression_greedy_agreement": np.array([0.5, 0.75, 0.75, 1.0])}
     table = mismatch_table(analyse([make_run(0, columns)], Choices()))
-    assert table is not None
     assert table.rows[0][table.columns.index("greedy actions agree")] == "0.75"
     (bound,) = re.findall(r"every mean within ([0-9.]+) standard deviations", dict(table.notes)["greedy actions agree"])
     log_std = np.full((2, 2), np.log(0.1))

@@ -56,5 +56,6 @@ def test_the_verdict_says_that_a_baseline_learned_nothing_and_takes_a_margin_in_
     (comparison,) = analyse(runs, Choices(margin_return=1000.0), runs[0]).comparisons
     assert comparison.verdict.outcome == "no_loss"
     assert "margin 1000" in comparison.verdict.text
-    with pytest.raises(ReportError, match="margin_return = 0"):
-        Choices(margin_return=0.0)
+    for options, message in (({"margin": 0.0}, "margin"), ({"margin_return": 0.0}, "margin_return = 0")):
+        with pytest.raises(ReportError, match=message):
+            Choices(**options)

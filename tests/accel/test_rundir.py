@@ -124,7 +124,6 @@ def test_two_processes_cannot_write_the_same_run(tmp_path: Path) -> None:
     make(tmp_path).close()
     path = tmp_path / "run"
     with python(code, path) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "open\n"
         with pytest.raises(RunDirectoryError, match="in use by another process"):
             RunDirectory.open(path)
@@ -151,7 +150,6 @@ def test_of_two_creators_one_wins(tmp_path: Path) -> None:
     """
     processes = [python(code, tmp_path) for _ in range(3)]
     for process in processes:
-        assert process.stdout is not None
         process.stdout.readline()
     outputs = sorted(process.communicate("\n")[0].strip() for process in processes)
     assert outputs == ["made", "refused", "refused"]
@@ -221,9 +219,3 @@ def test_default_names_are_plain_and_tell_what_they_are() -> None:
     assert default_run_name("CartPole-v1", 7, now) == "CartPole-v1-20250131-235958-s7"
     assert default_run_name("my.module:ALE/Pong-v5", 0, now) == "my.module-ALE-Pong-v5-20250131-235958-s0"
     assert default_run_name("///", 0, now) == "run-20250131-235958-s0"
-
-
-def test_the_module_imports_no_torch() -> None:
-    code = "import sys, accel.runs.directory; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]

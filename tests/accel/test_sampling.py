@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -103,32 +101,6 @@ def test_the_same_generator_state_gives_the_same_actions_and_each_unroll_its_own
     assert not np.array_equal(unrolls[0, 0], unrolls[0, 1])
 
 
-@pytest.mark.parametrize("action", EVERY, ids=_id)
-def test_sampling_leaves_parameters_alone_and_keeps_shapes_and_dtypes(action: ActionSpec) -> None:
-    params = _params(action, 3, 2)
-    before = params.copy()
-    actions = _unroll(action, params)
-    sampler = make_sampler(action, 2, 3, np.random.default_rng(0))
-    log_prob = sampler.log_prob(params, actions)
-    assert log_prob.shape == (3, 2) and log_prob.dtype == np.float32
-    single = sampler.log_prob(params[:1, :1], actions[:1, :1])
-    np.testing.assert_allclose(single, log_prob[:1, :1], rtol=1e-6, atol=1e-6)
-    assert sampler.to_env(actions[0]).shape == (2, *action.shape)
-    assert sampler.to_env(actions[0]).dtype == action.dtype
-    assert np.array_equal(params, before)
-
-
-@pytest.mark.parametrize("action", DISCRETE, ids=_id)
-def test_discrete_log_prob_is_the_log_of_the_softmax(action: ActionSpec) -> None:
-    params = _params(action, 4, 3, seed=5) * 4.0
-    actions = _unroll(action, params)
-    log_prob = make_sampler(action, 3, 4, np.random.default_rng(0)).log_prob(params, actions)
-    for index in np.ndindex(4, 3):
-        taken = np.atleast_1d(actions[index])
-        expected = sum(math.log(p[a]) for p, a in zip(_components(action, params[index]), taken, strict=True))
-        assert log_prob[index] == pytest.approx(expected, rel=1e-5, abs=1e-6)
-
-
 def test_gaussian_log_prob_is_that_of_the_sample_before_squashing() -> None:
     params = _params(SQUASHED, 4, 3, seed=6)
     actions = _unroll(SQUASHED, params)
@@ -149,19 +121,6 @@ def test_extreme_logits_give_finite_or_infinitely_unlikely_log_probs_that_sum_to
     log_prob = sampler.log_prob(params, np.arange(len(logits)))
     assert np.isfinite(log_prob).all() and log_prob.max() <= 1e-6
     assert np.exp(log_prob.astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-5)
-
-
-def test_greedy_takes_the_mode_of_each_component() -> None:
-    params = _params(UNEQUAL, 6)
-    out = np.zeros((6, 3), np.int64)
-    make_sampler(UNEQUAL, 6, 1, np.random.default_rng(0)).greedy(params, out)
-    assert np.array_equal(out, [[int(p.argmax()) for p in _components(UNEQUAL, row)] for row in params])
-    index = np.zeros(6, np.int64)
-    make_sampler(CATEGORICAL, 6, 1, np.random.default_rng(0)).greedy(_params(CATEGORICAL, 6), index)
-    assert np.array_equal(index, _params(CATEGORICAL, 6).argmax(-1))
-    mean = np.zeros((6, 3), np.float32)
-    make_sampler(BOUNDED, 6, 1, np.random.default_rng(0)).greedy(_params(BOUNDED, 6), mean)
-    assert np.array_equal(mean, _params(BOUNDED, 6)[:, :3])
 
 
 def test_environment_gets_clipped_or_squashed_copies_of_gaussian_samples() -> None:
@@ -189,33 +148,7 @@ def test_squashed_actions_never_leave_the_bounds_by_rounding() -> None:
     assert (low / 2 + high / 2 + (high / 2 - low / 2) > high).any(), "the plain formula would do"
 
 
-@pytest.mark.parametrize("action", DISCRETE, ids=_id)
-def test_an_action_of_probability_zero_is_never_drawn(action: ActionSpec) -> None:
-    """Not even where its exponential is drawn as an exact zero, and that of the only other likely one is large."""
-
-    class ZeroForTheSecond(np.random.Generator):
-        def standard_exponential(self, size=None, dtype=None, method=None, out=None):
-            out[...] = 16.0
-            out[..., 1] = 0.0
-            return out
-
-    sampler = make_sampler(action, 1, 1, ZeroForTheSecond(np.random.PCG64(0)))
-    sampler.begin()
-    unlikely = np.float32(-104.0)
-    assert np.exp(unlikely) == 0.0
-    params = np.concatenate([np.full(size, unlikely, np.float32) for size in action.sizes])
-    params[np.cumsum((0, *action.sizes[:-1]))] = 0.0
-    out = np.ones((1, *action.shape), np.int64)
-    sampler.sample(params[None], 0, out)
-    assert not out.any()
-
-
 def test_squashing_without_bounds_is_refused() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(ConfigError, match="finite bounds"):
         make_sampler(ActionSpec("gaussian", (1,), (-math.inf,), (1.0,), squash=True), 1, 1, rng)
-
-
-def test_sampling_does_not_load_torch() -> None:
-    code = "import sys, accel.acting.rules, accel.networks.text; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,11 +13,8 @@ from accel.config import TrainConfig
 TORSOS = "tests.accel.sequence_torsos"
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("torso", "compressed"),
-    [pytest.param("Sets", True, marks=pytest.mark.long), ("Attention", True), ("Window", False)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("torso", "compressed"), [("Sets", True), ("Attention", True), ("Window", False)])
 def test_a_default_run_trains_it(
     torso: str, compressed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

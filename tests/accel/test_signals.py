@@ -217,7 +217,6 @@ def test_a_tied_process_ends_with_its_parent() -> None:
         "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
     )
     with subprocess.Popen([sys.executable, "-c", parent, child], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         pid = int(process.stdout.readline())
         assert is_running(pid)
         process.kill()

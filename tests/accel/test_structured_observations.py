@@ -181,8 +181,7 @@ def _check_twins(algorithm: Algorithm, acted: np.ndarray, params: np.ndarray) ->
 
 
 def q_of(algorithm: Any, observations: torch.Tensor) -> torch.Tensor:
-    q: torch.Tensor = algorithm.q_values(algorithm.outputs(algorithm.network, observations)[0])
-    return q
+    return algorithm.q_values(algorithm.outputs(algorithm.network, observations)[0])
 
 
 def test_no_value_of_a_masked_action_reaches_dqns_targets() -> None:
@@ -251,7 +250,6 @@ def test_a_networks_acting_side_takes_what_its_learner_takes_apart(text: str) ->
     environment = make_vector_env(IDS + "DictTarget-v0", 3, seed=0)
     observations, spec = environment.reset(), environment.spec
     network = build_network(text, spec, normalise_observations=True, seed=0)
-    assert network.normaliser is not None
     network.normaliser.update(torch.from_numpy(observations))
     state = network.initial_state(3)
     whole = network(torch.from_numpy(observations)[None], torch.zeros(1, 3, dtype=torch.bool), state)
@@ -277,19 +275,12 @@ BASE: dict[str, object] = {
 }  # fmt: skip
 PLAIN: dict[str, object] = {"algorithm": "impala", "normalise_observations": False}
 LEARNED: dict[str, dict[str, object]] = {
-    "an image and a vector": {
-        "env": "DictTarget-v0", "network": "impala-resnet:0.25", **PLAIN, "total_env_steps": 20_000,
-    },
     "a mask in the observation": {"env": "Masked-v0", "network": "mlp:16x1", **PLAIN, "total_env_steps": 20_000},
-    "a mask in info": {"env": "InfoMasked-v0", "network": "mlp:16x1", **PLAIN, "total_env_steps": 20_000},
     "several masks, Q": {
         "env": "Masked-v0", "network": "mlp:16x1", **PLAIN, "corrector": "retrace", "total_env_steps": 20_000,
     },
     "masks of two components, ppo": {
         "env": "MultiMasked-v0", "network": "mlp:16x1", "algorithm": "ppo", "total_env_steps": 20_000,
-    },
-    "a mask and a memory": {
-        "env": "MaskedMemory-v0", "network": "mlp:16x1+gru:16", **PLAIN, "discount": 0.9, "total_env_steps": 80_000,
     },
     "a mask, dqn": {
         "env": "Masked-v0", "network": "mlp:16x1", "algorithm": "dqn", "unroll_length": 4, "learning_rate": 3e-3,
@@ -302,6 +293,7 @@ LEARNED: dict[str, dict[str, object]] = {
 @pytest.mark.learning
 @pytest.mark.parametrize("case", LEARNED)
 def test_it_is_learned_with_int8_actors(case: str, tmp_path: Path) -> None:
+    """Images beside vectors, masks in info and masks with a memory: tests/mpi/test_observations.py."""
     options = BASE | LEARNED[case] | {"results_dir": tmp_path, "env": IDS + str(LEARNED[case]["env"])}
     summary = accel.train(TrainConfig.create(**options))
     assert summary.return_mean is not None and summary.return_mean >= 9.0, summary.text()
@@ -328,7 +320,6 @@ def test_a_bundle_acts_as_the_run_does_on_dictionaries(name: str, scheme: str, t
     environment = run_policy.make_environment(policy.contract)
     observation, agreed, first = environment.reset(0), 0, True
     for _ in range(10):
-        assert isinstance(observation, dict)
         action, params = policy.act(observation, first=first)
         if "action_mask" in observation:
             assert (params[observation["action_mask"] == 0] == np.float32(MASKED)).all()
@@ -363,5 +354,5 @@ def test_batches_of_dictionaries_are_acted_on_and_others_refused(tmp_path: Path)
 
 def test_returns_of_a_masked_policy_need_no_luck(tmp_path: Path) -> None:
     path = make_run(tmp_path, env=IDS + "MaskedMemory-v0", network="mlp:32x1+lstm:32", calibration_size=64)
-    for scheme in ("fp32", "int8", "prune(0.5)+int8"):
+    for scheme in ("fp32", "prune(0.5)+int8"):
         assert accel.evaluate(path, scheme=scheme, episodes=4, greedy=False).episodes.lengths.tolist() == [10] * 4

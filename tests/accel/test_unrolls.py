@@ -42,8 +42,10 @@ class UniformPolicy:
         return ()
 
 
-def collect(env_id, length, count, envs=ENVS):
-    environment = make_vector_env(f"tests.environments:{env_id}", envs, seed=0)
+def collect(env, length, count):
+    """Unrolls of an environment, or of one of this name."""
+    environment = make_vector_env(f"tests.environments:{env}", ENVS, seed=0) if isinstance(env, str) else env
+    envs = environment.num_envs
     sampler = make_sampler(environment.spec.action, envs, length, np.random.default_rng(0))
     layout = UnrollLayout(environment.spec, length, envs)
     collector = UnrollCollector(environment, UniformPolicy(sampler), sampler, layout)
@@ -101,15 +103,8 @@ class Penalties(gymnasium.Env):
 
 @pytest.mark.parametrize("length", [1, 2, 5, 24])
 def test_an_infinite_return_is_that_of_its_episode_alone(length):
-    environment = EnvLoop(Penalties, 2, seed=0)
-    sampler = make_sampler(environment.spec.action, 2, length, np.random.default_rng(0))
-    layout = UnrollLayout(environment.spec, length, 2)
-    collector = UnrollCollector(environment, UniformPolicy(sampler), sampler, layout)
-    returns = []
-    for _ in range(-(-24 // length)):
-        unroll = layout.view(np.full(layout.nbytes, 255, np.uint8))
-        collector.collect(unroll)
-        returns += unroll["episode_return"][unroll["episode_length"][:, 0] == 3, 0].tolist()
+    unrolls = collect(EnvLoop(Penalties, 2, seed=0), length, count=-(-24 // length))
+    returns = [r for u in unrolls for r in u["episode_return"][u["episode_length"][:, 0] == 3, 0].tolist()]
     assert len(returns) >= 6
     assert returns == [3.0, -np.inf] + [3.0] * (len(returns) - 2)
 

@@ -16,7 +16,6 @@ from accel.algorithms.distributions import PolicyDivergence
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.errors import VerificationError
-from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec
 from accel.networks import PolicyNetwork
 from accel.publishing.inputs import RecentInputs
@@ -33,10 +32,12 @@ from tests.accel.live_policies import (
     make_network,
     observe,
     published,
+    publisher_of,
     rows_of,
     scale,
     take,
 )
+from tests.compressors.policies import run_artifact
 
 RARE = Intervals(check=1000)
 
@@ -46,12 +47,8 @@ def _publisher(
 ) -> tuple[Publisher, PolicyNetwork]:
     """One that has published its level, with no full check to come for long."""
     publisher, net = calibrated(network, level, intervals, **{"activation": "relu", **changes})
-    assert _offered(publisher) == level
+    assert published(publisher) == level
     return publisher, net
-
-
-def _offered(publisher: Publisher) -> str:
-    return published(publisher)
 
 
 def _jitter(net: PolicyNetwork, generator: torch.Generator) -> None:
@@ -61,6 +58,7 @@ def _jitter(net: PolicyNetwork, generator: torch.Generator) -> None:
             parameter.mul_(1.0 + 1e-3 * torch.randn(parameter.shape, generator=generator))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("compressor", ["int8", "int4", "prune(0.5)+int8", "lowrank(0.25)+int8"])
 @pytest.mark.parametrize("part", ["torso.layers.0.weight", "torso.layers.1.weight", "policy_head.mean.weight"])
 def test_a_policy_that_goes_bad_is_withheld_at_that_very_publication(
@@ -71,20 +69,21 @@ def test_a_policy_that_goes_bad_is_withheld_at_that_very_publication(
     generator, parameter = torch.Generator().manual_seed(0), net.get_parameter(part)
     for _ in range(3):
         _jitter(net, generator)
-        assert _offered(publisher) == compressor
+        assert published(publisher) == compressor
     good = parameter.detach().clone()
     scale(parameter, 1e4)
-    assert [_offered(publisher) for _ in range(3)] == ["fp32"] * 3
+    assert [published(publisher) for _ in range(3)] == ["fp32"] * 3
     assert publisher.metrics()[f"withheld/{compressor}"] == 3
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1 and "is withheld, fp32 stands in" in warnings[0] and "over the bound" in warnings[0]
     with torch.no_grad():
         parameter.copy_(good)
     observe(publisher, net, make_batch(net, seed=2))
-    assert _offered(publisher) == compressor
+    assert published(publisher) == compressor
     assert [r for r in caplog.records if r.message == f"{compressor} is published again"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("max_publish_kl", [0.5, None])
 @pytest.mark.parametrize("network", ["mlp:64x2", "nature-cnn:0.25", "mlp:64x1+lstm:128"])
 def test_outputs_that_overflow_reach_nobody_and_the_last_good_policy_stays(
@@ -96,30 +95,29 @@ def test_outputs_that_overflow_reach_nobody_and_the_last_good_policy_stays(
     good = weight.detach().clone()
     with torch.no_grad():
         weight.copy_(torch.where(torch.arange(len(weight))[:, None] % 2 == 0, 3e38, -3e38).expand_as(weight))
-    assert torch.isfinite(weight).all() and _offered(publisher) == ""
+    assert torch.isfinite(weight).all() and published(publisher) == ""
     assert [r for r in caplog.records if "is withheld" in r.message and "not finite" in r.message]
     with torch.no_grad():
         weight.copy_(good)
     observe(publisher, net, make_batch(net, seed=2))
-    assert _offered(publisher) == "int8"
+    assert published(publisher) == "int8"
 
 
 def test_a_noisy_policy_within_the_bound_is_not_withheld_by_chance() -> None:
     """Few rows alone are over the bound time and again; a full check decides then."""
     publisher, net = _publisher("int4", max_publish_kl=None)
     artifact = publisher.artifact(1, "int4")
-    assert artifact is not None
     bound = 1.2 * _validator(net, _recent(net)).check_fully(artifact, net.acting_module())
     publisher, net = _publisher("int4", max_publish_kl=bound)
     generator, means, recent = torch.Generator().manual_seed(0), [], _recent(net)
     for update in range(60):
         _jitter(net, generator)
-        assert _offered(publisher) == "int4", update
+        assert published(publisher) == "int4", update
         artifact = publisher.artifact(1, "int4")
-        assert artifact is not None
         few = recent.next_few(16)["observations"]
         wanted = net.acting_module()(torch.from_numpy(few))[0].detach()
-        means.append(_mean_kl(artifact, few, wanted))
+        acting = run_artifact(artifact, {"observations": few})[0]
+        means.append(float(PolicyDivergence(BOX).of_rows(wanted.numpy(), acting).mean()))
     assert sum(mean > bound for mean in means) >= 3, "so that a check of few rows alone would raise false alarms"
     metrics = publisher.metrics()
     assert (
@@ -137,8 +135,9 @@ def test_an_unclear_quick_check_takes_further_rows_in_the_open_session(
 ) -> None:
     publisher, net = _publisher(compressor, network, max_publish_kl=None)
     artifact = publisher.artifact(1)
-    assert artifact is not None
-    of_few, of_more, first = min((_upper_limits(net, artifact, few, more, first) for first in range(16)), key=_excess)
+    of_few, of_more, first = min(
+        (_upper_limits(net, artifact, few, more, first) for first in range(16)), key=lambda m: m[1] / m[0]
+    )
     assert of_more < of_few, "first rows that are worse than the next ones, or else this shows nothing"
 
     def quick_check(bound: float) -> tuple[bool, int]:
@@ -172,12 +171,10 @@ def _upper_limits(
     """Of the newest few rows and of the newest of more, in an actor's session."""
     observations = _recent(net, first=first).newest(more)["observations"]
     wanted = net.acting_module()(torch.from_numpy(observations))[0].detach()
-    found = PolicyDivergence(net.spec.action).of_rows(wanted.numpy(), _outputs(artifact, observations))
+    found = PolicyDivergence(net.spec.action).of_rows(
+        wanted.numpy(), run_artifact(artifact, {"observations": observations})[0]
+    )
     return upper_limit_of_mean(found[-few:]), upper_limit_of_mean(found), first
-
-
-def _excess(means: tuple[float, float, int]) -> float:
-    return means[1] / means[0]
 
 
 def test_further_rows_are_others_and_none_where_too_few_are_kept() -> None:
@@ -186,7 +183,6 @@ def test_further_rows_are_others_and_none_where_too_few_are_kept() -> None:
     assert ValidationInputs(net.spec, (), RecentInputs(64, 16, seed=0)).further() is None
     inputs = ValidationInputs(net.spec, (), _recent(net, rows=64))
     few, more = inputs.quick(), inputs.further()
-    assert more is not None
     seen = np.concatenate([few["observations"], more["observations"]])
     assert seen.shape == (64, 6) and len(np.unique(seen, axis=0)) == len(
         np.unique(_recent(net, 64).every()["observations"], axis=0)
@@ -203,9 +199,7 @@ def test_a_level_out_of_use_keeps_no_open_session_and_is_checked_again(monkeypat
         return probe
 
     monkeypatch.setattr(ArtifactProbe, "open", recorded)
-    config = config_for("mlp:64x2", "int8")
-    net = make_network(config)
-    publisher = Publisher(config, net, levels=("int8", "prune(0.5)", "fp32"), intervals=RARE)
+    publisher, net = publisher_of("mlp:64x2", "int8", RARE, levels=("int8", "prune(0.5)", "fp32"))
     calibrate(publisher, net)
     generator = torch.Generator().manual_seed(0)
     for level in ("int8", "prune(0.5)", "fp32", "int8"):
@@ -213,35 +207,30 @@ def test_a_level_out_of_use_keeps_no_open_session_and_is_checked_again(monkeypat
         observe(publisher, net, make_batch(net, seed=2))
         for _ in range(2):
             _jitter(net, generator)
-            assert _offered(publisher) == level
+            assert published(publisher) == level
         assert "quick_check_ms/" + level in publisher.metrics()
         assert [probe() is not None for probe in opened] == [False] * (len(opened) - 1) + [True], "one for each in use"
     assert len(opened) == 4
 
 
-def _mean_kl(artifact: CompressedPolicy, observations: np.ndarray, wanted: torch.Tensor) -> float:
-    return float(PolicyDivergence(BOX).of_rows(wanted.numpy(), _outputs(artifact, observations)).mean())
-
-
 def test_what_did_not_change_is_not_checked_again() -> None:
     publisher, net = _publisher("int8")
     publisher.metrics()
-    assert _offered(publisher) == "int8" and "quick_check_ms/int8" not in publisher.metrics()
+    assert published(publisher) == "int8" and "quick_check_ms/int8" not in publisher.metrics()
     _jitter(net, torch.Generator().manual_seed(0))
-    assert _offered(publisher) == "int8" and "quick_check_ms/int8" in publisher.metrics()
+    assert published(publisher) == "int8" and "quick_check_ms/int8" in publisher.metrics()
 
 
 def test_a_student_that_the_policy_leaves_behind_is_withheld() -> None:
     """Its bytes stay the same, its distance does not."""
     publisher, net = _publisher("distill(32x2)", intervals=Intervals(check=1000, distill=1000), max_publish_kl=5.0)
     scale(net.policy_head.mean.weight, 1e3)
-    assert _offered(publisher) == "fp32"
+    assert published(publisher) == "fp32"
 
 
 def test_a_model_that_cannot_be_loaded_is_refused() -> None:
     publisher, net = _publisher("int8")
     artifact = publisher.artifact(1, "int8")
-    assert artifact is not None
     check = _validator(net, _recent(net)).check_quickly
     assert check(artifact, net.acting_module())
     broken = dataclasses.replace(artifact, model=artifact.model[:-40])
@@ -264,10 +253,6 @@ def test_no_row_exceeds_the_upper_bound(action: ActionSpec, scale: float) -> Non
     assert math.isnan(divergence.upper_bound(np.full_like(policy, np.nan), acting))
 
 
-def test_gaussians_have_no_finite_upper_bound() -> None:
-    assert PolicyDivergence(BOX).upper_bound(np.zeros((4, 6), np.float32), np.zeros((4, 6), np.float32)) == math.inf
-
-
 def test_the_upper_limit_of_a_mean_is_two_standard_errors_above() -> None:
     sample = np.random.default_rng(0).exponential(size=16).astype(np.float32)
     assert upper_limit_of_mean(sample) == pytest.approx(sample.mean() + 2.0 * sample.std(ddof=1) / 4.0, rel=1e-6)
@@ -280,7 +265,6 @@ def test_an_artifact_that_needs_another_cpu_is_checked_but_not_held_to_the_bound
     """A learner without the actors' CPU features still sees shapes and finiteness."""
     publisher, net = _publisher("int8")
     artifact = publisher.artifact(1, "int8")
-    assert artifact is not None
     validator = _validator(net, _recent(net), 1e-9)
     with pytest.raises(VerificationError, match="over the bound"):
         validator.check_fully(artifact, net.acting_module())
@@ -296,7 +280,7 @@ def test_the_age_of_the_divergence_is_recorded_with_it() -> None:
     ages = []
     for update in range(6):
         observe(publisher, net, make_batch(net, seed=update))
-        assert _offered(publisher) == "int8"
+        assert published(publisher) == "int8"
         metrics = publisher.metrics()
         ages.append(metrics["publish_kl_age_updates/int8"])
         assert (metrics["publish_kl/int8"] == first["publish_kl/int8"]) == (update < 1)
@@ -331,18 +315,9 @@ def test_the_divergence_is_the_action_rules(level: str) -> None:
     publishers = [Publisher(config, net, divergence=d, intervals=often) for d in (None, ActionDifference())]
     for publisher in publishers:
         calibrate(publisher, net)
-    assert [_offered(publisher) for publisher in publishers] == ["fp32", level]
+    assert [published(publisher) for publisher in publishers] == ["fp32", level]
     artifact = publishers[1].artifact(1, level)
-    assert artifact is not None
     rows = _recent(net).newest(256)["observations"]
     wanted = net.acting_module()(torch.from_numpy(rows))[0].detach().numpy()
-    difference = float(ActionDifference().of_rows(wanted, _outputs(artifact, rows)).mean())
+    difference = float(ActionDifference().of_rows(wanted, run_artifact(artifact, {"observations": rows})[0]).mean())
     assert publishers[1].metrics()[f"publish_kl/{level}"] == pytest.approx(difference, rel=1e-3)
-
-
-def _outputs(artifact: CompressedPolicy, observations: np.ndarray) -> np.ndarray:
-    """The first output [N, P] in an actor's session."""
-    session = PolicySession(artifact, batch=len(observations))
-    session.inputs["observations"][...] = observations
-    session.run()
-    return session.outputs["params"]

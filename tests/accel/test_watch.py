@@ -61,26 +61,29 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
     assert "30,000 environment steps" in out.getvalue()
 
 
-def test_once_says_how_a_run_stands(tmp_path: Path) -> None:
+def watched(path: Path, once: bool = True) -> tuple[int, str]:
+    """The status, and what is said."""
     out = io.StringIO()
+    return accel.watch(path, once=once, interval_s=0.01, stream=out), out.getvalue()
+
+
+def test_once_says_how_a_run_stands(tmp_path: Path) -> None:
     path = write_run(tmp_path, "running", records=5, ended=False)
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 7}\n{"x": 7}\n')
-    assert accel.watch(path, once=True, stream=out) == 0
-    assert "steps 50.0k/1.00M" in out.getvalue()
-    assert "running, or ended without a summary" in out.getvalue()
+    status, said = watched(path)
+    assert status == 0 and "steps 50.0k/1.00M" in said and "running, or ended without a summary" in said
     (path / "metrics.jsonl").unlink()
-    assert accel.watch(path, once=True, stream=out) == 1
-    assert "no record yet" in out.getvalue()
+    status, said = watched(path)
+    assert status == 1 and "no record yet" in said
 
 
 def test_the_newest_evaluation_stays_in_sight(tmp_path: Path) -> None:
-    path, out = write_run(tmp_path, "running", records=5, ended=False), io.StringIO()
+    path = write_run(tmp_path, "running", records=5, ended=False)
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     lines[1] |= {"evaluation_return": 312.5, "evaluation_env_steps": 15_000, "evaluation_best_return": 320.0}
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert accel.watch(path, once=True, stream=out) == 0
-    assert "greedy 312.5 at 15.0k steps, best 320.0" in out.getvalue()
+    assert "greedy 312.5 at 15.0k steps, best 320.0" in watched(path)[1]
 
 
 def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
@@ -88,18 +91,15 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     start = {"unix_time_s": 1.0, "host": socket.gethostname(), "pid": process.pid}
     (path / "starts.jsonl").write_text(json.dumps(start) + "\n")
-    out = io.StringIO()
-    accel.watch(path, once=True, stream=out)
-    assert "running, or ended" in out.getvalue()
+    assert "running, or ended" in watched(path)[1]
     process.kill()
     process.communicate()
-    assert accel.watch(path, interval_s=0.01, stream=out) == 1
-    assert f"has died: its process {process.pid} is gone" in out.getvalue()
-    assert f"accel train --resume '{tmp_path}/it'\"'\"'s dead'" in out.getvalue()
-    out.truncate(0)
+    status, said = watched(path, once=False)
+    assert status == 1 and f"has died: its process {process.pid} is gone" in said
+    assert f"accel train --resume '{tmp_path}/it'\"'\"'s dead'" in said
     (path / "starts.jsonl").write_text(json.dumps(start | {"host": "elsewhere"}) + "\n")
-    accel.watch(path, once=True, stream=out)
-    assert "has died" not in out.getvalue() and "running, or ended" in out.getvalue()
+    said = watched(path)[1]
+    assert "has died" not in said and "running, or ended" in said
 
 
 def test_what_a_run_holds_cannot_act_on_the_terminal(tmp_path: Path) -> None:
@@ -107,11 +107,9 @@ def test_what_a_run_holds_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     lines = (path / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-1]) | {"learner_\x1b]0;y\x07_share": 0.9}
     (path / "metrics.jsonl").write_text(f"{lines[0]}\n{json.dumps(last)}\n")
-    out = io.StringIO()
-    assert accel.watch(path, once=True, stream=out) == 0
-    assert accel.watch(path, stream=out) == 0
-    assert "\x1b" not in out.getvalue() and "\x07" not in out.getvalue()
-    assert "Env[31m-v1" in out.getvalue() and "]0;y 90%" in out.getvalue()
+    for status, said in (watched(path), watched(path, once=False)):
+        assert status == 0 and "\x1b" not in said and "\x07" not in said
+        assert "Env[31m-v1" in said and "]0;y 90%" in said
 
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ time.sleep(600)
 
 
 def numbers(process: subprocess.Popen[bytes]) -> list[int]:
-    assert process.stdout is not None
     return [int(word) for word in process.stdout.readline().split()]
 
 

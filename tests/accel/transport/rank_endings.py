@@ -56,11 +56,16 @@ def take_until(transport: RemoteLearner, enough: Callable[[list[int]], object]) 
     return counts
 
 
-def act(transport: WaitingActor, unrolls: int | None = None) -> None:
-    """Welcome, then so many unrolls; None: for as long as it is allowed to."""
+def shake_hands(transport: WaitingActor) -> None:
+    """Welcome, hello, sizes."""
     transport.welcome(PATIENCE_S)
     transport.hello({})
     transport.configure(UNROLL_BYTES, IN_FLIGHT)
+
+
+def act(transport: WaitingActor, unrolls: int | None = None) -> None:
+    """Welcome, then so many unrolls; None: for as long as it is allowed to."""
+    shake_hands(transport)
     say(actor=transport.actor, pid=os.getpid())
     for _ in itertools.count() if unrolls is None else range(unrolls):
         transport.push(wait_for_buffer(transport))
@@ -174,9 +179,7 @@ def late_unrolls(transport: RemoteLearner | WaitingActor) -> None:
                 transport.release(arrival)
         say(late=2 in taken, unfinished=sorted(transport.stop(PATIENCE_S)))
         return
-    transport.welcome(PATIENCE_S)
-    transport.hello({})
-    transport.configure(UNROLL_BYTES, IN_FLIGHT)
+    shake_hands(transport)
     for number in (1, 2):
         buffer = transport.acquire()
         buffer[:] = number

@@ -62,14 +62,20 @@ def test_killed_before_a_word() -> None:
     assert told["counts"][0] == 0 and told["counts"][1] > 0
 
 
-def test_killed_while_stopping() -> None:
-    lines, _ = run("killed_while_stopping", 3)
-    assert the(lines, "unfinished") == {"unfinished": [], "dead": [0]}
+ENDINGS: dict[str, tuple[str, int, dict[str, str], dict[str, object]]] = {
+    "an actor dies while it is stopped": ("killed_while_stopping", 3, {}, {"unfinished": [], "dead": [0]}),
+    # nobody waits for what it has under way
+    "a silent actor": ("silent_actor", 3, TCP, {"unfinished": [], "waited": False}),
+    "an actor starts anew while no unrolls are taken": ("late_unrolls", 2, {}, {"late": False, "unfinished": []}),
+    # actors cannot leave MPI in order without a dead one: their end must not make mpirun end the learner too
+    "a learner stays longer than its actors": ("learner_that_stays", 3, {}, {"stayed": True}),
+}
 
 
-def test_nobody_waits_for_what_a_silent_actor_has_under_way() -> None:
-    lines, _ = run("silent_actor", 3, **TCP)
-    assert the(lines, "unfinished") == {"unfinished": [], "waited": False}
+@pytest.mark.parametrize(("case", "ranks", "network", "told"), ENDINGS.values(), ids=ENDINGS)
+def test_the_learner_ends_in_order(case: str, ranks: int, network: dict[str, str], told: dict[str, object]) -> None:
+    lines, outcome = run(case, ranks, **network)
+    assert the(lines, next(iter(told))) == told, outcome
 
 
 def test_a_relay_killed_in_the_middle_of_a_policy_is_replaced_and_nobody_waits_for_it() -> None:
@@ -83,17 +89,6 @@ def test_a_relay_that_is_stopped_is_done_without_and_takes_part_again(network: d
     lines, outcome = run("stopped_relay", 4, **network)
     assert the(lines, "dead") == {"dead": [], "unfinished": []}, outcome
     assert sorted(line["actor"] for line in lines if line.get("ended") == "stopped") == [0, 1, 2]
-
-
-def test_an_actor_starts_anew_while_the_learner_takes_no_unrolls() -> None:
-    lines, _ = run("late_unrolls", 2)
-    assert the(lines, "late") == {"late": False, "unfinished": []}
-
-
-def test_a_learner_may_stay_longer_than_its_actors_after_one_died() -> None:
-    """They cannot leave MPI in order without it: their end must not make mpirun end the learner too."""
-    lines, outcome = run("learner_that_stays", 3)
-    assert the(lines, "stayed") == {"stayed": True}, outcome
 
 
 def test_killed_learner_ends_every_actor() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from accel.transport.launcher import (
     verify_library,
     verify_world,
 )
-from tests.contracts.ranks import ROOT, need_mpirun
+from tests.contracts.ranks import need_mpirun
 
 NONE = LaunchInfo(0, 1, 0, "none")
 IN_SLURM_JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "SLURM_JOB_NUM_NODES": "2"}
@@ -143,35 +141,15 @@ def test_a_library_that_would_end_the_process() -> None:
         verify_library(LaunchInfo(0, 2, 0, "openmpi"), "MPICH 5.0.2")
 
 
-@pytest.mark.mpi
-def test_a_launcher_that_mpi_does_not_see() -> None:
-    """For real: the variables of a two-rank launch around an MPI that was started alone."""
-    need_mpirun()
-    program = (
-        "from accel.errors import LaunchError\n"
-        "from accel.transport.join import join_world\n"
-        "from accel.transport.launcher import detect_launch\n"
-        "try:\n    join_world(detect_launch())\n"
-        "except LaunchError as error:\n    print(error)\n"
-    )
-    environment = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "2", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-    )
-    assert "pmi started 2 ranks, but Open MPI" in done.stdout, done
-    assert "sees 1" in done.stdout
+def written(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
 def test_silent_ranks_are_noticed_by_open_mpi_5_only(tmp_path: Path) -> None:
     for version, words in (("5.0.11", ["mpi_ft_detector", "true", "mpi_ft_detector_timeout", "60"]), ("4.1.6", [])):
-        mpirun = tmp_path / version
-        mpirun.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {version}'\n")
-        mpirun.chmod(0o755)
+        mpirun = written(tmp_path / version, f"echo 'mpirun (Open MPI) {version}'")
         command = mpirun_command(2, mpirun=mpirun, silence_s=60.0)
         assert set(words) <= set(command) and ("mpi_ft_detector" in command) == bool(words)
 
@@ -189,17 +167,12 @@ def test_mpirun_command_of_this_machine() -> None:
 
 
 def test_mpirun_that_does_not_run(tmp_path: Path) -> None:
-    broken = tmp_path / "mpirun"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
     with pytest.raises(LaunchError, match="does not run"):
-        mpirun_command(2, mpirun=broken)
+        mpirun_command(2, mpirun=written(tmp_path / "mpirun", "exit 1"))
 
 
 def test_mpich_command(tmp_path: Path) -> None:
-    hydra = tmp_path / "mpirun"
-    hydra.write_text("#!/bin/sh\necho 'HYDRA build details: Version: 4.2.3'\n")
-    hydra.chmod(0o755)
+    hydra = written(tmp_path / "mpirun", "echo 'HYDRA build details: Version: 4.2.3'")
     command = mpirun_command(2, mpirun=hydra, hosts=["a", "b"])
     assert command == [str(hydra), "-hosts", "a,b", "-n", "2"]
 
@@ -230,9 +203,3 @@ def test_topology_with_central_inference() -> None:
     assert topology.group(3) == topology.group(1) == topology.group(7)
     with pytest.raises(LaunchError, match="a rank for inference; start at least 3"):
         Topology.of(2, 1, central=True)
-
-
-@pytest.mark.parametrize("size", [0, 1])
-def test_too_few_ranks(size: int) -> None:
-    with pytest.raises(LaunchError, match="too few ranks"):
-        Topology.of(size, 1)

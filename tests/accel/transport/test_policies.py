@@ -83,7 +83,6 @@ class Publications(RuleBasedStateMachine):
         """What a relay has taken is the newest for those who follow it."""
         if True in self.board.waits_for(relay):
             update = self.board.offer(relay, relays=True)
-            assert update is not None
             payload = self.relayed[relay] if update.payload is None else update.payload
             assert (payload, update.version) == (self.published, self.version)
             self.relayed[relay] = payload

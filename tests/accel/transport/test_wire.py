@@ -43,10 +43,6 @@ def test_policy_round_trip(update: PolicyUpdate) -> None:
     assert (None if payload is None else bytes(payload)) == update.payload
 
 
-def test_empty_payload_is_no_notice() -> None:
-    assert decode_policy(memoryview(encode_policy(PolicyUpdate(1, b""))))[1] == b""
-
-
 @given(st.binary(max_size=80))
 def test_foreign_bytes_are_refused(junk: bytes) -> None:
     with pytest.raises(TransportError, match="policy message"):
