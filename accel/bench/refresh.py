@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.algorithms.distributions import PolicyDivergence
 from accel.bench.checks import SCHEMES, check_budget, check_counts, check_schemes
 from accel.bench.policies import Inputs, MeasuredPolicy, Policies, refusal
 from accel.bench.policy import session_call
