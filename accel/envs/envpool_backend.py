@@ -32,12 +32,6 @@ _Array: TypeAlias = npt.NDArray[np.generic]
 _State: TypeAlias = tuple[object, _Array, _Array, _Array, Mapping[str, Any]]
 
 
-class _EnvPoolModule(Protocol):
-    def list_all_envs(self) -> list[str]: ...
-
-    def make_gymnasium(self, task_id: str, **settings: object) -> NativeEnv: ...
-
-
 class _AsyncPool(Protocol):
     def async_reset(self) -> None: ...
 
@@ -68,7 +62,7 @@ class EnvPoolEnv(VectorisedEnv):
             what = "wrappers apply to" if request.wrappers else "pictures are drawn by"
             raise EnvError(f"{what} single environments, and EnvPool has none: use backend gymnasium")
         who = f"environment {request.id!r}"
-        self._envpool = cast(_EnvPoolModule, import_module("envpool", f"{who} with backend envpool"))
+        self._envpool = import_module("envpool", f"{who} with backend envpool")
         self._task = _task(request.id, self._envpool.list_all_envs())
         if refused := sorted(_REFUSED & request.args.keys()):
             raise EnvError(f"{who}: EnvPool's {refused} are set by the pipeline: leave them out")
@@ -109,7 +103,7 @@ class EnvPoolEnv(VectorisedEnv):
         seeds = env_seeds(seed, cast(int, self._settings["num_envs"]))
 
         def make() -> NativeEnv:
-            pool = self._envpool.make_gymnasium(self._task, seed=seeds, **self._settings)
+            pool: NativeEnv = self._envpool.make_gymnasium(self._task, seed=seeds, **self._settings)
             _ = pool.single_observation_space, pool.single_action_space
             return pool
 

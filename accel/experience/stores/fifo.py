@@ -31,20 +31,25 @@ class Fifo(Store):
         self._waiting.append(experience)
 
     @property
+    def wanted(self) -> int:
+        """Unrolls of the next batch."""
+        return self._batch_unrolls
+
+    @property
     def accepts(self) -> bool:
         """Until a batch is whole: what waits grows older, and holds the transport's buffers."""
-        return len(self._waiting) < self._batch_unrolls
+        return len(self._waiting) < self.wanted
 
     @property
     def available(self) -> int:
         """Whole batches that wait."""
-        return len(self._waiting) // self._batch_unrolls
+        return len(self._waiting) // self.wanted
 
     def sample(self) -> Sample | None:
         """The oldest batch."""
-        if len(self._waiting) < self._batch_unrolls:
+        if self.accepts:
             return None
-        taken = [self._waiting.popleft() for _ in range(self._batch_unrolls)]
+        taken = [self._waiting.popleft() for _ in range(self.wanted)]
         return make_sample(taken, self._batcher, self._rewards)
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
@@ -66,22 +71,9 @@ class Rounds(Fifo):
         self._actors = actors
 
     @property
-    def accepts(self) -> bool:
-        """Until the round is whole."""
-        return len(self._waiting) < max(self._actors(), 1)
-
-    @property
-    def available(self) -> int:
-        """One, where every actor's unroll is there."""
-        return int(not self.accepts)
-
-    def sample(self) -> Sample | None:
-        """All unrolls of the round."""
-        if self.accepts:
-            return None
-        taken = list(self._waiting)
-        self._waiting.clear()
-        return make_sample(taken, self._batcher, self._rewards)
+    def wanted(self) -> int:
+        """One of every actor, and what else there is of those that are gone."""
+        return max(self._actors(), len(self._waiting), 1)
 
 
 def make_sample(taken: list[Experience], batcher: Batcher, rewards: RewardTransform) -> Sample:
