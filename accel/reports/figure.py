@@ -29,7 +29,6 @@ class Line:
         colour: index of its colour and dash; None: grey.
         single: thin lines in the same colour, (x, y) each, such as single seeds.
         steps: whether y holds until the next x, with a dot at each change.
-        names: [n] texts of its points for the CSV.
     """
 
     label: str
@@ -40,13 +39,12 @@ class Line:
     colour: int | None = 0
     single: Sequence[tuple[ArrayLike, ArrayLike]] = ()
     steps: bool = False
-    names: Sequence[str] = ()
 
     def rows(self) -> Iterator[Cells]:
         """Cells after ``panel``: the curve and its band, then the single lines."""
         ends = (_floats(self.low), _floats(self.high))
-        for x, y, low, high, name in zip_longest(_floats(self.x), _floats(self.y), *ends, self.names):
-            yield self.label, name, x, y, None, None, low, high
+        for x, y, low, high in zip_longest(_floats(self.x), _floats(self.y), *ends):
+            yield self.label, "", x, y, None, None, low, high
         for i, (xs, ys) in enumerate(self.single, 1):
             yield from ((self.label, f"single {i}", x, y) for x, y in zip(_floats(xs), _floats(ys), strict=True))
 
