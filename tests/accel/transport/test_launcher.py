@@ -20,89 +20,60 @@ from accel.transport.launcher import (
 from tests.contracts.ranks import need_mpirun
 
 NONE = LaunchInfo(0, 1, 0, "none")
-IN_SLURM_JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "SLURM_JOB_NUM_NODES": "2"}
-SLURM_TASK = {**IN_SLURM_JOB, "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+IN_SLURM_JOB = "SLURM_JOB_ID=77 SLURM_NTASKS=8 SLURM_NPROCS=8 SLURM_JOB_NUM_NODES=2 "
+SLURM_TASK = IN_SLURM_JOB + "SLURM_STEP_ID=0 SLURM_STEPID=0 SLURM_PROCID=5 SLURM_LOCALID=1 "
+OMPI = "OMPI_COMM_WORLD_RANK={} OMPI_COMM_WORLD_SIZE={} OMPI_COMM_WORLD_LOCAL_RANK={} "
 
+# What is set, of several values of a name the last.
 ENVIRONMENTS = {
-    "plain shell": ({"HOME": "/root", "PATH": "/bin"}, NONE),
+    "plain shell": ("HOME=/root PATH=/bin", NONE),
     "Open MPI's mpirun": (
-        {
-            "OMPI_COMM_WORLD_RANK": "2",
-            "OMPI_COMM_WORLD_SIZE": "4",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-            "PMIX_RANK": "2",
-            "PMIX_NAMESPACE": "prterun-host-1@1",
-        },
+        OMPI.format(2, 4, 1) + "PMIX_RANK=2 PMIX_NAMESPACE=prterun-host-1@1",
         LaunchInfo(2, 4, 1, "openmpi"),
     ),
-    "mpirun -n 1": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, LaunchInfo(0, 1, 0, "openmpi")),
-    "MPICH's hydra": (
-        {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"},
-        LaunchInfo(3, 4, 3, "pmi"),
-    ),
+    "mpirun -n 1": ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", LaunchInfo(0, 1, 0, "openmpi")),
+    "MPICH's hydra": ("PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=3 MPI_LOCALNRANKS=4", LaunchInfo(3, 4, 3, "pmi")),
     "MVAPICH": (
-        {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "0"},
+        "MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=0",
         LaunchInfo(1, 2, 0, "mvapich"),
     ),
-    "Cray PALS": ({"PMI_RANK": "9", "PMI_SIZE": "16", "PALS_LOCAL_RANKID": "1"}, LaunchInfo(9, 16, 1, "pmi")),
-    "Flux": (
-        {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "1"},
-        LaunchInfo(1, 2, 1, "flux"),
-    ),
-    "srun": ({**SLURM_TASK, "SLURM_STEP_NUM_TASKS": "8"}, LaunchInfo(5, 8, 1, "slurm")),
+    "Cray PALS": ("PMI_RANK=9 PMI_SIZE=16 PALS_LOCAL_RANKID=1", LaunchInfo(9, 16, 1, "pmi")),
+    "Flux": ("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_TASK_LOCAL_ID=1", LaunchInfo(1, 2, 1, "flux")),
+    "srun": (SLURM_TASK + "SLURM_STEP_NUM_TASKS=8", LaunchInfo(5, 8, 1, "slurm")),
     "srun --mpi=pmix": (
-        {**SLURM_TASK, "SLURM_STEP_NUM_TASKS": "8", "PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.77.0"},
+        SLURM_TASK + "SLURM_STEP_NUM_TASKS=8 PMIX_RANK=5 PMIX_NAMESPACE=slurm.pmix.77.0",
         LaunchInfo(5, 8, 1, "slurm"),
     ),
-    "srun --mpi=pmi2": (
-        {**SLURM_TASK, "SLURM_STEP_NUM_TASKS": "8", "PMI_RANK": "5", "PMI_SIZE": "8"},
-        LaunchInfo(5, 8, 1, "pmi"),
-    ),
+    "srun --mpi=pmi2": (SLURM_TASK + "SLURM_STEP_NUM_TASKS=8 PMI_RANK=5 PMI_SIZE=8", LaunchInfo(5, 8, 1, "pmi")),
     "srun of fewer tasks than the job has": (
-        {**SLURM_TASK, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
+        SLURM_TASK + "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1",
         LaunchInfo(1, 2, 1, "slurm"),
     ),
-    "srun --mpi=pmi2 -n 1": (
-        {**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1"},
-        NONE,
-    ),
-    "srun -n 1": ({**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, NONE),
-    "sbatch script": ({**IN_SLURM_JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, NONE),
+    "srun --mpi=pmi2 -n 1": (SLURM_TASK + "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 PMI_RANK=0 PMI_SIZE=1", NONE),
+    "srun -n 1": (SLURM_TASK + "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", NONE),
+    "sbatch script": (IN_SLURM_JOB + "SLURM_PROCID=0 SLURM_LOCALID=0", NONE),
     "sbatch script of a Slurm that names its batch step": (
-        {**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291", "SLURM_STEP_NUM_TASKS": "8"},
+        SLURM_TASK + "SLURM_PROCID=0 SLURM_STEP_ID=4294967291 SLURM_STEP_NUM_TASKS=8",
         NONE,
     ),
     "salloc shell": (IN_SLURM_JOB, NONE),
     "salloc shell in an interactive step": (
-        {**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "4"},
+        SLURM_TASK + "SLURM_PROCID=0 SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=4",
         NONE,
     ),
-    "srun --pty bash": (
-        {**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PTY_PORT": "40123"},
-        NONE,
-    ),
+    "srun --pty bash": (SLURM_TASK + "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 SLURM_PTY_PORT=40123", NONE),
     "mpirun inside a Slurm job, whose daemons are a step": (
-        {
-            **SLURM_TASK,
-            "SLURM_STEP_NUM_TASKS": "2",
-            "SLURM_PROCID": "1",
-            "OMPI_COMM_WORLD_RANK": "7",
-            "OMPI_COMM_WORLD_SIZE": "8",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "3",
-        },
+        SLURM_TASK + "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 " + OMPI.format(7, 8, 3),
         LaunchInfo(7, 8, 3, "openmpi"),
     ),
-    "a PMIx launcher that tells no size": (
-        {"PMIX_RANK": "1", "PMIX_NAMESPACE": "x"},
-        LaunchInfo(1, None, 0, "pmix"),
-    ),
+    "a PMIx launcher that tells no size": ("PMIX_RANK=1 PMIX_NAMESPACE=x", LaunchInfo(1, None, 0, "pmix")),
 }
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_detects(name: str) -> None:
-    environment, expected = ENVIRONMENTS[name]
-    info = detect_launch(environment)
+    words, expected = ENVIRONMENTS[name]
+    info = detect_launch(dict(word.split("=") for word in words.split()))
     assert info == expected
     assert info.is_launched == (info.launcher != "none")
 
