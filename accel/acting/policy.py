@@ -97,7 +97,6 @@ class SessionPolicy:
         self._sampler = sampler
         self._state_shapes = state_shapes = layout.state_shapes
         self._is_record = bool(layout.spec.parts)
-        self._session: InPlaceSession | None = None
         self._inputs: tuple[Array, ...] = ()
         self._outputs: tuple[Array, ...] = ()
         self._carried = tuple(np.zeros((layout.envs, *shape), np.float32) for shape in state_shapes)
@@ -138,7 +137,6 @@ class SessionPolicy:
         self._observed = [(part, session.inputs[part.name]) for part in self._layout.spec.inputs]
         self._observations = self._observed[0][1]
         self._params = session.outputs["params"]
-        self._session = session
         self._run = session.run
 
     def _check_contract(self, artifact: CompressedPolicy) -> None:

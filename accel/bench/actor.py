@@ -29,7 +29,7 @@ from accel.networks.policy import PolicyModule
 from accel.runs.finishing import MIXED
 from accel.runs.trained_policy import TrainedPolicy, make_env
 from accel.system.timing import interleave, torch_threads
-from accel.transport.local import LocalTransport
+from accel.transport.local import LocalActor, LocalLearner
 
 SAMPLE_S = 0.02
 
@@ -195,10 +195,9 @@ class ActorLoop:
         config = run.config.replace(actors=1, actor_runtime="native" if runtime == "torch" else runtime)
         if config.schedule.waits_for_policy:
             config = config.replace(schedule="asynchronous")  # there is no learner to wait for
-        transport = LocalTransport(1)
-        self._learner = transport.learner
+        self._learner = LocalLearner()
         told = ActorConfig.of(config, schemes=(scheme, MIXED))  # what a finished scheme may be called
-        self._actor = (_TorchActor if runtime == "torch" else Actor)(told, transport.actor(0))
+        self._actor = (_TorchActor if runtime == "torch" else Actor)(told, LocalActor(self._learner, 0))
         if isinstance(self._actor, _TorchActor):
             self._actor.module = copy.deepcopy(run.policy)
         agreement, self._layout = agreement_for(

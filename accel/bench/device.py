@@ -17,7 +17,7 @@ from accel.config.actor import ActorConfig
 from accel.learning.device import choose_device
 from accel.learning.learner import Learner
 from accel.system.timing import interleave, torch_threads
-from accel.transport.local import LocalTransport
+from accel.transport.local import LocalActor, LocalLearner
 
 _SEED = 0
 
@@ -54,7 +54,7 @@ class _Run:
 
     def __init__(self, config: TrainConfig) -> None:
         self.device = choose_device(config.learner.device)
-        self._actor = DeviceActor(ActorConfig.of(config), LocalTransport(1).actor(0), self.device)
+        self._actor = DeviceActor(ActorConfig.of(config), LocalActor(LocalLearner(), 0), self.device)
         self._learner = Learner(config, self._actor.spec, (), lambda: 1)
         self._learner.lend_network(self._actor)
         self._actor.start()

@@ -39,13 +39,13 @@ def learn_in_one_process(
     from accel.acting.actor import InlineActor
     from accel.learning.handshake import LearnerPlace
     from accel.learning.run import run_session
-    from accel.transport.local import LocalTransport
+    from accel.transport.local import LocalActor, LocalLearner
 
     stop, initialise = StopRequest(), initialiser(job)
     with stop.installed():
         options = TransportOptions(max_held=job.config.store.held_unrolls + 1)
-        transport = LocalTransport(1, options=options)
-        end = transport.actor(0)
+        learner = LocalLearner(options=options)
+        end = LocalActor(learner, 0)
         end.activity = activity or end.activity
         inline = InlineActor(end)
         if job.config.environment.backend == "device":
@@ -66,7 +66,7 @@ def learn_in_one_process(
             try:
                 watched = Watchdog(end.activity, *limits_s, hung, interrupted)
                 with watched, noting_how_to_continue(job), contained(_REMEDY):
-                    place = LearnerPlace(transport.learner, stop, all_cores()[:1])
+                    place = LearnerPlace(learner, stop, all_cores()[:1])
                     return run_session(job, place, inline, initialise)
             finally:
                 late = f"closing the environments took longer than {_CLOSE_S:g} s"

@@ -1,7 +1,7 @@
 """The transport within one process: deterministic queues, the baseline that needs no MPI.
 
-``LocalTransport`` has learner and actor take turns in one thread, where nothing can ever be waited for, so that what
-would wait raises TransportError. A ``LocalPort`` stands for an actor in a process of its own.
+A ``LocalActor`` and its learner take turns in one thread, where nothing can ever be waited for, so that what would wait
+raises TransportError. A ``LocalPort`` stands for an actor in a process of its own.
 """
 
 from __future__ import annotations
@@ -20,25 +20,13 @@ from accel.transport.remote_learner import UnrollPool
 from accel.transport.wire import decode_message, encode_message
 
 
-class LocalTransport:
-    """A learner and its actors in one thread: ``learner`` and ``actor(index)`` are the two ends."""
-
-    def __init__(self, actors: int = 1, *, options: TransportOptions | None = None) -> None:
-        self.learner = LocalLearner(actors, options or TransportOptions())
-        self._actors = tuple(LocalActor(self.learner, index) for index in range(actors))
-
-    def actor(self, index: int) -> LocalActor:
-        """The end of actor ``index``."""
-        return self._actors[index]
-
-
 class LocalLearner:
     """``LearnerTransport`` within one process, and what its actors' ends share with it. Nothing is waited for."""
 
     fault_tolerant = False
 
-    def __init__(self, actors: int, options: TransportOptions) -> None:
-        self.actors, self._options = actors, options
+    def __init__(self, actors: int = 1, options: TransportOptions | None = None) -> None:
+        self.actors, self._options = actors, options or TransportOptions()
         self.board = PolicyBoard(actors)
         self.welcomes: list[bytes] = []
         self.inbox: list[tuple[int, Json]] = []

@@ -26,7 +26,7 @@ from accel.monitor.timers import PhaseTimes
 from accel.publishing.level import INTERVALS, Intervals
 from accel.publishing.publisher import Publisher
 from accel.runs.job import check_config
-from accel.transport.local import LocalTransport
+from accel.transport.local import LocalActor, LocalLearner
 from accel.tuning.autotune import (
     AGAIN_S,
     KEEP_PAIRS,
@@ -67,13 +67,11 @@ class Rig:
             TrainConfig.create(compressor=compressor, actors=actors, envs_per_actor=envs, **values)
         )
         choice = parse_choice(self.config.compression.compressor)
-        transport = LocalTransport(actors)
-        self.transport = transport.learner
+        self.transport = LocalLearner(actors)
         schemes = tuple(dict.fromkeys(("fp32", *choice.levels)))
         told = ActorConfig.of(self.config, schemes=schemes)
         self.transport.welcome(told.to_json())
-        self.ends = [transport.actor(index) for index in range(actors)]
-        self.actors = [join(end, 0.0) for end in self.ends]
+        self.actors = [join(LocalActor(self.transport, index), 0.0) for index in range(actors)]
         spec = self.actors[0].spec
         self.algorithm = make_algorithm(self.config, spec, torch.device("cpu"))
         agreement, self.layout = agree(self.config, self.algorithm)

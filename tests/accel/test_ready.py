@@ -24,7 +24,7 @@ from accel.errors import ConfigError, EnvError
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.publishing.publisher import Publisher
 from accel.transport.base import PolicyUpdate
-from accel.transport.local import LocalTransport
+from accel.transport.local import LocalActor, LocalLearner
 from tests.accel.live_policies import config_for, payload_of
 from tests.environments.troubled import DIARY, order_failure
 
@@ -41,10 +41,9 @@ class Run:
 
     def __init__(self, config: TrainConfig) -> None:
         self.number = max(config.acting.actors, 1) - 1
-        transport = LocalTransport(self.number + 1)
-        self.learner, self.config = transport.learner, config
+        self.learner, self.config = LocalLearner(self.number + 1), config
         self.learner.welcome(ActorConfig.of(config).to_json())
-        self.actor: Actor = join(transport.actor(self.number), 0.0)
+        self.actor: Actor = join(LocalActor(self.learner, self.number), 0.0)
         torch.manual_seed(0)
         self.algorithm = make_algorithm(config, self.actor.spec, torch.device("cpu"))
         self.payload = payload_of(Publisher(config, self.algorithm.network))

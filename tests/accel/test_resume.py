@@ -20,7 +20,7 @@ from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job, check_config
 from accel.transport.base import TransportOptions
-from accel.transport.local import LocalTransport
+from accel.transport.local import LocalActor, LocalLearner
 
 
 def never() -> str | None:
@@ -30,14 +30,14 @@ def never() -> str | None:
 def open_session(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> Session:
     """As ``run_session`` does it, without the run."""
     job = Job(check_config(config))
-    transport = LocalTransport(1, options=TransportOptions(max_held=job.config.store.held_unrolls + 1))
-    local = InlineActor(transport.actor(0))
+    learner = LocalLearner(options=TransportOptions(max_held=job.config.store.held_unrolls + 1))
+    local = InlineActor(LocalActor(learner, 0))
     told = ActorConfig.of(job.config, schemes=("fp32", "int8"), restart=run.next_restart())
-    transport.learner.welcome(told.to_json())
+    learner.welcome(told.to_json())
     local.join()
-    group = wait_for_actors(transport.learner, 5.0, never)
-    session = Session(job, run, group, LearnerPlace(transport.learner, stop, (0,)), local)
-    transport.learner.welcome(session.learner.agreement.to_json())
+    group = wait_for_actors(learner, 5.0, never)
+    session = Session(job, run, group, LearnerPlace(learner, stop, (0,)), local)
+    learner.welcome(session.learner.agreement.to_json())
     return session
 
 

@@ -40,7 +40,7 @@ from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.runs.checkpoint import CheckpointState, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
-from accel.transport.local import LocalTransport
+from accel.transport.local import LocalActor, LocalLearner
 from tests.accel import late_report
 from tests.accel.test_resume import RUNS, same
 from tests.contracts.ranks import ROOT
@@ -424,23 +424,24 @@ def test_a_learner_that_gives_up_lets_the_import_of_torch_end(tmp_path: Path) ->
 
 
 def test_actors_that_disagree_or_stay_silent_are_named() -> None:
-    transport = LocalTransport(2)
+    learner = LocalLearner(2)
+    first, second = (LocalActor(learner, index) for index in range(2))
     spec = EnvSpec((3,), "float32", ActionSpec("categorical", (2,))).to_json()
     answer = {"spec": spec, "cpu_features": [], "host": "here"}
-    transport.actor(0).hello(answer)
+    first.hello(answer)
     with pytest.raises(TransportError, match=r"actors 1 did not answer within 0\.05 s: look at their nodes"):
-        wait_for_actors(transport.learner, 0.05, lambda: None)
-    transport.actor(0).hello(answer)
-    transport.actor(1).report({"down": "its process left through exit(0)", "failures": 4, "again_in_s": 0.8})
+        wait_for_actors(learner, 0.05, lambda: None)
+    first.hello(answer)
+    second.report({"down": "its process left through exit(0)", "failures": 4, "again_in_s": 0.8})
     with pytest.raises(TransportError, match=r"within 0\.05 s; actor 1 failed 4 times: its process left through exit"):
-        wait_for_actors(transport.learner, 0.05, lambda: None)
-    transport.actor(0).hello(answer)
-    transport.actor(1).hello(answer | {"spec": spec | {"observation_shape": [4]}, "host": "there"})
+        wait_for_actors(learner, 0.05, lambda: None)
+    first.hello(answer)
+    second.hello(answer | {"spec": spec | {"observation_shape": [4]}, "host": "there"})
     with pytest.raises(TransportError, match=r"actor 1 on there has another environment .*shape=\(4,\).*shape=\(3,\)"):
-        wait_for_actors(transport.learner, 5, lambda: None)
-    transport.actor(1).hello({"error": "no such thing", "kind": "MissingExtraError"})
+        wait_for_actors(learner, 5, lambda: None)
+    second.hello({"error": "no such thing", "kind": "MissingExtraError"})
     with pytest.raises(MissingExtraError, match="actor 1: no such thing"):
-        wait_for_actors(transport.learner, 5, lambda: None)
+        wait_for_actors(learner, 5, lambda: None)
 
 
 @pytest.mark.parametrize("options", [{"algorithm": "dppo", "passes": 2, "minibatches": 2}, {"algorithm": "impala"}])

@@ -10,27 +10,26 @@ import pytest
 
 from accel.errors import TransportError
 from accel.transport.base import Stopped
-from accel.transport.local import LocalTransport
+from accel.transport.local import LocalActor, LocalLearner
 from tests.contracts.ranks import ROOT
 
 
-def started(actors: int = 1) -> LocalTransport:
-    """A transport after the handshake, for unrolls of 16 bytes."""
-    transport = LocalTransport(actors)
-    transport.learner.welcome({"seed": 3})
-    for index in range(actors):
-        actor = transport.actor(index)
+def started(count: int = 1) -> tuple[LocalLearner, list[LocalActor]]:
+    """Both ends after the handshake, for unrolls of 16 bytes."""
+    learner = LocalLearner(count)
+    actors = [LocalActor(learner, index) for index in range(count)]
+    learner.welcome({"seed": 3})
+    for index, actor in enumerate(actors):
         assert actor.welcome(0.0) == {"seed": 3}
         actor.hello({"index": index})
         actor.configure(16, 2)
-    assert transport.learner.messages() == [(index, {"index": index}) for index in range(actors)]
-    transport.learner.configure(16)
-    return transport
+    assert learner.messages() == [(index, {"index": index}) for index in range(count)]
+    learner.configure(16)
+    return learner, actors
 
 
 def test_one_thread_plays_both_ends() -> None:
-    transport = started()
-    learner, actor = transport.learner, transport.actor(0)
+    learner, (actor,) = started()
     for step in range(5):
         learner.publish(step, bytes([step // 2]))
         update = actor.wait_policy(0.0)
@@ -51,20 +50,18 @@ def test_one_thread_plays_both_ends() -> None:
 
 
 def test_actors_in_turn_arrive_in_turn() -> None:
-    transport = started(3)
+    learner, actors = started(3)
     order = [2, 0, 1, 1, 0, 2, 2]
     for index in order:
-        transport.actor(index).push(transport.actor(index).acquire())
-    arrivals = [transport.learner.receive() for _ in order]
+        actors[index].push(actors[index].acquire())
+    arrivals = [learner.receive() for _ in order]
     assert [arrival.actor for arrival in arrivals if arrival is not None] == order
 
 
 def test_what_would_wait_forever_is_an_error() -> None:
-    lonely = LocalTransport(1)
     with pytest.raises(TransportError, match="one thread"):
-        lonely.actor(0).welcome(1.0)
-    transport = started()
-    actor = transport.actor(0)
+        LocalActor(LocalLearner(), 0).welcome(1.0)
+    _, (actor,) = started()
     with pytest.raises(TransportError, match="one thread"):
         actor.wait_policy(1.0)
     for _ in range(3):
@@ -74,22 +71,22 @@ def test_what_would_wait_forever_is_an_error() -> None:
 
 
 def test_buffers_are_reused_not_grown() -> None:
-    transport = started()
+    learner, (actor,) = started()
     seen: set[int] = set()
     for _ in range(50):
-        buffer = transport.actor(0).acquire()
+        buffer = actor.acquire()
         seen.add(buffer.ctypes.data)
-        transport.actor(0).push(buffer)
-        arrival = transport.learner.receive()
-        transport.learner.release(arrival)
+        actor.push(buffer)
+        arrival = learner.receive()
+        learner.release(arrival)
     assert len(seen) == 1
 
 
 def test_both_ends_agree_on_the_size() -> None:
-    transport = LocalTransport(1)
-    transport.learner.configure(16)
+    learner = LocalLearner()
+    learner.configure(16)
     with pytest.raises(TransportError, match="16"):
-        transport.actor(0).configure(32, 1)
+        LocalActor(learner, 0).configure(32, 1)
 
 
 def test_importing_it_loads_neither_torch_nor_mpi() -> None:
@@ -104,13 +101,12 @@ def test_importing_it_loads_neither_torch_nor_mpi() -> None:
 
 
 def test_arrivals_of_a_leaver_stay() -> None:
-    transport = started(2)
-    leaver = transport.actor(1)
+    learner, (_, leaver) = started(2)
     buffer = leaver.acquire()
     buffer[:] = np.arange(16)
     leaver.push(buffer)
-    transport.learner.leave(1)
-    assert transport.learner.alive() == {0}
-    arrival = transport.learner.receive()
+    learner.leave(1)
+    assert learner.alive() == {0}
+    arrival = learner.receive()
     assert arrival is not None and arrival.actor == 1
     assert (arrival.buffer == np.arange(16)).all()
