@@ -299,16 +299,12 @@ class RemoteActor:
                 incoming = self._endpoint.probe(self._learner, self._endpoint.any_tag)
                 if incoming is None:
                     return
-                buffer = self._scratch_of(incoming.nbytes)
+                if incoming.nbytes > self._scratch.nbytes:
+                    self._scratch = np.empty(incoming.nbytes, np.uint8)
+                buffer = self._scratch[: incoming.nbytes]  # Reused, for a fresh page costs more than its bytes.
                 self._receipt = (incoming.tag, incoming.receive(buffer), buffer)
             except PeerFailed as error:
                 raise self._learner_failed(error) from error
-
-    def _scratch_of(self, nbytes: int) -> Bytes:
-        """Where the one message under way is received: reused, for a fresh page costs more than its bytes."""
-        if nbytes > self._scratch.nbytes:
-            self._scratch = np.empty(nbytes, np.uint8)
-        return self._scratch[:nbytes]
 
     def _take(self, tag: int, buffer: Bytes) -> None:
         if tag == TAG_POLICY:

@@ -351,19 +351,15 @@ class RemoteLearner:
             self._relays.hear(actor, body)
         elif kind in ("hello", "report"):
             if kind == "hello":
-                body = self._take_hello(actor, body)
+                if self._inference is None:
+                    self._relays.join(actor, Place.of(body.get("place")))
+                message = body.get("message")
+                body = message if isinstance(message, dict) else {}
             if len(self._inbox) >= _INBOX_LIMIT:
                 raise TransportError(f"{_INBOX_LIMIT} messages from actors are unread; call messages() now and then")
             self._inbox.append((actor, body))
         elif kind != "beat":
             raise TransportError(f"actor {actor} sent an unknown kind of message: {kind}")
-
-    def _take_hello(self, actor: int, body: Json) -> Json:
-        """Of a hello, what is not the transport's."""
-        if self._inference is None:
-            self._relays.join(actor, Place.of(body.get("place")))
-        message = body.get("message")
-        return message if isinstance(message, dict) else {}
 
     def _tell_to_stop(self, actor: int, kind: str, body: Json) -> None:
         """The last message that an actor gets."""
