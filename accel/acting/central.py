@@ -118,9 +118,8 @@ class InferenceServer:
         pin: binds this process to its core.
     """
 
-    def __init__(self, transport: RemoteActor, questions: Questions, pin: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, transport: RemoteActor, questions: Questions, pin: Callable[[], object]) -> None:
         self._transport, self._questions, self._pin = transport, questions, pin
-        self._config: ActorConfig | None = None
         self._batcher: PolicyBatcher | None = None
         self._runtime = ""
 
@@ -136,10 +135,10 @@ class InferenceServer:
         while not self._transport.stopping:
             self._hear_learner()
             asked += self._questions.receive()
-            if self._config is not None and time.monotonic() >= beat_s:
+            if self._batcher is not None and time.monotonic() >= beat_s:
                 beat_s = time.monotonic() + BEAT_S
                 self._transport.beat()
-            if asked and self._batcher is not None:
+            if asked and self._batcher is not None and self._batcher.version >= 0:
                 for rank, answer in self._batcher.answer(asked):
                     self._questions.answer(rank, answer)
                 asked.clear()
@@ -153,25 +152,24 @@ class InferenceServer:
         if not self._transport.has_news:
             return
         while (message := self._transport.poll_welcome()) is not None:
-            if self._config is None:
-                self._config = ActorConfig.from_json(message)
-                if self._config.pin_cores:
-                    self._pin()
-        if (update := self._transport.pull()) is not None and self._config is not None:
-            self._load(update, self._config)
-
-    def _load(self, update: PolicyUpdate, config: ActorConfig) -> None:
-        try:
             if self._batcher is None:
+                config = ActorConfig.from_json(message)
                 self._batcher = PolicyBatcher(config.schemes, config.runtime)
-            self._batcher.load(update)
-            if self._batcher.runtime != self._runtime:
-                self._runtime = self._batcher.runtime
+                if config.pin_cores:
+                    self._pin()
+        if (update := self._transport.pull()) is not None and self._batcher is not None:
+            self._load(update, self._batcher)
+
+    def _load(self, update: PolicyUpdate, batcher: PolicyBatcher) -> None:
+        try:
+            batcher.load(update)
+            if batcher.runtime != self._runtime:
+                self._runtime = batcher.runtime
                 self._transport.report({"runtime": self._runtime})
         except CompressorError as error:
-            if self._batcher is None or self._batcher.version < 0:
+            if batcher.version < 0:
                 raise
-            warning = f"inference goes on with policy {self._batcher.version}: {update.version} does not load: {error}"
+            warning = f"inference goes on with policy {batcher.version}: {update.version} does not load: {error}"
             self._transport.report({"warning": warning})
 
 
