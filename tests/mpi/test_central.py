@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.test_learners import resume_alone
-from tests.mpi.training_runs import ENDLESS, LEARNING_LIMIT_S, TrainingRun
+from tests.mpi.training_runs import ENDLESS, LEARNING_LIMIT_S, TrainingRun, resume_here
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
-]
 SEED = ("--algorithm", "seed", "--compressor", "int8", "--actors", "2")
 UNTIL_STOPPED = (*ENDLESS, "--checkpoint-interval-s", "0.2")
 INFERENCE, LAST = 1, 3
@@ -65,7 +60,7 @@ def test_a_killed_inference_rank_ends_the_job_which_goes_on_from_its_checkpoint(
         assert "the inference rank is gone" in job.output and "Traceback" not in job.output, job.output
         assert job.checkpoints()[-1] >= steps, "what was learned last is kept"
         assert job.leaves_no_rank(list(ranks.values()))
-    assert resume_alone(tmp_path / "run").env_steps > 3000
+    assert resume_here(job.path).env_steps > 3000
 
 
 @pytest.mark.long

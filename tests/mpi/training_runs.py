@@ -15,7 +15,11 @@ from typing import Any, Self
 
 import pytest
 
+import accel
+from accel.config import TrainConfig
+from accel.config.files import load_toml
 from accel.launch.outcome import EXIT_STOPPED
+from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 from accel.supervision.processes import descendants, is_running
 from accel.transport.launcher import mpirun_command
@@ -55,6 +59,8 @@ class TrainingRun:
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
+        if not Path("/proc/self/stat").exists():
+            pytest.skip("needs Linux, whose /proc tells ranks apart")
         if launcher == "mpirun":
             need_mpirun()
         self.path = results_dir / "run"
@@ -62,23 +68,12 @@ class TrainingRun:
         # What comes last counts.
         quick = () if {"--algorithm", "--preset", "--config", "--resume"} & set(words) else ("--algorithm", "impala")
         scheme = () if {"--preset", "--config", "--resume"} & set(words) else ("--compressor", "int8")
-        options = [
-            "--results-dir",
-            str(results_dir),
-            "--name",
-            "run",
-            "--launcher",
-            launcher,
-            *SMALL,
-            *quick,
-            *scheme,
-            *words,
-        ]
+        options = ["--results-dir", str(results_dir), "--name", "run", "--launcher", launcher, *SMALL, *quick, *scheme]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._log = results_dir / f"output-{time.monotonic_ns()}.txt"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [*prefix, *mpirun, sys.executable, "-m", "accel", "train", *options],
+                [*prefix, *mpirun, sys.executable, "-m", "accel", "train", *options, *words],
                 cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **(environment or {})},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -187,6 +182,13 @@ class TrainingRun:
     def leaves_no_rank(self, pids: Sequence[int]) -> bool:
         """Whether every one of these processes ends within ten seconds."""
         return until(lambda: not any(map(is_running, pids)), ORPHAN_S)
+
+
+def resume_here(run: Path, more_env_steps: int = 3000) -> Summary:
+    """Go on with a run in this process, of several learners too; cheaper than a job, and the same code."""
+    config = TrainConfig.create(**load_toml(run / "config.toml"))
+    total = RunDirectory.open(run, read_only=True).load_checkpoint().env_steps + more_env_steps
+    return accel.train(config.replace(actors=0, learners=1, total_env_steps=total, name="run"), resume=run)
 
 
 def rank_of(pid: int) -> int | None:
