@@ -158,8 +158,6 @@ def _fail_on_two_ranks() -> None:
         _hang()
 
 
-Crash = late(lambda: _raise() if rank() == SLOW_RANK else None)
-"""Raises in the last of two actors, after some steps."""
 TroubleForTwo = late(_fail_on_two_ranks)
 """Of three actors the second one's process ends, and the third one's hangs, before an unroll is whole."""
 Slow = before(lambda steps: time.sleep(SLOW_S) if rank() == SLOW_RANK else None)
