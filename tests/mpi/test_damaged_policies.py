@@ -10,8 +10,6 @@ import pytest
 from accel.compressors.artifact import FORMAT_VERSION
 from tests.contracts.ranks import Job
 
-pytestmark = pytest.mark.mpi
-
 OTHER_FORMAT = f"format version {FORMAT_VERSION + 1} is not {FORMAT_VERSION}"
 
 

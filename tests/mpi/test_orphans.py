@@ -16,11 +16,6 @@ from accel.runs.directory import RunDirectory
 from accel.supervision.processes import descendants, is_running
 from tests.mpi.training_runs import ENDLESS, TrainingRun
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
-]
-
 WORDS = (*ENDLESS, "--batch-unrolls", "1", "--checkpoint-interval-s", "0.2")
 SIMULATOR = ("--wrapper", "tests.environments.troubled:Simulator", "--envs-per-actor", "1")
 # Ends when it is killed, and with it a terminal in which the rest of its arguments run.

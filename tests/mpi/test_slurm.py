@@ -26,7 +26,6 @@ SCRIPTS = ROOT / "scripts" / "slurm"
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
 LIMIT_S = 240.0
 NEEDS_SLURM = [
-    pytest.mark.mpi,
     pytest.mark.long,
     pytest.mark.skipif(
         os.geteuid() != 0 or any(shutil.which(program) is None for program in PROGRAMS),

@@ -10,11 +10,6 @@ import pytest
 from tests.contracts.ranks import ROOT
 from tests.mpi.training_runs import TrainingRun
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
-]
-
 # Python runs this before anything else, so a rank dies where no code of ours can be asked.
 DEATHS = {
     "killed at once": "os.kill(os.getpid(), signal.SIGKILL)",

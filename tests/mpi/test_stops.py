@@ -19,10 +19,6 @@ from accel.runs.directory import RunDirectory
 from tests.environments.long_updates import ENDLESS_UPDATE, UPDATING
 from tests.mpi.training_runs import ENDLESS, LIMIT_S, TrainingRun
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
-]
 SMALL, LARGE = (("--network", f"tests.environments.long_updates:{size}") for size in ("small", "large"))
 
 
