@@ -185,6 +185,33 @@ def randomise(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
+def bound(name: str, scheme: str, seed: int = 0, rows: int = 128) -> tuple[Case, nn.Module, Plan]:
+    """A case, a module of it with random weights, and its plan calibrated on that many random inputs."""
+    case = CASES[name]
+    module = randomise(case.make(), seed)
+    return case, module, case.bind(scheme, module, rows)
+
+
+def refreshed(name: str, scheme: str, seed: int = 0, rows: int = 128) -> tuple[Case, nn.Module, CompressedPolicy]:
+    """As ``bound``, with the plan's first artifact in its place."""
+    case, module, plan = bound(name, scheme, seed, rows)
+    return case, module, plan.refresh(module, version=1)
+
+
+def student(size: str, policy: nn.Module) -> nn.Module:
+    """Of a width and a depth, with the policy's normaliser: what a distilled scheme is told to make."""
+    width, depth = map(int, size.split("x"))
+    torch.manual_seed(0)
+    made = MLP(width=width, depth=depth)
+    made.normaliser = policy.normaliser
+    return made
+
+
+def divergence(student: Tensor, policy: Tensor) -> Tensor:
+    """Of a student's outputs from the policy's."""
+    return (student - policy).square().mean()
+
+
 def on_seven_bits(module: Module) -> Module:
     """Rounds matrices to codes of 7 bits, which CPUs without VNNI are given: what is left are errors of activations."""
     with torch.no_grad():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from accel.compressors.artifact import FORMAT_VERSION, CompressedPolicy, TensorSpec
 from accel.compressors.errors import ArtifactError
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES
+from tests.compressors.policies import CASES, bound
 
 _JSON = st.recursive(
     st.none()
@@ -69,9 +69,7 @@ def test_round_trip(artifact: CompressedPolicy) -> None:
 
 
 def test_a_refresh_differs_in_the_version_and_in_changed_weights_only() -> None:
-    case = CASES["tanh-mlp"]
-    module = case.make()
-    plan = case.bind("fp32", module)
+    _, module, plan = bound("tanh-mlp", "fp32")
     first = plan.refresh(module, version=1)
     assert dataclasses.replace(plan.refresh(module, version=2), version=1) == first
     module.head.bias.data[0] += 1e-3

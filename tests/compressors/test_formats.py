@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from accel.compressors.checks.executed_kernels import operators
 from accel.compressors.cpu import VNNI, cpu_features
-from accel.compressors.errors import SchemeError, WeightsError
+from accel.compressors.errors import WeightsError
 from accel.compressors.pipeline import make_compressor
-from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
+from tests.compressors.policies import CASES, bound, randomise, relative_error, run_artifact, run_module
 
 _NEEDS_VNNI = pytest.mark.skipif(VNNI not in cpu_features(), reason="needs a CPU with VNNI")
 # format, features of the acting CPU where they decide, relative error allowed
@@ -69,27 +68,7 @@ def test_fp16_is_rounding_to_nearest() -> None:
 
 @pytest.mark.parametrize("value", [1e5, float("inf"), float("nan")])
 def test_fp16_refuses_what_half_precision_cannot_hold(value: float) -> None:
-    case = CASES["relu-mlp"]
-    module = case.make()
-    plan = case.bind("fp16", module)
+    _, module, plan = bound("relu-mlp", "fp16")
     module.torso[0].weight.data[0, 0] = value
     with pytest.raises(WeightsError, match=r"torso\.0\.weight.*beyond half precision"):
         plan.refresh(module, version=1)
-
-
-@pytest.mark.parametrize("text", ["fp16(1)", "int4(8)", "int4(32,32)", "int4(x)"])
-def test_wrong_arguments_are_refused(text: str) -> None:
-    with pytest.raises(SchemeError):
-        make_compressor(text)
-
-
-@pytest.mark.parametrize("scheme", ["fp16", "int4"])
-def test_a_plan_goes_through_its_whole_protocol(scheme: str) -> None:
-    """Schemes without ranges, choices or a student take those calls as having nothing to do."""
-    case = CASES["tanh-mlp"]
-    module = case.make()
-    plan = case.bind(scheme, module)
-    plan.calibrate(case.inputs(4))
-    assert plan.recalibrate_on_drift(case.inputs(4)) == 0
-    plan.reselect(module)
-    assert plan.distill_step(module, {"observations": torch.zeros(1, 11)}) is None

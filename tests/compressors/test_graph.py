@@ -19,7 +19,9 @@ from tests.compressors.policies import (
     MLP,
     Case,
     assert_refresh_is_exact,
+    bound,
     randomise,
+    refreshed,
     run_artifact,
     run_module,
 )
@@ -31,9 +33,7 @@ def test_refresh_is_exact_for_any_weights_and_batch(name: str) -> None:
 
 
 def test_the_comparison_notices_weights_of_another_policy() -> None:
-    case = CASES["tanh-mlp"]
-    module = randomise(case.make(), seed=0)
-    artifact = case.bind("fp32", module).refresh(module, version=1)
+    case, module, artifact = refreshed("tanh-mlp", "fp32")
     inputs = case.inputs(4)
     before = run_artifact(artifact, inputs)[0]
     randomise(module, seed=1)
@@ -287,9 +287,7 @@ def test_another_module_is_refused_by_name() -> None:
 @pytest.mark.parametrize("scheme", ["fp32", "int8"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused(scheme: str, value: float) -> None:
-    case = CASES["tanh-mlp"]
-    module = case.make()
-    plan = case.bind(scheme, module)
+    _, module, plan = bound("tanh-mlp", scheme)
     for tensor in (module.torso[0].weight, module.torso[2].bias):
         kept = tensor.data[3].clone()
         tensor.data[3] = value

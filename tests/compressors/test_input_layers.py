@@ -15,7 +15,7 @@ from accel.compressors.checks.executed_kernels import float_kernels, integer_ker
 from accel.compressors.errors import SchemeError
 from accel.compressors.int8.input_layers import SMALL_SHARE, SMALL_WEIGHTS, small_input_layers
 from accel.compressors.pipeline import make_compressor
-from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
+from tests.compressors.policies import CASES, bound, randomise, relative_error, run_artifact, run_module
 
 
 class TwoInputs(nn.Module):
@@ -136,9 +136,7 @@ def test_features_of_different_scales_keep_their_numbers(name: str) -> None:
 @pytest.mark.parametrize("variant", ["u8s8", "s8s8", "reduce_range"])
 def test_observations_have_their_own_width(variant: str, bits: int) -> None:
     """By definition: q = clip(round(x / s) + z) over the 2^bits codes, also far outside the range that was measured."""
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=3)
-    plan = case.bind(f"int8({variant},x{bits})", module)
+    case, module, plan = bound("relu-mlp", f"int8({variant},x{bits})", seed=3)
     assert plan.scheme == f"int8({variant},x{bits})"
     model = onnx.load_from_string(plan.refresh(module, version=1).model)
     (first,) = (node for node in model.graph.node if node.op_type == "QuantizeLinear")

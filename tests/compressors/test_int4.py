@@ -13,7 +13,7 @@ from torch import nn
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
 from accel.compressors.errors import WeightsError
 from accel.compressors.int4 import NibbleWriter, padded_size
-from tests.compressors.policies import CASES, Case, run_artifact
+from tests.compressors.policies import CASES, Case, bound, refreshed, run_artifact
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -104,9 +104,7 @@ def test_kernel_codes_are_the_definition(outputs: int, inputs: int, seed: int) -
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
 @pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn"])
 def test_what_is_not_finite_is_refused(name: str, value: float) -> None:
-    case = CASES[name]
-    module = case.make()
-    plan = case.bind("int4", module)
+    _, module, plan = bound(name, "int4")
     module.torso[0].weight.data[0, 0] = value
     with pytest.raises(WeightsError, match=r"torso\.0.*not finite"):
         plan.refresh(module, version=1)
@@ -131,9 +129,7 @@ def test_outputs_are_those_of_integer_arithmetic() -> None:
 
 @pytest.mark.parametrize(("name", "linear"), [("tanh-mlp", 3), ("lstm", 3), ("nature-cnn", 2)])
 def test_linear_layers_multiply_integers_and_convolutions_do_not(name: str, linear: int) -> None:
-    case = CASES[name]
-    module = case.make()
-    artifact = case.bind("int4", module).refresh(module, version=1)
+    _, _, artifact = refreshed(name, "int4")
     assert integer_kernels(artifact) == {"MatMulNBits": linear}
     convolutions = ("torso.0", "torso.2", "torso.4") if name == "nature-cnn" else ()
     assert weight_only_layers(artifact) == convolutions

@@ -18,7 +18,17 @@ from accel.compressors.checks.executed_kernels import float_kernels, integer_ker
 from accel.compressors.errors import CalibrationError, UnsupportedLayerError
 from accel.compressors.pipeline import make_compressor
 from tests.compressors.oracle import float_model, initializers
-from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
+from tests.compressors.policies import (
+    CASES,
+    Case,
+    bound,
+    randomise,
+    refreshed,
+    relative_error,
+    run_artifact,
+    run_module,
+)
+from tests.compressors.spoiled import SPOILS
 
 KERNELS = {
     "tanh-mlp": {"QGemm": 3},
@@ -33,34 +43,15 @@ KERNELS = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_layer_runs_in_integer_kernels(name: str) -> None:
-    case = CASES[name]
-    module = case.make()
-    artifact = case.bind("int8(u8s8,x8)", module).refresh(module, version=1)
+    _, _, artifact = refreshed(name, "int8(u8s8,x8)")
     assert integer_kernels(artifact) == KERNELS[name]
     assert not float_kernels(artifact)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_outputs_stay_close_for_any_weights(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8,x8)", module)
-    for seed in (1, 2):
-        randomise(module, seed)
-        inputs = case.inputs(64, seed)
-        plan.refresh(module, version=1)
-        for _ in range(80):
-            plan.calibrate(inputs)
-        found = run_artifact(plan.refresh(module, version=seed), inputs)
-        for array, wanted in zip(found, run_module(module, inputs), strict=True):
-            assert relative_error(array, wanted) < (0.08 if name == "resnet" else 0.04)
-
-
-def test_pixels_reach_the_first_convolution_as_they_are() -> None:
-    case = CASES["nature-cnn"]
-    module = case.make()
-    found = operators(case.bind("int8(u8s8,x8)", module).refresh(module, version=1))
-    assert set(found) == {"QLinearConv", "Flatten", "QGemm"}
+def test_pixels_reach_the_first_convolution_as_they_are_and_pooling_runs_channels_last() -> None:
+    found = {name: operators(refreshed(name, "int8(u8s8,x8)")[2]) for name in ("nature-cnn", "resnet")}
+    assert set(found["nature-cnn"]) == {"QLinearConv", "Flatten", "QGemm"}
+    assert found["resnet"]["NhwcMaxPool"] == 2 and "MaxPool" not in found["resnet"]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -78,42 +69,9 @@ def test_sums_that_can_exceed_32_bits_are_refused(scheme: str, most: int, bias: 
         case.bind(f"{scheme[:-1]},0=float)", policy, rows=0)
 
 
-def test_pooling_runs_channels_last() -> None:
-    case = CASES["resnet"]
-    module = case.make()
-    found = operators(case.bind("int8(u8s8,x8)", module).refresh(module, version=1))
-    assert found["NhwcMaxPool"] == 2 and "MaxPool" not in found
-
-
-def _zero_layer(module: MLP) -> None:
-    module.torso[2].weight.data.zero_()
-
-
-def _huge_bias(module: MLP) -> None:
-    """At s_x·s_w the bias would need more than 32 bits."""
-    module.torso[2].weight.data *= 1e-9
-    module.torso[2].bias.data.fill_(50.0)
-
-
-def _extreme_weights(module: MLP) -> None:
-    """±max|w| itself, exact halves of the scale, and denormal neighbours."""
-    weight = module.torso[2].weight.data
-    weight[0], weight[1] = 127.0, -127.0
-    weight[2] = torch.arange(32) + 0.5
-    weight[3] = 1e-40
-
-
-def _dead_units(module: MLP) -> None:
-    """A layer whose every activation is zero has an empty range."""
-    module.torso[0].weight.data.zero_()
-    module.torso[0].bias.data.fill_(-1.0)
-
-
 @pytest.mark.parametrize("variant", ["u8s8", "s8s8"])
-@pytest.mark.parametrize(
-    "spoil", [_zero_layer, _huge_bias, _extreme_weights, _dead_units], ids=lambda f: f.__name__[1:]
-)
-def test_outputs_stay_close_for_awkward_weights(spoil: Callable[[MLP], None], variant: str) -> None:
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
+def test_outputs_stay_close_for_awkward_weights(spoil: Callable[[nn.Module], None], variant: str) -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
     spoil(module)
@@ -125,9 +83,7 @@ def test_outputs_stay_close_for_awkward_weights(spoil: Callable[[MLP], None], va
 
 def test_outputs_are_those_of_integer_arithmetic() -> None:
     """A ReLU network from the definition: q = round(x/s) + z, 32-bit sums, requantised with saturation."""
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=5)
-    plan = case.bind("int8(u8s8,x8)", module)
+    case, module, plan = bound("relu-mlp", "int8(u8s8,x8)", seed=5)
     artifact = plan.refresh(module, version=1)
     numbers, layers = initializers(artifact.model), plan.encoder.layers
     inputs = case.inputs(32, seed=9)

@@ -12,7 +12,7 @@ from accel.compressors.cpu import ARM, AVX2, VNNI
 from accel.compressors.errors import SchemeError
 from accel.compressors.pipeline import make_compressor
 from tests.compressors.oracle import initializers, rounded_plan
-from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
+from tests.compressors.policies import CASES, bound, randomise, refreshed, relative_error, run_artifact, run_module
 
 VARIANTS = ["int8(u8s8,x8)", "int8(reduce_range,x8)", "int8(s8s8,x8)"]
 
@@ -20,9 +20,7 @@ VARIANTS = ["int8(u8s8,x8)", "int8(reduce_range,x8)", "int8(s8s8,x8)"]
 @pytest.mark.parametrize("name", ["tanh-mlp", "relu-mlp", "nature-cnn", "resnet", "lstm"])
 @pytest.mark.parametrize("scheme", VARIANTS)
 def test_every_variant_stays_close_in_integer_kernels(scheme: str, name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=1)
-    artifact = case.bind(scheme, module).refresh(module, version=1)
+    case, module, artifact = refreshed(name, scheme, seed=1)
     assert artifact.scheme == scheme
     assert integer_kernels(artifact) and not float_kernels(artifact)
     inputs = case.inputs(128, seed=1)
@@ -124,24 +122,9 @@ def test_formats_without_variants_say_none() -> None:
     assert case.bind("fp16", module).refresh(module, version=1).variant == ""
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("int8(u8s8,s8s8)", "int8(u8s8,u8s8)", "int8(perchannel)", "int8(w2,w4)", "int8(w5)"),
-        *("int8(x8,x8)", "int8(x4,x8)", "int8(x1)", "qat(x9)"),
-    ],
-)
-def test_options_that_contradict_are_refused(text: str) -> None:
-    wanted = "options are one of u8s8, reduce_range, s8s8, one of w2, w3, w4 and one of x2, x3, .*, x8,"
-    with pytest.raises(SchemeError, match=wanted):
-        make_compressor(text)
-
-
 @pytest.mark.parametrize(("option", "greatest"), [("w2", 1), ("w3", 3), ("w4", 7)])
 def test_weights_of_few_bits_reach_their_greatest_codes_and_no_others(option: str, greatest: int) -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind(f"int8(s8s8,{option})", module)
+    _, module, plan = bound("relu-mlp", f"int8(s8s8,{option})")
     assert plan.scheme == f"int8(s8s8,{option})"
     numbers = initializers(plan.refresh(module, version=1).model)
     for layer in plan.encoder.layers:
@@ -149,9 +132,7 @@ def test_weights_of_few_bits_reach_their_greatest_codes_and_no_others(option: st
 
 
 def test_drift_is_counted_and_widens_the_ranges() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8,x8)", module)
+    case, module, plan = bound("relu-mlp", "int8(u8s8,x8)")
     quiet, loud = case.inputs(32, seed=1), case.inputs(256, seed=1)
     module.normaliser.var.fill_(1.0)
     loud["observations"] = loud["observations"] * 3.0
@@ -167,9 +148,7 @@ def test_drift_is_counted_and_widens_the_ranges() -> None:
 
 def test_drift_widens_what_drifted_and_narrows_nothing() -> None:
     """Two rows that make the normalised observation loud where the torso does not, and all else quieter than usual."""
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8,x8)", module, rows=256)
+    case, module, plan = bound("relu-mlp", "int8(u8s8,x8)", rows=256)
     before = plan.encoder.ranges
     quiet = {name: array[:2] * np.float32(0.01) for name, array in case.inputs(256, seed=1).items()}
     quiet["observations"][0, 3] = 9.0

@@ -32,7 +32,7 @@ from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
 from tests.compressors.emulated import CPUS, Emulator, every_kernels, kernels_of, needs_emulator
-from tests.compressors.policies import CASES, MLP, Case, randomise
+from tests.compressors.policies import CASES, MLP, Case, bound, randomise
 
 Floats = NDArray[np.float32]
 
@@ -482,9 +482,7 @@ def test_kernels_for_arm_equal_those_of_this_cpu_to_the_bit(case: str, suffix: s
 
 
 def test_versions_differ_and_batches_share_the_weights() -> None:
-    case = CASES["relu-mlp"]
-    module = case.make()
-    plan = case.bind(CODES, module)
+    case, module, plan = bound("relu-mlp", CODES)
     x = case.inputs(5)["observations"].astype(np.float32)
     answers = []
     for version in range(3):
@@ -696,9 +694,7 @@ def test_the_reader_agrees_with_onnx() -> None:
 
 
 def test_a_graph_is_recognised_by_everything_but_its_numbers() -> None:
-    case = CASES["tanh-mlp"]
-    module = case.make()
-    plan = case.bind(INT8, module)
+    _, module, plan = bound("tanh-mlp", INT8)
     first, second = (plan.refresh(randomise(module, seed), 1).model for seed in (0, 1))
     graph = read_graph(first)
     assert first != second and graph.is_of(second)

@@ -13,7 +13,7 @@ from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.errors import ArtifactError, UnsupportedLayerError
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES, randomise
+from tests.compressors.policies import CASES, randomise, refreshed
 
 SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int4", "prune(0.5)+int8(s8s8)"]
 
@@ -53,9 +53,7 @@ def _acted(artifact: CompressedPolicy, inputs: dict[str, np.ndarray]) -> dict[st
 
 
 def test_another_layout_does_not_fit() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    artifact = case.bind("int8(s8s8)", module).refresh(module, version=1)
+    case, module, artifact = refreshed("relu-mlp", "int8(s8s8)")
     probe = ArtifactProbe.open(artifact, case.inputs(4))
     assert probe.batch == 4 and probe.fits(dataclasses.replace(artifact, version=7))
     assert not probe.fits(case.bind("fp32", module).refresh(module, version=1))
@@ -100,9 +98,7 @@ def test_what_is_no_weight_belongs_to_the_layout() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_an_artifact_error() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    artifact = case.bind("fp32", module).refresh(module, version=1)
+    case, _, artifact = refreshed("relu-mlp", "fp32")
     for model in (b"nothing", artifact.model[:-10], artifact.model.replace(b"Gemm", b"Gomm")):
         with pytest.raises(ArtifactError, match="cannot be loaded"):
             ArtifactProbe.open(dataclasses.replace(artifact, model=model), case.inputs(4))

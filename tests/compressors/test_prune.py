@@ -13,13 +13,12 @@ import torch_pruning
 from torch import Tensor, nn
 
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
-from accel.compressors.errors import SchemeError, UnsupportedLayerError
+from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.module_state import read_state
-from accel.compressors.pipeline import make_compressor
 from accel.compressors.prune.channels import find_groups
 from accel.compressors.prune.importance import magnitude, residual
 from accel.compressors.prune.structured import kept_count
-from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
+from tests.compressors.policies import CASES, MLP, Case, bound, randomise, relative_error, run_artifact, run_module
 
 PRUNABLE = [name for name in CASES if name != "lstm-cell"]
 
@@ -38,9 +37,7 @@ def _silence(module: nn.Module, case: Case, kept: dict[str, np.ndarray]) -> nn.M
 
 @pytest.mark.parametrize("name", PRUNABLE)
 def test_a_pruned_policy_is_the_whole_one_with_silent_channels(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("prune(0.5)", module, rows=0)
+    case, module, plan = bound(name, "prune(0.5)", rows=0)
     for seed in (1, 2):
         randomise(module, seed)
         plan.reselect(module)
@@ -70,9 +67,7 @@ def test_a_policy_without_gradients_has_the_same_groups() -> None:
 
 @pytest.mark.parametrize("name", PRUNABLE)
 def test_pruned_policies_run_in_integer_kernels(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("prune(0.5)+int8(u8s8,x8)", module)
+    case, module, plan = bound(name, "prune(0.5)+int8(u8s8,x8)")
     artifact = plan.refresh(module, version=3)
     assert artifact.scheme == "prune(0.5)+int8(u8s8,x8)"
     assert integer_kernels(artifact) and not float_kernels(artifact)
@@ -199,9 +194,7 @@ def test_a_reader_without_bias_gets_the_best_prediction_without_a_constant() -> 
 
 
 def test_choices_stay_until_chosen_again() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("prune(0.5)", module)
+    _, module, plan = bound("relu-mlp", "prune(0.5)")
     before = {name: kept.copy() for name, kept in plan.reductions[0].kept.items()}
     randomise(module, seed=1)
     plan.refresh(module, version=1)
@@ -286,22 +279,6 @@ def test_magnitudes_order_channels_as_torch_pruning_does(name: str) -> None:
 )
 def test_kept_counts_suit_the_kernels(size: int, ratio: float, count: int) -> None:
     assert kept_count(size, ratio) == count
-
-
-@pytest.mark.parametrize(
-    "text", ["prune", "prune(0)", "prune(1)", "prune(-0.5)", "prune(x)", "prune(0.5,l1)", "prune(0.5,0.25)"]
-)
-def test_wrong_arguments_are_refused(text: str) -> None:
-    with pytest.raises(SchemeError, match="between 0 and 1"):
-        make_compressor(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("int8+prune(0.5)", "must come last"), ("prune(0.5)+prune(0.5)", "twice")]
-)
-def test_methods_in_a_wrong_order_are_refused(text: str, message: str) -> None:
-    with pytest.raises(SchemeError, match=message):
-        make_compressor(text)
 
 
 class _Normed(MLP):
