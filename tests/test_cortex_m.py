@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -12,8 +10,7 @@ import pytest
 
 from accel.exporting.build import export
 from tests.accel.trained_runs import make_run
-
-SCRIPT = Path(__file__).parents[1] / "scripts/evidence/cortex_m.py"
+from tests.scripts import load
 
 pytestmark = pytest.mark.skipif(
     not all(shutil.which(program) for program in ("arm-none-eabi-gcc", "qemu-system-arm")),
@@ -23,11 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cortex_m", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    sys.modules["cortex_m"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("evidence/cortex_m.py")
 
 
 @pytest.fixture(scope="module")

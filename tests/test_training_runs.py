@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import itertools
 import json
 import shutil
@@ -13,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import load
 
 PROJECT = Path(__file__).parents[1]
 RUNNER = PROJECT / "scripts/evidence/training_runs.py"
@@ -31,12 +32,7 @@ elsewhere = { needs = ["module:no_such_module"] }
 
 
 def runner() -> ModuleType:
-    """``scripts/evidence/training_runs.py``, which is not in a package."""
-    spec = importlib.util.spec_from_file_location("training_runs", RUNNER)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["training_runs"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("evidence/training_runs.py")
 
 
 def call(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
