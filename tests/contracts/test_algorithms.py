@@ -897,11 +897,3 @@ def test_r2d2_learns_from_the_last_unroll_after_a_burn_in_from_the_stored_state(
     total = algorithm.sequence_q(algorithm.network, replace(batch, observations=observed)).sum()
     (early,) = torch.autograd.grad(total, observed)
     assert float(early[:ROWS].abs().sum()) == 0.0 < float(early[ROWS:].abs().sum())
-
-
-def test_weights_of_a_prioritised_sample_scale_its_losses() -> None:
-    learner, chain = make("dqn")
-    sample = chain.sample()
-    assert sample.transitions is not None
-    nothing = Sample(sample.valid_steps, transitions=sample.transitions, weights=torch.zeros(16))
-    assert learner.update(nothing, 0.0, ignore).read()["loss"] == 0.0

@@ -64,17 +64,6 @@ def test_an_unroll_is_its_steps(name: str, kind: str) -> None:
 
 
 @each
-def test_two_halves_are_one_unroll(name: str) -> None:
-    core, features, state = make(name)
-    first = resets("anywhere")
-    whole, last = core(features, first, state)
-    early, between = core(features[:4], first[:4], state)
-    late, end = core(features[4:], first[4:], between)
-    assert torch.allclose(whole, torch.cat((early, late)), atol=1e-6)
-    assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(last, end, strict=True))
-
-
-@each
 def test_gradients_are_those_of_the_steps_and_stop_at_an_episodes_start(name: str) -> None:
     core, features, state = make(name)
     first = resets("anywhere")

@@ -205,16 +205,6 @@ def test_fifo_gives_every_step_once_and_in_order() -> None:
     assert found == expected
 
 
-def test_fifo_keeps_buffers_until_feedback() -> None:
-    made, source = fifo(), Source(Actor(VECTOR, ROWS, ENVS))
-    for _ in range(4):
-        source.insert(made)
-    sample = made.sample()
-    assert sample is not None and not source.releases
-    made.feedback(sample, None)
-    assert source.releases == Counter({0: 1, 1: 1})
-
-
 # --- rounds ---
 
 

@@ -566,25 +566,9 @@ def complaint(call: Callable[[], object]) -> str:
 
 
 SCENES: dict[str, type[Scene]] = {
-    scene.__name__: scene
-    for scene in (
-        Order,
-        SmallUnrolls,
-        StalledLearner,
-        Bounds,
-        NewestPolicy,
-        UnchangedPolicy,
-        NoticeAfterPayload,
-        StopInFlight,
-        LateStop,
-        AbortAtWelcome,
-        AbortWhileWaiting,
-        Large,
-        EarlyGoodbye,
-        Misuse,
-        Formats,
-        UnrollSizes,
-    )
+    name: scene
+    for name, scene in list(globals().items())
+    if isinstance(scene, type) and issubclass(scene, Scene) and scene is not Scene
 }
 
 
