@@ -21,7 +21,7 @@ from torch import nn
 from accel.compressors.graph.policy_graph import OPSET
 from accel.compressors.int8.integer_graph import IntegerLayer
 from accel.compressors.int8.static import Int8, Int8Encoder
-from accel.compressors.pipeline import Pipeline, PipelinePlan, make_compressor
+from accel.compressors.pipeline import PipelinePlan, make_compressor
 from tests.compressors.policies import Case
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -76,19 +76,16 @@ class RoundedInt8(Int8):
 def rounded_plan(case: Case, scheme: str, module: nn.Module) -> PipelinePlan:
     """As ``Case.bind``, with ``RoundedInt8``."""
     pipeline = make_compressor(scheme)
-    assert isinstance(pipeline, Pipeline) and isinstance(pipeline.format, Int8)
     options = {field.name: getattr(pipeline.format, field.name) for field in fields(Int8)}
     plan = replace(pipeline, format=RoundedInt8(**options)).bind(
         module, case.examples(), case.inputs(128, seed=1), output_names=case.outputs
     )
-    assert isinstance(plan, PipelinePlan)
     return plan
 
 
 def quantised_by_onnxruntime(plan: PipelinePlan, module: nn.Module) -> Arrays:
     """Initializers of the QDQ model at the ranges of an int8 plan, in its variant."""
     encoder = plan.encoder
-    assert isinstance(encoder, Int8Encoder)
     model = float_model(plan, module)
     every = {value.name: _UNUSED for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)}
     known = {name: (np.float32(r.low), np.float32(r.high)) for name, r in encoder.ranges.items()}
@@ -116,7 +113,6 @@ def assert_codes_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> None:
     found = initializers(plan.refresh(module, version=1).model)
     wanted = quantised_by_onnxruntime(plan, module)
     encoder = plan.encoder
-    assert isinstance(encoder, Int8Encoder)
     assert sum(bool(layer.bias) for layer in encoder.layers) >= 3
     for layer in encoder.layers:
         assert_layer_is_the_oracles(layer, found, wanted)

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 from torch import Tensor, nn
 
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from accel.compressors.errors import CalibrationError, UnsupportedLayerError
 from accel.compressors.pipeline import make_compressor
-from tests.compressors.oracle import float_model, initializers
+from tests.compressors.oracle import initializers
 from tests.compressors.policies import (
     CASES,
     Case,
     bound,
     randomise,
     refreshed,
-    relative_error,
     run_artifact,
     run_module,
 )
@@ -167,30 +162,3 @@ def test_a_layer_without_integer_kernel_is_named(case: Case, layer: str) -> None
     with pytest.raises(UnsupportedLayerError, match=f"'{layer}' cannot be quantised.*use fp16 or fp32"):
         case.bind("int8(u8s8,x8)", case.make())
     case.bind("fp32", case.make())
-
-
-class _OneBatch(CalibrationDataReader):
-    """Hands the quantiser one batch of inputs."""
-
-    def __init__(self, inputs: dict[str, NDArray[np.generic]]) -> None:
-        self._left = iter([inputs])
-
-    def get_next(self) -> dict[str, NDArray[np.generic]] | None:
-        return next(self._left, None)
-
-
-@pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "resnet"])
-def test_a_policy_loses_no_more_than_by_quantize_static(name: str, tmp_path: Path) -> None:
-    """onnxruntime's whole offline procedure, through files, on the same inputs."""
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    inputs = case.inputs(64, seed=1)
-    whole, quantised = tmp_path / "whole.onnx", tmp_path / "quantised.onnx"
-    plan = case.bind("int8(u8s8,x8)", module, rows=0)
-    onnx.save(float_model(plan, module), whole)
-    quantize_static(whole, quantised, _OneBatch(inputs), activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
-    theirs = ort.InferenceSession(quantised, providers=["CPUExecutionProvider"]).run(None, inputs)[0]
-    plan.calibrate(inputs)
-    ours = run_artifact(plan.refresh(module, version=1), inputs)[0]
-    wanted = run_module(module, inputs)[0]
-    assert relative_error(ours, wanted) < 1.15 * relative_error(theirs, wanted)

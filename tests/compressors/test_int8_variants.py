@@ -116,12 +116,6 @@ def test_a_variant_that_would_saturate_is_refused(cpu: set[str]) -> None:
         make_compressor("int8(u8s8)", cpu=cpu).bind(case.make(), case.examples(), output_names=case.outputs)
 
 
-def test_formats_without_variants_say_none() -> None:
-    case = CASES["relu-mlp"]
-    module = case.make()
-    assert case.bind("fp16", module).refresh(module, version=1).variant == ""
-
-
 @pytest.mark.parametrize(("option", "greatest"), [("w2", 1), ("w3", 3), ("w4", 7)])
 def test_weights_of_few_bits_reach_their_greatest_codes_and_no_others(option: str, greatest: int) -> None:
     _, module, plan = bound("relu-mlp", f"int8(s8s8,{option})")

@@ -160,7 +160,6 @@ def on_onnxruntime(artifact: CompressedPolicy, *inputs: Floats) -> Floats:
 def on_kernels(artifact: CompressedPolicy, *inputs: Floats, suffix: str) -> Floats:
     """The outputs side by side."""
     kernel = make_chain(artifact, kernels_of(suffix))
-    assert kernel is not None
     outputs = [np.full(spec.with_batch(len(inputs[0])), 7.0, np.float32) for spec in artifact.outputs]
     kernel.bind([*inputs, *outputs])()
     return np.concatenate(outputs, axis=1)
@@ -202,14 +201,6 @@ def test_recurrent_steps_compute_what_onnxruntime_does(core: str, scheme: str, s
     for rows in (1, 3, 8, 20):
         inputs = [array.astype(np.float32) for array in case.inputs(rows, seed=rows).values()]
         assert_agree(artifact, on_kernels(artifact, *inputs, suffix=suffix), *inputs)
-
-
-@pytest.mark.parametrize("suffix", EVERY)
-@pytest.mark.parametrize("case", ["relu-mlp", "deep-relu-mlp"])
-def test_codes_from_the_observations_on_agree_to_the_bit(case: str, suffix: str) -> None:
-    artifact = artifact_of(case, CODES)
-    x = np.random.default_rng(0).standard_normal((500, 11), np.float32)
-    np.testing.assert_array_equal(on_kernels(artifact, x, suffix=suffix), on_onnxruntime(artifact, x))
 
 
 @pytest.mark.parametrize("suffix", EVERY)
@@ -448,7 +439,6 @@ FIRST, B2, B512, C512, VEX, YMM, ZMM = 1 << 12 | 1 << 28, 1 << 5, 0xC0030000, 1 
 )
 def test_kernels_are_chosen_by_what_the_cpu_says(cpuid: tuple[int, ...], kept: int, wanted: list[str]) -> None:
     compiled = kernels_here()[0].library
-    assert compiled is not None
     bits = compiled.runs(*map(ctypes.c_uint32, (*cpuid, kept)))
     assert [kernels.suffix for bit, kernels in enumerate(library.KERNELS) if bits >> bit & 1] == wanted
 
@@ -504,7 +494,6 @@ def test_a_kernel_outlives_what_it_was_made_from() -> None:
     artifact = artifact_of("tanh-mlp", INT8)
     x, y = np.ones((1, 11), np.float32), np.zeros((1, 6), np.float32)
     kernel = make_chain(artifact)
-    assert kernel is not None
     run = kernel.bind((x, y))
     wanted = on_onnxruntime(artifact, x)
     del artifact, kernel
@@ -639,7 +628,6 @@ def test_damaged_artifacts_are_refused_or_run_within_their_arrays(data: st.DataO
 
 def test_arrays_of_other_shapes_are_refused() -> None:
     kernel = make_chain(artifact_of("relu-mlp", "fp32"))
-    assert kernel is not None
     good = np.zeros((2, 11), np.float32), np.zeros((2, 3), np.float32)
     kernel.bind(good)()
     wrong = [

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 from torch import nn
 
-from accel.compressors.int8.static import Int8Encoder
 from accel.compressors.pipeline import PipelinePlan
 from tests.compressors.oracle import (
     assert_activations_are_the_oracles,
@@ -72,7 +71,6 @@ def _channels(kernel: NDArray[np.float32]) -> Mapping[str, NDArray[np.generic]]:
 def assert_choices_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> None:
     """Every layer as last refreshed, each by the oracle of its own format."""
     encoder = plan.encoder
-    assert isinstance(encoder, Int8Encoder)
     found = initializers(encoder.payload.to_bytes())
     views = encoder.payload.views
     oracle = quantised_by_onnxruntime(plan, module)

@@ -95,7 +95,6 @@ def test_recorded_log_probabilities_are_those_of_the_learners_distribution(name:
             recorded = sampler.log_prob(outputs, actions)
             exploration = None
             if algorithm.explores:
-                assert sampler.exploration is not None
                 exploration = torch.from_numpy(np.broadcast_to(np.float32(sampler.exploration), ENVS).copy())
             twin = algorithm.distribution(torch.from_numpy(outputs), exploration)
             expected = twin.log_prob(torch.from_numpy(actions)).numpy()

@@ -600,7 +600,6 @@ def test_td3_delays_policy_and_targets_and_smooths_the_targets_actions() -> None
     algorithm, chain = make("td3", policy_interval_updates=3, target_noise=0.4, target_noise_clip=0.5)
     learner: Any = algorithm
     sample = chain.sample()
-    assert sample.transitions is not None
     for update in range(7):
         before = parameters(algorithm)
         algorithm.update(sample, 0.0, ignore)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import accel
 from accel.config import TrainConfig
-from accel.config.experience import ReplayingConfig, SamplesPerInsertConfig
 from accel.errors import ConfigError
 from accel.learning.schedule import Asynchronous, Counts, SamplesPerInsert, Schedule, make_schedule
 
@@ -195,7 +194,6 @@ def test_a_finished_run_has_made_every_update_that_it_owes(name: str, tmp_path: 
 def test_by_default_actors_are_ahead_by_an_unroll_at_most(algorithm: str) -> None:
     """Of those that are taken in: what waits in the transport is bounded by its buffers."""
     config = TrainConfig.create(algorithm=algorithm)
-    assert isinstance(config.schedule, SamplesPerInsertConfig) and isinstance(config.store, ReplayingConfig)
     schedule, unroll = make_schedule(config), 64
     steps_per_update = config.store.sampled_steps(config.acting.unroll_length) / config.schedule.samples_per_insert
     simulation = Simulation(schedule, 10)

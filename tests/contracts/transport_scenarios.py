@@ -461,7 +461,6 @@ class Large(Scene):
     def actor(self, transport: ActorTransport) -> None:
         answer(transport, self.unroll_bytes)
         update = transport.wait_policy(LIMIT_S)
-        assert update.payload is not None
         for _ in range(2):
             buffer = transport.acquire()
             buffer[:] = np.frombuffer(update.payload, np.uint8)
@@ -630,7 +629,6 @@ class SceneChild(ChildActor):
     def welcome(self, timeout_s: float) -> dict[str, Any]:
         """See ``ActorTransport.welcome``."""
         message = super().welcome(timeout_s)["env_args"]
-        assert isinstance(message, dict)
         return message
 
 

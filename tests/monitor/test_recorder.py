@@ -200,7 +200,6 @@ def test_lines_survive_a_kill(tmp_path: Path) -> None:
             step += 1
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         seen = -1
         while seen < 200:
             seen = int(process.stdout.readline())

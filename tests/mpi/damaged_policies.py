@@ -58,7 +58,6 @@ def main(case: str) -> int:
     given = give_roles(endpoint, Topology.single_learner(2))
     transport = connect(endpoint, Topology.single_learner(2), options=TransportOptions(in_flight=1), formats=FORMATS)
     assert given.sends
-    assert isinstance(transport, RemoteLearner)
     transport.welcome(ActorConfig.of(CONFIG).to_json())
     group = wait_for_actors(transport, 60, lambda: None)
     algorithm = make_algorithm(CONFIG, group.spec, torch.device("cpu"))
