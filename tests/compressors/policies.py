@@ -185,10 +185,15 @@ def randomise(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
-def bound(name: str, scheme: str, seed: int = 0, rows: int = 128) -> tuple[Case, nn.Module, Plan]:
-    """A case, a module of it with random weights, and its plan calibrated on that many random inputs."""
+def made(name: str, seed: int = 0) -> tuple[Case, nn.Module]:
+    """A case, and a module of it with random weights."""
     case = CASES[name]
-    module = randomise(case.make(), seed)
+    return case, randomise(case.make(), seed)
+
+
+def bound(name: str, scheme: str, seed: int = 0, rows: int = 128) -> tuple[Case, nn.Module, Plan]:
+    """As ``made``, with the module's plan, calibrated on that many random inputs."""
+    case, module = made(name, seed)
     return case, module, case.bind(scheme, module, rows)
 
 
@@ -241,6 +246,12 @@ def run_artifact(artifact: CompressedPolicy, inputs: Inputs) -> list[NDArray[np.
 def relative_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     """Root mean square difference over the root mean square of what was wanted."""
     return float(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)))
+
+
+def error_of(artifact: CompressedPolicy, module: nn.Module, inputs: Inputs) -> float:
+    """The greatest relative error of an output, beside the module's own."""
+    outputs = zip(run_artifact(artifact, inputs), run_module(module, inputs), strict=True)
+    return max(relative_error(found, wanted) for found, wanted in outputs)
 
 
 def assert_refresh_is_exact(case: Case) -> None:

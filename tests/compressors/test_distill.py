@@ -14,10 +14,9 @@ from tests.compressors.policies import (
     CASES,
     MLP,
     divergence,
+    error_of,
     randomise,
-    relative_error,
     run_artifact,
-    run_module,
     student,
 )
 
@@ -46,13 +45,12 @@ def test_a_student_learns_to_act_like_the_policy(scheme: str) -> None:
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     plan = _bind(scheme, policy)
     inputs = CASES["tanh-mlp"].inputs(256, seed=99)
-    wanted = run_module(policy, inputs)[0]
-    first = relative_error(run_artifact(plan.refresh(policy, version=1), inputs)[0], wanted)
+    first = error_of(plan.refresh(policy, version=1), policy, inputs)
     losses = _train(plan, policy, 400)
     plan.reselect(policy)
     plan.calibrate(inputs)
     artifact = plan.refresh(policy, version=2)
-    last = relative_error(run_artifact(artifact, inputs)[0], wanted)
+    last = error_of(artifact, policy, inputs)
     assert losses[-1] < 0.1 * losses[0]
     assert last < (0.9 if "prune" in scheme else 0.4) * first
     assert artifact.scheme == scheme and artifact.version == 2

@@ -10,7 +10,7 @@ from accel.compressors.checks.executed_kernels import operators
 from accel.compressors.cpu import VNNI, cpu_features
 from accel.compressors.errors import WeightsError
 from accel.compressors.pipeline import make_compressor
-from tests.compressors.policies import CASES, bound, randomise, relative_error, run_artifact, run_module
+from tests.compressors.policies import CASES, bound, error_of, made, randomise, run_artifact, run_module
 
 _NEEDS_VNNI = pytest.mark.skipif(VNNI not in cpu_features(), reason="needs a CPU with VNNI")
 # format, features of the acting CPU where they decide, relative error allowed
@@ -25,8 +25,7 @@ _IMAGES = ("nature-cnn", "resnet")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("scheme", "cpu", "limit"), FORMATS)
 def test_refreshes_stay_close_for_any_weights(scheme: str, cpu: set[str] | None, limit: float, name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     plan = make_compressor(scheme, cpu=cpu).bind(module, case.examples(), output_names=case.outputs)
     limit *= 2.5 if name == "resnet" else 1.0
     for seed in (1, 2):
@@ -34,8 +33,7 @@ def test_refreshes_stay_close_for_any_weights(scheme: str, cpu: set[str] | None,
         inputs = case.inputs(32, seed)
         artifact = plan.refresh(module, version=seed)
         assert artifact.scheme == scheme
-        for array, wanted in zip(run_artifact(artifact, inputs), run_module(module, inputs), strict=True):
-            assert relative_error(array, wanted) < limit
+        assert error_of(artifact, module, inputs) < limit
 
 
 @pytest.mark.parametrize(("scheme", "ratio"), [("fp16", 0.5), ("int8(u8s8,x8)", 0.25), ("int4", 0.16)])
@@ -56,8 +54,7 @@ def test_fp16_runs_the_kernels_of_fp32(name: str) -> None:
 
 
 def test_fp16_is_rounding_to_nearest() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("relu-mlp")
     inputs = case.inputs(16)
     found = run_artifact(case.bind("fp16", module).refresh(module, version=1), inputs)[0]
     for layer in module.modules():

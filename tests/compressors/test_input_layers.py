@@ -15,7 +15,7 @@ from accel.compressors.checks.executed_kernels import float_kernels, integer_ker
 from accel.compressors.errors import SchemeError
 from accel.compressors.int8.input_layers import SMALL_SHARE, SMALL_WEIGHTS, small_input_layers
 from accel.compressors.pipeline import make_compressor
-from tests.compressors.policies import CASES, bound, randomise, run_artifact
+from tests.compressors.policies import CASES, bound, made, randomise, run_artifact
 
 
 class TwoInputs(nn.Module):
@@ -110,8 +110,7 @@ def test_the_default_is_that_layer_in_floats(method: str, name: str) -> None:
 
 
 def test_a_scheme_can_quantise_one_such_layer() -> None:
-    case = CASES["tanh-mlp"]
-    module = randomise(case.make(), seed=2)
+    case, module = made("tanh-mlp", seed=2)
     named, codes = (case.bind(text, module).refresh(module, 1) for text in ("int8(torso.0=int8)", "int8(x8)"))
     assert named.model == codes.model
 

@@ -14,15 +14,7 @@ from accel.compressors.checks.executed_kernels import float_kernels, integer_ker
 from accel.compressors.errors import CalibrationError, UnsupportedLayerError
 from accel.compressors.pipeline import make_compressor
 from tests.compressors.oracle import initializers
-from tests.compressors.policies import (
-    CASES,
-    Case,
-    bound,
-    randomise,
-    refreshed,
-    run_artifact,
-    run_module,
-)
+from tests.compressors.policies import CASES, Case, bound, made, refreshed, run_artifact, run_module
 from tests.compressors.spoiled import SPOILS
 
 KERNELS = {
@@ -67,8 +59,7 @@ def test_sums_that_can_exceed_32_bits_are_refused(scheme: str, most: int, bias: 
 @pytest.mark.parametrize("variant", ["u8s8", "s8s8"])
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
 def test_outputs_stay_close_for_awkward_weights(spoil: Callable[[nn.Module], None], variant: str) -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("relu-mlp")
     spoil(module)
     inputs = case.inputs(16)
     found = run_artifact(case.bind(f"int8({variant},x8)", module).refresh(module, version=1), inputs)[0]

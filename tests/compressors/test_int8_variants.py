@@ -12,7 +12,15 @@ from accel.compressors.cpu import ARM, AVX2, VNNI
 from accel.compressors.errors import SchemeError
 from accel.compressors.pipeline import make_compressor
 from tests.compressors.oracle import initializers, rounded_plan
-from tests.compressors.policies import CASES, bound, randomise, refreshed, relative_error, run_artifact, run_module
+from tests.compressors.policies import (
+    CASES,
+    bound,
+    error_of,
+    made,
+    refreshed,
+    run_artifact,
+    run_module,
+)
 
 VARIANTS = ["int8(u8s8,x8)", "int8(reduce_range,x8)", "int8(s8s8,x8)"]
 
@@ -25,42 +33,33 @@ def test_every_variant_stays_close_in_integer_kernels(scheme: str, name: str) ->
     assert integer_kernels(artifact) and not float_kernels(artifact)
     inputs = case.inputs(128, seed=1)
     limit = (2.0 if "reduce_range" in scheme else 1.0) * {"resnet": 0.08, "nature-cnn": 0.05}.get(name, 0.03)
-    for array, wanted in zip(run_artifact(artifact, inputs), run_module(module, inputs), strict=True):
-        assert relative_error(array, wanted) < limit
+    assert error_of(artifact, module, inputs) < limit
 
 
 def test_channels_and_features_of_different_sizes_keep_their_precision() -> None:
     """A unit a thousand times smaller than another is as exact where what reads it makes up for it."""
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("relu-mlp")
     inputs = case.inputs(128, seed=1)
-    wanted = run_module(module, inputs)[0]
-
-    def error() -> float:
-        return relative_error(run_artifact(case.bind("int8(u8s8)", module).refresh(module, 1), inputs)[0], wanted)
-
-    before, sizes = error(), torch.logspace(-3, 0, 32)
+    wanted, sizes = run_module(module, inputs)[0], torch.logspace(-3, 0, 32)
+    before = error_of(case.bind("int8(u8s8)", module).refresh(module, 1), module, inputs)
     module.torso[2].weight.data *= sizes[:, None]
     module.torso[2].bias.data *= sizes
     module.head.weight.data /= sizes[None]
     np.testing.assert_allclose(run_module(module, inputs)[0], wanted, atol=1e-4)
-    assert error() < 1.5 * before
+    assert error_of(case.bind("int8(u8s8)", module).refresh(module, 1), module, inputs) < 1.5 * before
 
 
 def test_ranges_from_a_look_for_drift_are_enough_to_refresh() -> None:
     """It measures no weights, so that features have one step until a calibration."""
-    case = CASES["deep-relu-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("deep-relu-mlp")
     plan, inputs = case.bind("int8(reduce_range)", module, rows=0), case.inputs(128, seed=1)
     plan.recalibrate_on_drift(inputs)
-    found = run_artifact(plan.refresh(module, 1), inputs)[0]
-    assert relative_error(found, run_module(module, inputs)[0]) < 0.06
+    assert error_of(plan.refresh(module, 1), module, inputs) < 0.06
 
 
 @pytest.mark.parametrize("name", ["tanh-mlp", "deep-relu-mlp", "lstm"])
 def test_biases_make_up_for_what_rounding_takes_in_the_mean(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     inputs = case.inputs(128, seed=1)
     wanted = run_module(module, inputs)[0].mean(axis=0)
     plans = rounded_plan(case, "int8(reduce_range)", module), case.bind("int8(reduce_range)", module)
@@ -132,11 +131,11 @@ def test_drift_is_counted_and_widens_the_ranges() -> None:
     loud["observations"] = loud["observations"] * 3.0
     assert plan.recalibrate_on_drift({k: v * np.float32(0.5) for k, v in quiet.items()}) == 0
     assert plan.statistics.calibrations == 1
-    error_before = _error(case, module, plan, loud)
+    error_before = error_of(plan.refresh(module, 1), module, loud)
     drifted = plan.recalibrate_on_drift(loud)
     assert drifted == plan.statistics.drifted_activations > 0
     assert plan.statistics.calibrations == 2
-    assert _error(case, module, plan, loud) < 0.5 * error_before
+    assert error_of(plan.refresh(module, 1), module, loud) < 0.5 * error_before
     assert plan.recalibrate_on_drift(loud) == 0
 
 
@@ -155,7 +154,3 @@ def test_drift_widens_what_drifted_and_narrows_nothing() -> None:
     assert any(now.low > before[name].low for name, now in seen.items()), "the rows would have narrowed something"
     plan.calibrate(quiet)
     assert any(plan.encoder.ranges[name].low > r.low for name, r in after.items()), "calibration forgets slowly"
-
-
-def _error(case, module, plan, inputs) -> float:
-    return relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], run_module(module, inputs)[0])

@@ -18,6 +18,8 @@ from tests.compressors.policies import (
     MLP,
     Case,
     bound,
+    error_of,
+    made,
     randomise,
     refreshed,
     relative_error,
@@ -64,8 +66,7 @@ def test_a_chosen_basis_is_as_good_as_the_singular_value_decomposition(shape: tu
 
 @pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "lstm", "lstm-cell"])
 def test_real_inputs_help_every_kind_of_layer(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     inputs = case.inputs(128, seed=1)
     wanted = run_module(module, inputs)[0]
     found = [run_artifact(case.bind("lowrank(0.25)", module, rows=r).refresh(module, 1), inputs)[0] for r in (0, 128)]
@@ -74,13 +75,11 @@ def test_real_inputs_help_every_kind_of_layer(name: str) -> None:
 
 def test_bases_chosen_with_a_calibration_suit_what_it_saw() -> None:
     """A plan that comes back after a while has seen other inputs than the policy meets by now."""
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("relu-mlp")
     early, late = case.inputs(256, seed=1), case.inputs(256, seed=2)
     early["observations"][:, 4:] = 0.0
     late["observations"][:, :-4] = 0.0
     late["observations"] *= 3.0
-    wanted = run_module(module, late)[0]
     errors = []
     for together in (False, True):
         plan = case.bind("lowrank(0.25)", module)
@@ -90,7 +89,7 @@ def test_bases_chosen_with_a_calibration_suit_what_it_saw() -> None:
             update.reselect()
         update.calibrate(late, reselect=together)
         update.commit()
-        errors.append(relative_error(run_artifact(plan.refresh(module, version=1), late)[0], wanted))
+        errors.append(error_of(plan.refresh(module, version=1), module, late))
     assert errors[1] < 0.8 * errors[0]
 
 
@@ -102,19 +101,17 @@ def bases(plan: PipelinePlan, module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def test_a_refresh_keeps_the_basis_and_selecting_again_improves_it() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("relu-mlp")
     _make_low_rank(module, 4, seed=1)
     plan = case.bind("lowrank(0.25)", module)
     before = bases(plan, module)
     _make_low_rank(module, 4, seed=2)
     inputs = case.inputs(64)
-    wanted = run_module(module, inputs)[0]
-    stale = relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], wanted)
+    stale = error_of(plan.refresh(module, version=1), module, inputs)
     after = bases(plan, module)
     assert before.keys() == after.keys() and all((after[name] == basis).all() for name, basis in before.items())
     plan.reselect(module)
-    fresh = relative_error(run_artifact(plan.refresh(module, version=2), inputs)[0], wanted)
+    fresh = error_of(plan.refresh(module, version=2), module, inputs)
     assert stale > 0.1 and fresh < 1e-3
 
 

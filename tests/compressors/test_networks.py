@@ -14,7 +14,7 @@ from accel.compressors.checks.executed_kernels import float_kernels, integer_ker
 from accel.compressors.pipeline import make_compressor
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
-from tests.compressors.policies import relative_error, run_artifact, run_module
+from tests.compressors.policies import error_of, run_artifact
 
 torch.set_num_threads(1)
 
@@ -86,8 +86,7 @@ def test_formats_stay_close(scheme: str, limit: float, name: str) -> None:
     )
     artifact = plan.refresh(module, version=1)
     inputs = acting.inputs(48)
-    for found, wanted in zip(run_artifact(artifact, inputs), run_module(module, inputs), strict=True):
-        assert relative_error(found, wanted) < limit
+    assert error_of(artifact, module, inputs) < limit
     if "int8" in scheme:
         assert integer_kernels(artifact) and not float_kernels(artifact)
 

@@ -15,7 +15,7 @@ from tests.compressors.oracle import (
     quantised_by_onnxruntime,
     rounded_plan,
 )
-from tests.compressors.policies import CASES, randomise
+from tests.compressors.policies import CASES, made, randomise
 from tests.compressors.spoiled import SPOILS
 
 VARIANTS = ["u8s8", "reduce_range", "s8s8"]
@@ -33,8 +33,7 @@ SPOILED = ["relu-mlp", "nature-cnn", "resnet", "lstm"]
 @functools.cache
 def _trained_state(name: str) -> Mapping[str, Tensor]:
     """Weights after some steps of regression on targets with heavy tails and far from zero."""
-    case = CASES[name]
-    module = randomise(case.make(), seed=3)
+    case, module = made(name, seed=3)
     inputs = {key: torch.from_numpy(array) for key, array in case.inputs(32, seed=3).items()}
     optimiser = torch.optim.Adam(module.parameters(), lr=0.02)
     first = next(iter(inputs.values())).float().flatten(1)

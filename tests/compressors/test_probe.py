@@ -13,7 +13,7 @@ from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.errors import ArtifactError, UnsupportedLayerError
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES, randomise, refreshed
+from tests.compressors.policies import CASES, made, randomise, refreshed
 
 SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int4", "prune(0.5)+int8(s8s8)"]
 
@@ -21,8 +21,7 @@ SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int4", "prune(0.5)+int8(s8s8)"]
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_one_probe_follows_the_weights_of_every_version(name: str, scheme: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     try:
         plan = case.bind(scheme, module)
     except UnsupportedLayerError:
@@ -65,8 +64,7 @@ def test_another_layout_does_not_fit() -> None:
 @pytest.mark.parametrize(("name", "fits"), [("relu-mlp", True), ("nature-cnn", True), ("lstm", False)])
 def test_channels_chosen_anew_are_those_that_run(name: str, fits: bool) -> None:
     """Which units of a recurrent state are kept is part of the layout."""
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     plan, inputs = case.bind("prune(0.5)+int8(s8s8)", module), case.inputs(8)
     probe = ArtifactProbe.open(plan.refresh(module, version=1), inputs)
     randomise(module, seed=1)

@@ -18,7 +18,18 @@ from accel.compressors.module_state import read_state
 from accel.compressors.prune.channels import find_groups
 from accel.compressors.prune.importance import magnitude, residual
 from accel.compressors.prune.structured import kept_count
-from tests.compressors.policies import CASES, MLP, Case, bound, randomise, relative_error, run_artifact, run_module
+from tests.compressors.policies import (
+    CASES,
+    MLP,
+    Case,
+    bound,
+    error_of,
+    made,
+    randomise,
+    relative_error,
+    run_artifact,
+    run_module,
+)
 
 PRUNABLE = [name for name in CASES if name != "lstm-cell"]
 
@@ -83,8 +94,7 @@ def test_pruned_policies_run_in_integer_kernels(name: str) -> None:
 )
 def test_what_is_kept_stands_in_for_what_is_gone(name: str, share: float) -> None:
     """Random weights: hardly any redundancy to predict from; the first refresh after binding with inputs has it all."""
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     inputs = case.inputs(128, seed=1)
     wanted = run_module(module, inputs)[0]
     found = [run_artifact(case.bind("prune(0.5)", module, rows=r).refresh(module, 1), inputs)[0] for r in (0, 128)]
@@ -95,19 +105,15 @@ def test_what_is_kept_stands_in_for_what_is_gone(name: str, share: float) -> Non
 @pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn"])
 def test_copies_of_channels_are_pruned_without_loss(name: str) -> None:
     """Every channel has a twin: half of them tell everything, and readers must take over what the twins were for."""
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     for layer in module.torso:
         if isinstance(layer, nn.Linear | nn.Conv2d):
             half = len(layer.weight) // 2
             for tensor in (layer.weight, layer.bias):
                 tensor.data[half:] = tensor.data[:half]
     inputs = case.inputs(512, seed=1)
-    wanted = run_module(module, inputs)[0]
-    errors = []
-    for rows in (0, 512):
-        plan = case.bind("prune(0.5)", module, rows=rows)
-        errors.append(relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], wanted))
+    plans = [case.bind("prune(0.5)", module, rows=rows) for rows in (0, 512)]
+    errors = [error_of(plan.refresh(module, version=1), module, inputs) for plan in plans]
     assert errors[0] > 0.3 and errors[1] < 0.05
 
 
@@ -128,8 +134,7 @@ def test_a_refresh_predicts_for_the_weights_of_the_moment() -> None:
     plan = case.bind("prune(0.5)", module, rows=512)
     with torch.no_grad():
         module.head.weight.copy_(torch.randn(module.head.weight.shape, generator=torch.Generator().manual_seed(5)))
-    found = run_artifact(plan.refresh(module, version=1), inputs)[0]
-    assert relative_error(found, run_module(module, inputs)[0]) < 0.03
+    assert error_of(plan.refresh(module, version=1), module, inputs) < 0.03
 
 
 def test_predictions_follow_features_that_move() -> None:
@@ -143,13 +148,10 @@ def test_predictions_follow_features_that_move() -> None:
     with torch.no_grad():
         for tensor in (module.torso[0].weight, module.torso[0].bias):
             tensor[half:] *= 3.0
-    wanted = run_module(module, inputs)[0]
-    errors = []
-    for follows in (0, 8):
-        for _ in range(follows):
-            plan.refit(module, inputs)
-        errors.append(relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], wanted))
-    assert errors[0] > 0.2 and errors[1] < 0.05
+    assert error_of(plan.refresh(module, version=1), module, inputs) > 0.2
+    for _ in range(8):
+        plan.refit(module, inputs)
+    assert error_of(plan.refresh(module, version=1), module, inputs) < 0.05
     assert plan.reductions[0].kept["torso.0"].tolist() == kept, "nothing was chosen"
 
 
@@ -205,8 +207,7 @@ def test_choices_stay_until_chosen_again() -> None:
 
 
 def test_the_loudest_units_are_kept() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("relu-mlp")
     loud = torch.arange(1, 32, 2)
     with torch.no_grad():
         module.torso[0].weight[loud] *= 10.0
@@ -254,8 +255,7 @@ def _groups_of_torch_pruning(module: nn.Module, case: Case) -> Iterator[tuple[st
 
 @pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "resnet"])
 def test_magnitudes_order_channels_as_torch_pruning_does(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=4)
+    case, module = made(name, seed=4)
     theirs = dict(_groups_of_torch_pruning(copy.deepcopy(module), case))
     groups = find_groups(copy.deepcopy(module), case.examples())
     assert groups

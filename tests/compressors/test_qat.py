@@ -21,7 +21,7 @@ from accel.compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuanti
 from accel.compressors.quantisation.affine import UINT8
 from accel.compressors.scheme import parse_scheme
 from tests.compressors.oracle import initializers, rounded_plan
-from tests.compressors.policies import CASES, MLP, Case, divergence, randomise, run_artifact, run_module, student
+from tests.compressors.policies import CASES, MLP, Case, divergence, made, randomise, run_artifact, run_module, student
 
 POLICIES = ["tanh-mlp", "relu-mlp", "deep-relu-mlp", "nature-cnn", "resnet", "lstm"]
 ROUNDED = [
@@ -94,8 +94,7 @@ def test_activations_have_the_codes_of_the_artifact(name: str, options: str) -> 
 @pytest.mark.parametrize("options", ["u8s8", "s8s8"])
 def test_a_dead_layer_has_the_codes_of_the_artifact(options: str) -> None:
     """What is always zero has an empty range; the ReLU is in its codes all the same."""
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=1)
+    case, module = made("relu-mlp", seed=1)
     module.torso[0].weight.data.zero_()
     module.torso[0].bias.data.fill_(-1.0)
     plan = case.bind(f"qat({options})", module)
@@ -372,8 +371,7 @@ def test_what_cannot_be_rounded_is_named_with_what_would_work(make: object, like
 @pytest.mark.parametrize("text", ["qat", "prune(0.5)+qat", "qat(u8s8,torso.0=float)"])
 def test_the_scheme_parses_prints_and_makes_the_int8_graph(text: str) -> None:
     assert str(parse_scheme(text)) == text and make_compressor(text).scheme == text
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("relu-mlp")
     plans = case.bind(text, module), rounded_plan(case, text.replace("qat", "int8"), module)
     ours, theirs = (plan.refresh(module, version=1) for plan in plans)
     assert ours.scheme == text and ours.model == theirs.model

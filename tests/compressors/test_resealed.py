@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.errors import ArtifactError
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES, randomise
+from tests.compressors.policies import made
 from tests.compressors.test_artifact import sealed
 
 ROWS = 3
@@ -21,8 +21,7 @@ _START = 40  # bytes of prefix and checksum
 
 
 def _artifact(scheme: str, name: str) -> CompressedPolicy:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     return case.bind(scheme, module).refresh(module, version=7)
 
 

@@ -13,7 +13,7 @@ import pytest
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import ArtifactError
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES, randomise, refreshed, run_artifact, run_module
+from tests.compressors.policies import made, refreshed, run_artifact, run_module
 
 _ACTOR = """
 import sys
@@ -40,8 +40,7 @@ def test_acting_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_a_session_reads_and_writes_its_own_arrays() -> None:
-    case = CASES["lstm-cell"]
-    module = randomise(case.make(), seed=3)
+    case, module = made("lstm-cell", seed=3)
     session = PolicySession(case.bind("fp32", module).refresh(module, version=1), batch=4)
     arrays = {**session.inputs, **session.outputs}
     for seed in range(3):

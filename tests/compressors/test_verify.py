@@ -9,7 +9,7 @@ import pytest
 
 from accel.compressors.checks.verify import verify_artifact
 from accel.compressors.errors import VerificationError
-from tests.compressors.policies import CASES, MLP, randomise, refreshed
+from tests.compressors.policies import CASES, MLP, made, randomise, refreshed
 
 
 @pytest.mark.parametrize(("scheme", "bound"), [("fp32", 1e-5), ("fp16", 5e-3), ("int8(u8s8)", 0.1), ("int4", 0.5)])
@@ -33,8 +33,7 @@ def test_the_mismatch_is_what_it_says() -> None:
 @pytest.mark.parametrize("equal", [1, 5])
 def test_rows_that_are_the_same_are_held_against_their_size(equal: int) -> None:
     """One row, or several equal ones, deviate from their mean by nothing or by rounding."""
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("relu-mlp")
     inputs = {name: np.repeat(array, equal, axis=0) for name, array in case.inputs(1).items()}
     for scheme, bound in (("fp32", 1e-5), ("int8(u8s8)", 0.1)):
         artifact = case.bind(scheme, module).refresh(module, version=1)
