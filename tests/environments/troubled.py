@@ -367,7 +367,16 @@ class HangsInTheMaking(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        time.sleep(3600)
+        _hang()
+
+
+class Speechless(HangsInTheMaking):
+    """Is never made in one actor, and cannot be made in others."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        if rank() != SLOW_RANK:
+            raise ValueError("the simulator is out of order")
+        super().__init__(env)
 
 
 class NeverEnds(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -312,12 +312,6 @@ def test_rounding_is_not_counted_as_clipping() -> None:
     assert measure_mismatch(action, params, params, rounding + 1e-3).clipped == 1.0
 
 
-def test_metrics_name_every_number() -> None:
-    metrics = a_mismatch().metrics()
-    assert metrics["effective_share"] == pytest.approx(0.98 * 0.9)
-    assert set(metrics) == set(Mismatch.__dataclass_fields__) | {"effective_share"}
-
-
 def test_memory_is_bounded_by_a_few_copies() -> None:
     action, shape = Layout("categorical", (18,)), (256, 256)
     params = np.zeros((*shape, 18), np.float32)

@@ -46,7 +46,7 @@ class TrainingRun:
         results_dir: where its run directory goes. words: options beside the small defaults, which they override.
         ranks: start that many under an mpirun of the test's own; None: `accel train` starts mpirun itself.
         launcher: what starts the others otherwise. fault_tolerant: of the test's own mpirun.
-        environment: extra variables. prefix: of the command, which must become it.
+        environment: extra variables. prefix: of the command, which must become it. command: another way to start it.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class TrainingRun:
         fault_tolerant: bool = True,
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
+        command: Sequence[str] = (sys.executable, "-m", "accel", "train"),
     ) -> None:
         if not Path("/proc/self/stat").exists():
             pytest.skip("needs Linux, whose /proc tells ranks apart")
@@ -73,7 +74,7 @@ class TrainingRun:
         self._log = results_dir / f"output-{time.monotonic_ns()}.txt"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [*prefix, *mpirun, sys.executable, "-m", "accel", "train", *options, *words],
+                [*prefix, *mpirun, *command, *options, *words],
                 cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **(environment or {})},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
