@@ -108,17 +108,6 @@ def quantised_by_onnxruntime(plan: PipelinePlan, module: nn.Module) -> Arrays:
     return initializers(quantizer.quantize_model().SerializeToString())
 
 
-def assert_codes_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> None:
-    """Every code, scale and zero point of every layer and of every activation, pixels included."""
-    found = initializers(plan.refresh(module, version=1).model)
-    wanted = quantised_by_onnxruntime(plan, module)
-    encoder = plan.encoder
-    assert sum(bool(layer.bias) for layer in encoder.layers) >= 3
-    for layer in encoder.layers:
-        assert_layer_is_the_oracles(layer, found, wanted)
-    assert_activations_are_the_oracles(encoder, found, wanted)
-
-
 def assert_layer_is_the_oracles(layer: IntegerLayer, found: Arrays, wanted: Arrays) -> None:
     """Codes, scales and zero points of a weight, and codes of its bias; where all weights of a scale are zero, ours is
     finer, and the bias what it is."""
