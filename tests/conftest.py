@@ -85,7 +85,6 @@ SLOW = frozenset(
     compressors/test_distill.py
     compressors/test_int8.py
     compressors/test_layer_choices.py
-    compressors/test_networks.py
     compressors/test_oracle.py
     compressors/test_plans.py
     compressors/test_probe.py
