@@ -1,4 +1,4 @@
-"""What every correction promises, and the exchange of gradients."""
+"""What every correction promises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from accel.algorithms.corrections import CORRECTIONS, Corrected, Correction, OffPolicyBatch, centre_and_weight
-from accel.algorithms.gradient_exchange import LocalGradients
 from accel.config import TrainConfig
 
 T, B = 6, 3
@@ -135,11 +134,3 @@ def test_centring_is_under_the_weights_and_junk_has_none() -> None:
     assert torch.equal(plain, corrected.advantages * corrected.weights)
     shifted = replace(corrected, advantages=corrected.advantages + 3.0)
     assert torch.allclose(centre_and_weight(shifted, shares, normalise=True), factors, atol=1e-5)
-
-
-def test_one_learner_alone_exchanges_nothing() -> None:
-    tensors = [torch.arange(3.0), torch.ones(2, 2)]
-    exchange = LocalGradients()
-    exchange.sum(tensors)
-    assert torch.equal(tensors[0], torch.arange(3.0)) and torch.equal(tensors[1], torch.ones(2, 2))
-    assert exchange.count(17.0) == 17.0
