@@ -1,4 +1,4 @@
-"""4-bit weights: the oracle's own codes, corner cases, what the kernels really compute, changes counted."""
+"""4-bit weights: the oracle's own codes, what the kernels really compute, changes counted."""
 
 from __future__ import annotations
 
@@ -24,13 +24,6 @@ def _block_codes(weight: Floats, block: int) -> tuple[Codes, Floats]:
     codes = np.zeros((outputs, -(-inputs // block), block // 2), dtype=np.uint8)
     writer = NibbleWriter([padded_size(weight.shape, block)])
     return codes, writer.write_blocks("layer", weight, block, codes)
-
-
-def _channel_codes(kernel: Floats) -> tuple[NDArray[np.int8], Floats]:
-    packed = np.zeros((kernel.size + 1) // 2, dtype=np.uint8)
-    scales = NibbleWriter([kernel.size]).write_channels("layer", kernel, packed)
-    flat = _nibbles(packed).reshape(-1)[: kernel.size].astype(np.int8)
-    return np.where(flat > 7, flat - 16, flat).astype(np.int8).reshape(kernel.shape), scales
 
 
 def _nibbles(codes: Codes) -> Codes:
@@ -64,41 +57,11 @@ def test_codes_are_those_of_onnxruntimes_quantiser(
     assert _compare_with_oracle(np.round(4 * weight) / np.float32(4) if halves else weight, block)
 
 
-@pytest.mark.parametrize("extreme", [7.0, -7.0, 1e-30, 1e30, 0.0], ids=str)
-def test_corner_cases_are_those_of_onnxruntimes_quantiser(extreme: float) -> None:
-    """Blocks whose extreme is positive, negative, tiny, huge, of both signs, or nothing but zero."""
-    weight = np.random.default_rng(0).uniform(-1.0, 1.0, (4, 64)).astype(np.float32) * np.float32(extreme)
-    weight[0, 5] = extreme
-    weight[1, 5:7] = extreme, -extreme
-    weight[2] = 0.0
-    assert _compare_with_oracle(weight, 32)
-
-
 def test_the_comparison_with_the_oracle_can_fail() -> None:
     weight = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     codes, _ = _block_codes(weight, 32)
     weight[1, 3] += 0.5
     assert (codes != _of_onnxruntime(weight, 32)[0]).any()
-
-
-def test_a_block_of_nothing_but_zeros_or_subnormals_is_zero() -> None:
-    weight = np.zeros((2, 40), dtype=np.float32)
-    weight[1] = 1e-40
-    codes, scales = _block_codes(weight, 32)
-    assert (codes == 0x88).all() and (scales == 0).all()
-
-
-@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 99))
-def test_kernel_codes_are_the_definition(outputs: int, inputs: int, seed: int) -> None:
-    """Sizes odd and even, a channel of zeros, and ±7 at the extremes."""
-    kernel = np.random.default_rng(seed).standard_normal((outputs, inputs, 3, 1)).astype(np.float32)
-    kernel[outputs // 2] = 0.0
-    codes, scales = _channel_codes(kernel)
-    for channel, code, scale in zip(kernel, codes, scales, strict=True):
-        greatest = np.abs(channel).max()
-        wanted = greatest / np.float32(7) if greatest else np.float32(1)
-        assert scale == wanted and (code == np.rint(channel / wanted)).all()
-        assert np.abs(code).max() == (7 if greatest else 0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)

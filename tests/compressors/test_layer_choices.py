@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -27,23 +26,6 @@ def test_the_longest_name_decides() -> None:
     choices = [("torso", 1), ("torso.1", 2), ("torso.10", 3)]
     found = [choice_for(layer, choices, 0) for layer in ("head", "torso.0", "torso.1", "torso.1.0", "torso.10", "tor")]
     assert found == [0, 1, 2, 2, 3, 0]
-
-
-@pytest.mark.parametrize("case", ["tanh-mlp", "deep-relu-mlp", "nature-cnn", "resnet", "lstm"])
-def test_a_format_for_every_layer_is_that_format(case: str) -> None:
-    """All layers float is the policy itself; all int8 is ``int8(x8)``, to the last bit."""
-    module, inputs = _policy(case), CASES[case].inputs(16, seed=5)
-    top = ",".join(f"{name}={{0}}" for name, child in module.named_children() if list(child.parameters()))
-
-    def outputs(scheme: str) -> list[np.ndarray]:
-        return run_artifact(CASES[case].bind(scheme, module).refresh(module, 1), inputs)
-
-    for found, wanted in zip(outputs(f"int8({top.format('float')})"), run_module(module, inputs), strict=True):
-        np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
-    for found, wanted in zip(outputs(f"int8({top.format('int8')})"), outputs("int8(x8)"), strict=True):
-        np.testing.assert_array_equal(found, wanted)
-    for found, wanted in zip(outputs(f"int8({top.format('int4')})"), outputs("int4"), strict=True):
-        np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels
 from accel.compressors.errors import UnsupportedLayerError
-from accel.compressors.lowrank import leading_basis
 from accel.compressors.module_state import read_state
 from accel.compressors.pipeline import PipelinePlan
 from tests.compressors.policies import (
@@ -51,17 +50,6 @@ def test_weights_of_low_rank_lose_nothing(name: str) -> None:
         found = run_artifact(plan.refresh(module, version=seed), inputs)
         for ours, theirs in zip(found, run_module(module, inputs), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1.0, float(np.abs(theirs).max())))
-
-
-@pytest.mark.parametrize("shape", [(48, 32), (32, 48), (32, 32)])
-def test_a_chosen_basis_is_as_good_as_the_singular_value_decomposition(shape: tuple[int, int]) -> None:
-    matrix = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    basis = leading_basis(matrix, 8)
-    assert basis.shape == (shape[0], 8)
-    np.testing.assert_allclose(basis.T @ basis, np.eye(8), atol=1e-5)
-    found = basis @ (basis.T @ matrix)
-    tail = np.linalg.svd(matrix, compute_uv=False)[8:]
-    assert np.linalg.norm(matrix - found) == pytest.approx(np.linalg.norm(tail), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "lstm", "lstm-cell"])

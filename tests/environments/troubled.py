@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,20 +107,25 @@ class RaisesInNinthReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return super().reset(**options)
 
 
-class NanReward(_Before):
-    """Pays NaN from some step on."""
+class _Nan(_Before):
+    """A part of what a step gives is NaN in some steps: 0 is the observation, 1 the reward."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], part: int, when: Callable[[int], bool]) -> None:
+        super().__init__(env)
+        self._part, self._when = part, when
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, float("nan") if self.steps > FIRST_TROUBLE else reward, terminated, truncated, info
+        given = list(super().step(action))
+        given[self._part] = given[self._part] * (float("nan") if self._when(self.steps) else 1)
+        return tuple(given)  # type: ignore[return-value]
 
 
-class NanObservation(_Before):
-    """Shows NaN from some step on."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, *rest = super().step(action)
-        return observation * (float("nan") if self.steps > FIRST_TROUBLE else 1), *rest  # type: ignore[return-value]
+NanReward = partial(_Nan, part=1, when=lambda steps: steps > FIRST_TROUBLE)
+"""Pays NaN from some step on."""
+NanObservation = partial(_Nan, part=0, when=lambda steps: steps > FIRST_TROUBLE)
+"""Shows NaN from some step on."""
+OneNanObservation = partial(_Nan, part=0, when=lambda steps: steps == FIRST_TROUBLE)
+"""Shows NaN in one step."""
 
 
 class NanPart(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -129,14 +135,6 @@ class NanPart(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = super().step(action)
         observation["goal"]["noise"][1] = float("nan")
         return observation, reward, terminated, truncated, info
-
-
-class OneNanObservation(_Before):
-    """Shows NaN in one step."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, *rest = super().step(action)
-        return observation * (float("nan") if self.steps == FIRST_TROUBLE else 1), *rest  # type: ignore[return-value]
 
 
 def _hang() -> None:
