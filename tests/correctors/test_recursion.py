@@ -44,14 +44,6 @@ def test_solves_the_sum(path: Path, length: int, batch: int, seed: int, scale: f
     torch.testing.assert_close(path(increments, decays), torch.from_numpy(expected), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 80, 257])
-def test_scan_equals_loop_at_every_power_of_two_and_beside_it(length: int) -> None:
-    increments, decays = drawn(length, 3, seed=length)
-    torch.testing.assert_close(
-        doubling_scan(increments, decays), row_loop(increments.clone(), decays), rtol=1e-12, atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("length", [20, 80, 512])
 def test_float32_scan_is_no_worse_than_the_loop(length: int) -> None:
     increments, decays = drawn(length, 64, seed=1)

@@ -127,8 +127,10 @@ def test_environments_that_are_never_made_end_the_job(launcher: str, tmp_path: P
         assert job.leaves_no_rank(list(job.known))
 
 
-def test_a_stopped_process_is_replaced_and_a_silent_rank_killed_and_the_others_go_on(tmp_path: Path) -> None:
-    words = ("--actors", "3", *ENDLESS, "--batch-unrolls", "1")
+def test_a_stopped_process_is_replaced_a_silent_rank_killed_and_one_that_does_not_stop_keeps_nobody(
+    tmp_path: Path,
+) -> None:
+    words = ("--actors", "3", *ENDLESS, "--batch-unrolls", "1", "--peer-timeout-s", "15")
     with TrainingRun(tmp_path, *words) as job:
         ranks, children = job.wait_for_records(2), job.children()
         os.kill(children[2], signal.SIGSTOP)
@@ -137,8 +139,11 @@ def test_a_stopped_process_is_replaced_and_a_silent_rank_killed_and_the_others_g
         job.wait_for(lambda: "actor 2 gives no sign of life; " in job.output, "telling of the rank")
         assert job.leaves_no_rank([children[2], ranks[3], children[3]])
         job.wait_for(lambda: restarts(job) == 1 and job.records()[-1]["actors_alive"] == 2, "replacing the process")
+        os.kill(ranks[1], signal.SIGSTOP)
         job.stop()
         assert job.summary().dead_actors == 1 and job.summary().reason == "stopped on request"
+        assert "1 actors died" in job.output and "actors [0] did not stop within 15 s" in job.output
+        assert job.leaves_no_rank(list(ranks.values()))
 
 
 @pytest.mark.long

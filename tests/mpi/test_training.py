@@ -68,6 +68,7 @@ def test_three_actors_of_unequal_speed(tmp_path: Path) -> None:
             assert text in job.output, text
 
 
+@pytest.mark.long
 def test_a_stalled_learner_then_sigint(tmp_path: Path) -> None:
     words = ("--actors", "2", *ENDLESS, "--wrapper", f"{TROUBLED}Diary", "--unrolls-in-flight", "2")
     with TrainingRun(tmp_path, *words, environment={DIARY: str(tmp_path)}) as job:
@@ -114,6 +115,7 @@ def test_killed_actor_then_killed_learner(algorithm: str, tmp_path: Path) -> Non
     assert summary.env_steps >= left + 3000 and steps == sorted(steps)
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_written_when_there_is_something_new(tmp_path: Path) -> None:
     """There is no unroll."""
     words = (*ENDLESS, "--actors", "1", "--wrapper", f"{TROUBLED}HangsAtOnce", "--actor-timeout-s", "600")
@@ -135,20 +137,6 @@ def test_without_fault_tolerance_a_dead_actor_ends_the_job_with_a_checkpoint(tmp
         assert job.leaves_no_rank(list(ranks.values()))
         left = job.checkpoints()[-1]
     assert resume_here(job.path).env_steps >= left + 3000
-
-
-def test_a_dead_actor_and_one_that_answers_no_more_keep_nobody(tmp_path: Path) -> None:
-    words = ("--actors", "3", *ENDLESS, "--peer-timeout-s", "15", "--batch-unrolls", "1")
-    with TrainingRun(tmp_path, *words) as job:
-        ranks = job.wait_for_records(1)
-        os.kill(ranks[1], signal.SIGKILL)
-        job.wait_for(lambda: job.records()[-1]["actors_alive"] == 2, "noticing the dead actor")
-        os.kill(ranks[2], signal.SIGSTOP)
-        job.stop()
-        summary = job.summary()
-        assert summary.dead_actors == 1 and summary.reason == "stopped on request"
-        assert "1 actors died" in job.output and "actors [1] did not stop within 15 s" in job.output
-        assert job.leaves_no_rank(list(ranks.values()))
 
 
 def test_ratios_are_taken_to_the_policy_that_really_acted(tmp_path: Path) -> None:
