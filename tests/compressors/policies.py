@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +16,7 @@ from accel.compressors.graph.policy_graph import export_policy
 from accel.compressors.layer_inventory import PolicyLayer, policy_layers, prunable_units
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Plan
-from accel.compressors.quantisation.affine import WEIGHT_INT7
 from accel.compressors.runtime import PolicySession
-
-Module = TypeVar("Module", bound=nn.Module)
 
 torch.set_num_threads(1)
 
@@ -215,16 +211,6 @@ def student(size: str, policy: nn.Module) -> nn.Module:
 def divergence(student: Tensor, policy: Tensor) -> Tensor:
     """Of a student's outputs from the policy's."""
     return (student - policy).square().mean()
-
-
-def on_seven_bits(module: Module) -> Module:
-    """Rounds matrices to codes of 7 bits, which CPUs without VNNI are given: what is left are errors of activations."""
-    with torch.no_grad():
-        for weight in module.parameters():
-            if weight.ndim > 1:
-                step = weight.abs().max() / WEIGHT_INT7.maximum
-                weight.copy_((weight / step).round() * step)
-    return module
 
 
 def run_module(module: nn.Module, inputs: Inputs) -> list[NDArray[np.float32]]:

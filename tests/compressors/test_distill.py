@@ -10,15 +10,7 @@ from torch import nn
 from accel.compressors.checks.executed_kernels import integer_kernels
 from accel.compressors.errors import GraphError, SchemeError, UnsupportedLayerError
 from accel.compressors.pipeline import make_compressor
-from tests.compressors.policies import (
-    CASES,
-    MLP,
-    divergence,
-    error_of,
-    randomise,
-    run_artifact,
-    student,
-)
+from tests.compressors.policies import CASES, MLP, divergence, error_of, randomise, run_artifact, student
 
 
 def _bind(scheme: str, policy: nn.Module, **options: object):

@@ -12,15 +12,7 @@ from accel.compressors.cpu import ARM, AVX2, VNNI
 from accel.compressors.errors import SchemeError
 from accel.compressors.pipeline import make_compressor
 from tests.compressors.oracle import initializers, rounded_plan
-from tests.compressors.policies import (
-    CASES,
-    bound,
-    error_of,
-    made,
-    refreshed,
-    run_artifact,
-    run_module,
-)
+from tests.compressors.policies import CASES, bound, error_of, made, refreshed, run_artifact, run_module
 
 VARIANTS = ["int8(u8s8,x8)", "int8(reduce_range,x8)", "int8(s8s8,x8)"]
 

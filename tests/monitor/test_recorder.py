@@ -278,25 +278,6 @@ def test_training_continues_when_events_cannot_be_written(tmp_path: Path, caplog
     assert second.startswith("TensorBoard events are no longer written")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
-def test_a_full_disk_is_told_once_and_costs_the_lines_that_do_not_fit(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.symlink_to("/dev/full")
-    with Recorder(tmp_path, tensorboard=False) as recorder:
-        recorder.record(1, {"x": 1.0})
-        recorder.record(2, {"x": 1.0})
-        path.unlink()
-        recorder.record(3, {"x": 1.0})
-        recorder.record(4, {"x": 1.0})
-    assert [record["env_steps"] for record in read_metrics(path)] == [3, 4]
-    assert [record.message.partition("metrics.jsonl")[2] for record in caplog.records] == [
-        ": No space left on device; the run goes on without these lines",
-        " is written again; 2 lines are missing",
-    ]
-
-
 _LIMITED = """
 import resource, signal, sys
 from pathlib import Path

@@ -29,14 +29,6 @@ def test_actors_that_only_step_environments_learn(algorithm: str, tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_recurrent_q_network_acts_centrally_with_the_state_that_its_actors_keep(tmp_path: Path) -> None:
-    words = ("--algorithm", "r2d2", "--inference", "central", "--network", "mlp:16x1+lstm:8", "--actors", "2")
-    with TrainingRun(tmp_path, *words, "--total-env-steps", "4000", ranks=4) as job:
-        assert job.finish() == 0, job.output
-        assert job.summary().updates > 0 and job.summary().env_steps >= 4000
-
-
-@pytest.mark.long
 def test_an_actor_killed_while_it_asks_is_replaced(tmp_path: Path) -> None:
     with TrainingRun(tmp_path, *SEED, *UNTIL_STOPPED) as job:
         job.wait_for_records(2)

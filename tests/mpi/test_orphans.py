@@ -76,25 +76,6 @@ def test_whatever_dies_nothing_is_left(launcher_name: str, victim: str, tmp_path
 
 
 @pytest.mark.long
-def test_what_environments_have_started_ends_with_their_actor(tmp_path: Path) -> None:
-    """Whether its process ends, and is replaced, or its rank is killed."""
-    with TrainingRun(tmp_path, "--actors", "2", *WORDS, *SIMULATOR) as job:
-        ranks = job.wait_for_records(1)
-        child = job.children()[1]
-        replaced, lost = simulators(child), simulators(ranks[2])
-        assert len(replaced) == len(lost) == 2
-        job.processes()
-        os.kill(child, signal.SIGKILL)
-        os.kill(ranks[2], signal.SIGKILL)
-        assert job.leaves_no_rank([*replaced, *lost])
-        job.wait_for(lambda: job.records()[-1]["actor_restarts"] == 1, "replacing the actor")
-        everything = job.processes()
-        assert len(simulators(ranks[1])) == 2
-        job.stop()
-        assert job.leaves_no_rank(everything)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("victim", ["command", "mpirun"])
 def test_hundreds_of_ranks(victim: str, tmp_path: Path) -> None:
