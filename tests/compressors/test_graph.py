@@ -86,13 +86,6 @@ class _Centred(MLP):
         return super().forward(observations - observations.mean(0))
 
 
-class _Summed(MLP):
-    """One row for all."""
-
-    def forward(self, observations: Tensor) -> Tensor:
-        return super().forward(observations).sum(0, keepdim=True)
-
-
 class _Untraceable(MLP):
     """An operation without an ONNX counterpart."""
 
@@ -107,10 +100,9 @@ class _Untraceable(MLP):
         (_FixedBatch, "differs from the policy's|batch"),
         (_Branching, "differs from the policy's.*without branches on their values"),
         (_Centred, "differs from the policy's.*each independent of the others"),
-        (_Summed, "differs from the policy's"),
         (_Untraceable, "cannot be exported"),
     ],
-    ids=["baked weight", "baked batch", "branch", "rows mixed", "one row for all", "unknown operator"],
+    ids=["baked weight", "baked batch", "branch", "rows mixed", "unknown operator"],
 )
 def test_what_cannot_be_refreshed_is_refused(make: type[nn.Module], message: str) -> None:
     """Examples are zeros, as a learner has them before the first observation."""

@@ -94,6 +94,7 @@ REFUSED = {
     "'qat' must come last": ("qat+prune(0.5)",),
     "2 number formats": ("qat+int8",),
     r"qat\(wat\): options are one of": ("qat(wat)",),
+    "qat supports int8 layers only": ("qat(2=x16)",),
     r"qat\(head=int4\).*head=float, or the format int8": ("qat(head=int4)",),
 }  # fmt: skip
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from accel.compressors.checks.verify import verify_artifact
 from accel.compressors.errors import VerificationError
-from tests.compressors.policies import CASES, MLP, made, randomise, refreshed
+from tests.compressors.policies import MLP, made, randomise, refreshed
 
 
 @pytest.mark.parametrize(("scheme", "bound"), [("fp32", 1e-5), ("fp16", 5e-3), ("int8(u8s8)", 0.1), ("int4", 0.6)])
@@ -83,17 +81,6 @@ def test_an_artifact_of_another_policy_is_noticed() -> None:
         verify_artifact(artifact, MLP(), case.inputs(4), None)
 
 
-def test_outputs_that_are_not_finite_are_noticed() -> None:
-    case = CASES["relu-mlp"]
-    module = case.make()
-    module.head.weight.data *= 1e38
-    module.head.bias.data.fill_(3e38)
-    module.head.weight.data.abs_()
-    artifact = case.bind("fp32", module).refresh(module, version=1)
-    with pytest.raises(VerificationError, match=r"'params'.*not finite"):
-        verify_artifact(artifact, module, {"observations": np.full((2, 11), 5.0, np.float32)}, None)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -108,9 +95,3 @@ def test_inputs_that_do_not_fit_are_named(change, message: str) -> None:
     case, module, artifact = refreshed("relu-mlp", "fp32")
     with pytest.raises(VerificationError, match=message):
         verify_artifact(artifact, module, change(case.inputs(4)["observations"]), None)
-
-
-def test_a_model_that_cannot_be_loaded_is_named() -> None:
-    case, module, artifact = refreshed("relu-mlp", "fp32")
-    with pytest.raises(VerificationError, match="cannot be loaded"):
-        verify_artifact(dataclasses.replace(artifact, model=b"nothing"), module, case.inputs(4), None)

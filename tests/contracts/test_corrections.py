@@ -106,23 +106,6 @@ def test_a_weight_is_the_clipped_ratio_of_the_policies(name: str) -> None:
     assert torch.allclose(weights, expected)
 
 
-@each
-def test_a_policy_that_never_takes_the_action_learns_nothing_from_it(name: str) -> None:
-    """ρ = 0 cuts every trace: the target is what the critic knows. Without a correction it is not."""
-    batch = replace(experience(), log_rhos=torch.full((T, B), -60.0))
-    corrected = correction(name)(batch)
-    if name == "vtrace":
-        known = batch.values
-    else:
-        following = torch.cat((batch.values[1:], batch.bootstrap_value[None]))
-        known = batch.rewards + batch.discounts * following
-    rows = batch.valid.clone()
-    rows[:-1] &= batch.valid[1:]
-    close = torch.allclose(corrected.targets[rows], known[rows], atol=1e-5)
-    assert close == (name != "none")
-    assert (float(corrected.weights[rows].max()) < 1e-6) == (name != "none")
-
-
 def test_centring_is_under_the_weights_and_junk_has_none() -> None:
     batch = experience()
     corrected = correction("vtrace")(batch)

@@ -1,15 +1,12 @@
-"""V-trace and its identity against the paper's sum, Monte-Carlo returns, mixtures of n-step returns and CartPole."""
+"""V-trace and its identity against the paper's sum, Monte-Carlo returns and mixtures of n-step returns."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,45 +91,6 @@ def test_nstep_is_the_mixture_of_n_step_returns_and_ignores_the_weights(lambda_:
     returns = nstep(**unroll, lambda_=lambda_)
     torch.testing.assert_close(returns.vs, torch.from_numpy(expected))
     assert differs(returns.vs, vtrace(**unroll, lambda_=lambda_).vs)
-
-
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_known_returns_of_a_real_environment(mode: AutoresetMode) -> None:
-    """CartPole pays 1 a step: undiscounted, V ≡ 100 and cut after 12 steps, v is the steps left, plus 100 if cut."""
-    length, batch, limit, value = 60, 4, 12, 100.0
-    envs = SyncVectorEnv([lambda: gym.make("CartPole-v1", max_episode_steps=limit)] * batch, autoreset_mode=mode)
-    envs.reset(seed=3)
-    rng = np.random.default_rng(0)
-    rows, junk = [], np.zeros(batch, bool)
-    for _ in range(length):
-        _, reward, terminated, truncated, _ = envs.step(rng.integers(0, 2, batch))
-        rows.append((reward, terminated, truncated, ~junk))
-        junk = (terminated | truncated) & (mode == AutoresetMode.NEXT_STEP)
-    envs.close()
-    reward, terminated, truncated, valid = (np.array(column) for column in zip(*rows, strict=True))
-    assert terminated.any()
-    assert (truncated & ~terminated).any()
-    expected = np.full((length, batch), value)
-    for b, s in itertools.product(range(batch), range(length)):
-        if valid[s, b]:
-            ends = np.flatnonzero((terminated | truncated)[s:, b])
-            steps = ends[0] + 1 if len(ends) else length - s
-            alive = not len(ends) or not terminated[s + ends[0], b]
-            expected[s, b] = steps + value * alive
-    ones = torch.ones(length, batch, dtype=torch.float64)
-    unroll: Unroll = {
-        "log_rhos": 0 * ones,
-        "rewards": torch.from_numpy(reward),
-        "discounts": torch.from_numpy(1.0 - terminated),
-        "values": value * ones,
-        "bootstrap_value": value * ones[0],
-        "valid": torch.from_numpy(valid),
-        "cut": torch.from_numpy(truncated),
-        "cut_values": value * ones,
-    }
-    torch.testing.assert_close(vtrace(**unroll).vs, torch.from_numpy(expected))
-    unmarked = unroll | ({"valid": None} if mode == AutoresetMode.NEXT_STEP else {"cut": None, "cut_values": None})
-    assert differs(vtrace(**unmarked).vs, torch.from_numpy(expected))
 
 
 def test_infinite_log_weights_are_clipped() -> None:

@@ -1,4 +1,4 @@
-"""Algorithms of the package learn under mpirun, with int8 actors, and one from outside; others: tests/accel."""
+"""Algorithms learn under mpirun, with int8 actors; others: tests/accel."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import accel
-from accel.config import TrainConfig
 from tests.mpi.training_runs import LEARNING_LIMIT_S, TrainingRun
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(LEARNING_LIMIT_S + 60.0)]
@@ -61,13 +59,3 @@ def test_one_policy_learns_two_tasks_whose_returns_are_told_apart(tmp_path: Path
         last = job.records()[-1]
     poor, rich = (float(str(last[f"return_mean/{task}"])) for task in tasks.values())
     assert 8.0 < poor <= 10.0 and 16.0 < rich <= 20.0, (poor, rich)
-
-
-def test_the_pages_algorithm_learns_in_one_process(tmp_path: Path) -> None:
-    config = TrainConfig.create(
-        algorithm="tests.contracts.page_algorithm:factory", algorithm_arg=("entropy_cost=0.02",), actors=0, seed=1,
-        total_env_steps=200_000, stop_at_return=200, stop_window=20, results_dir=tmp_path, name="run",
-        learner_threads=1,
-    )  # fmt: skip
-    summary = accel.train(config)
-    assert summary.return_mean is not None and summary.return_mean >= 200 and summary.env_steps < 200_000

@@ -164,15 +164,3 @@ def test_ratios_are_taken_to_the_policy_that_really_acted(tmp_path: Path) -> Non
     assert abs(exact["behaviour_kl"]) < 1e-4 and abs(exact["rho_mean"] - 1) < 1e-3 and exact["rho_clipped"] < 0.005
     # a sampled mean over one batch: fifty times what is allowed of the exact one
     assert ruined["behaviour_kl"] > 0.005 and ruined["rho_clipped"] > 0.01, ruined
-
-
-@pytest.mark.long
-def test_policies_are_played_beside_training_and_at_its_end(tmp_path: Path) -> None:
-    words = ("--actors", "1", "--total-env-steps", "3000", "--evaluate-every", "1000", "--evaluation-episodes", "3")
-    with TrainingRun(tmp_path, *words) as job:
-        assert job.finish() == 0, job.output
-        summary = job.summary().evaluation
-        assert summary is not None and summary.episodes == 3
-        assert summary.env_steps == job.summary().env_steps and summary.best_mean >= summary.mean
-        assert "evaluating the final policy" in job.output and "which is kept" in job.output
-        assert list((job.path / "best").glob("step-*.safetensors")) and (job.path / "policy" / "best.accel").is_file()
