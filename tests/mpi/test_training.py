@@ -16,7 +16,7 @@ from accel.config import TrainConfig
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 from tests.environments.troubled import DIARY, SLOW_RANK, steps_taken
-from tests.mpi.training_runs import ENDLESS, TrainingRun, resume_here
+from tests.mpi.training_runs import ENDLESS, TrainingRun, records_of, resume_here
 
 TROUBLED = "tests.environments.troubled:"
 ROWS = 8 * 16  # of one unroll
@@ -157,8 +157,7 @@ def test_ratios_are_taken_to_the_policy_that_really_acted(tmp_path: Path) -> Non
     for scheme in ("fp32", "int4"):
         total = checkpoint(tmp_path / "run").env_steps + 10_000
         accel.train(still.replace(compressor=scheme, total_env_steps=total), resume=tmp_path / "run")
-        lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-        found[scheme] = json.loads(lines[-1])
+        found[scheme] = records_of(tmp_path / "run")[-1]
         assert found[scheme]["scheme"] == scheme
     exact, ruined = found["fp32"], found["int4"]
     assert abs(exact["behaviour_kl"]) < 1e-4 and abs(exact["rho_mean"] - 1) < 1e-3 and exact["rho_clipped"] < 0.005

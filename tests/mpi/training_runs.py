@@ -143,9 +143,7 @@ class TrainingRun:
 
     def records(self) -> list[dict[str, Any]]:
         """The metrics recorded until now."""
-        path = self.path / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return records_of(self.path)
 
     def mostly_acted_with(self, scheme: str) -> bool:
         """Whether that scheme was published for most of the run: validation may withhold a policy, and the last one."""
@@ -171,7 +169,7 @@ class TrainingRun:
 
     def checkpoints(self) -> list[int]:
         """Environment steps of the checkpoints on disk."""
-        return sorted(int(p.stem.partition("-")[2]) for p in (self.path / "checkpoints").glob("step-*.safetensors"))
+        return checkpoints_of(self.path)
 
     def processes(self) -> list[int]:
         """Everything that this job has started and that runs."""
@@ -183,6 +181,18 @@ class TrainingRun:
     def leaves_no_rank(self, pids: Sequence[int]) -> bool:
         """Whether every one of these processes ends within ten seconds."""
         return until(lambda: not any(map(is_running, pids)), ORPHAN_S)
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    """The metrics that a run has recorded until now."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def checkpoints_of(run: Path) -> list[int]:
+    """Environment steps of a run's checkpoints on disk."""
+    return sorted(int(path.stem.partition("-")[2]) for path in (run / "checkpoints").glob("step-*.safetensors"))
 
 
 def resume_here(run: Path, more_env_steps: int = 3000) -> Summary:
