@@ -88,8 +88,7 @@ def test_ranks_of_a_launcher_refuse(ranks: int, words: list[str], expected: str,
 def test_an_error_is_told_though_an_actor_never_has_its_environments(tmp_path: Path) -> None:
     words = ("--actors", "2", "--wrapper", f"{TROUBLED}Speechless")
     job = TrainingRun(tmp_path, *words)
-    job.wait_for(lambda: len(job.ranks()) == 3, "starting every rank")
-    ranks = job.ranks()
+    ranks = job.wait_for_ranks(3)
     refused(job, "out of order")
     assert job.leaves_no_rank(list(ranks.values()))
 

@@ -48,8 +48,7 @@ def environment(directory: Path, death: str, rank: int = 2) -> dict[str, str]:
 def test_the_command_names_the_rank_and_ends(death: str, rank: int, tmp_path: Path) -> None:
     died = environment(tmp_path, death, rank)
     with TrainingRun(tmp_path, "--actors", "2", "--peer-timeout-s", "10", environment=died) as job:
-        job.wait_for_ranks(1)
-        ranks = job.ranks()
+        ranks = job.wait_for_ranks(1)
         assert job.finish() not in (0, None), job.output
         assert DEATHS[death][1].format(rank=rank) in job.output, job.output
         assert "Traceback" not in job.output and "--resume" not in job.output
@@ -62,8 +61,7 @@ def test_under_an_mpirun_of_the_users_own_every_rank_ends(fault_tolerant: bool, 
     words = ("--peer-timeout-s", "6")
     died = environment(tmp_path, "killed at once")
     with TrainingRun(tmp_path, *words, ranks=3, fault_tolerant=fault_tolerant, environment=died) as job:
-        job.wait_for_ranks(1)
-        ranks = job.ranks()
+        ranks = job.wait_for_ranks(1)
         assert job.finish() != 0, job.output
         if fault_tolerant:
             assert "waited 6 s in MPI_Init: another rank did not start" in job.output

@@ -127,9 +127,10 @@ class TrainingRun:
                 pytest.fail(f"{what} did not happen; status {self.process.poll()}; it printed\n{self.output}")
             time.sleep(0.02)
 
-    def wait_for_ranks(self, count: int) -> None:
-        """Waits until so many ranks have been started."""
+    def wait_for_ranks(self, count: int) -> dict[int, int]:
+        """Waits until so many ranks have been started; returns their pids."""
         self.wait_for(lambda: len(self.ranks()) >= count, f"starting {count} ranks")
+        return self.ranks()
 
     def wait_for_records(self, count: int = 2) -> dict[int, int]:
         """Waits until training is under way; returns the ranks' pids."""
