@@ -84,8 +84,6 @@ SLOW = frozenset(
     compressors/test_distill.py
     compressors/test_int8.py
     compressors/test_layer_choices.py
-    compressors/test_layer_choices_oracle.py
-    compressors/test_networks.py
     compressors/test_oracle.py
     compressors/test_plans.py
     compressors/test_probe.py
@@ -97,9 +95,6 @@ SLOW = frozenset(
     contracts/test_learners.py
     contracts/test_stores.py
     contracts/test_transport.py
-    monitor/test_report_page.py
-    monitor/test_report_series.py
-    monitor/test_return_guard.py
     monitor/test_statistics.py
     test_commands.py
     test_docs.py
@@ -120,6 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.relative_to(TESTS).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)
+        if item.path.parent == TESTS / "mpi":
+            item.add_marker(pytest.mark.mpi)
     for group in _by_function(items).values():
         _mark_others_long(group)
     items.sort(key=_cost)

@@ -24,6 +24,7 @@ from accel.config import TrainConfig
 from accel.config.algorithms import ALGORITHMS
 from accel.config.train import all_options
 from accel.transport.launcher import detect_launch
+from tests.scripts import load
 
 PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
@@ -147,8 +148,7 @@ def test_a_wrong_command_is_noticed(directory: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("table", EVIDENCE, ids=lambda table: str(table.relative_to(PROJECT)))
 def test_trainings_of_the_evidence_tables_parse(table: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(directory)
-    monkeypatch.syspath_prepend(PROJECT / "scripts" / "evidence")
-    for name, case in importlib.import_module("training_runs").read_cases(table).items():
+    for name, case in load("evidence/training_runs.py").read_cases(table).items():
         for variant in case.variants:
             assert parse_training([*case.arguments, *variant.arguments], detect_launch({})), name
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 from accel.config.algorithms import ALGORITHMS
+from tests.test_import_rules import PROJECT, product_files
 
-PROJECT = Path(__file__).parents[1]
-PACKAGES = ("accel", "compressors", "correctors", "monitor")
-PRODUCT = [path for package in PACKAGES for path in sorted((PROJECT / package).rglob("*.py"))]
+PRODUCT = product_files()
 TESTS = sorted((PROJECT / "tests").rglob("*.py"))
 CHOSEN = {"algorithm", "corrector"}
 # "seed" is the name of an option too.

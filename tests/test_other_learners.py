@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
+from tests.scripts import load
 
 DISCRETE = EnvSpec((5,), "float32", ActionSpec("categorical", (3,)))
 CONTINUOUS = EnvSpec((5,), "float32", ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2))
@@ -23,13 +23,7 @@ INSTALLED = ["cleanrl", *(["sb3"] if importlib.util.find_spec("stable_baselines3
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = Path(__file__).parents[1] / "scripts" / "evidence" / "other_learners.py"
-    spec = importlib.util.spec_from_file_location("other_learners", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load("evidence/other_learners.py")
 
 
 def test_rows_of_one_training(script: ModuleType, tmp_path: Path) -> None:

@@ -126,18 +126,6 @@ def test_programs_of_the_page_run(program: str, python: Path, policies: Path) ->
     assert "[" in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_policies_run_in_compiled_kernels(python: Path, policies: Path) -> None:
-    program = (
-        "from pathlib import Path\nfrom accel.compressors import CompressedPolicy, PolicySession\n"
-        "from accel.compressors.kernels.library import why_none\n"
-        "session = PolicySession(CompressedPolicy.read(Path('policy.accel')), batch=1)\n"
-        "print(session.runtime == 'native' or why_none())"
-    )
-    told = run(python, policies, "python", "-c", program).stdout.strip()
-    assert told == "True" or told.startswith(("this CPU has", "there are none for"))
-
-
 def test_bundles_are_verified(python: Path, policies: Path) -> None:
     done = run(python, policies, "accel", "verify", "bundle")
     assert done.returncode == 0, done.stderr

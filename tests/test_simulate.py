@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-PROJECT = Path(__file__).parents[1]
+from tests.scripts import load
 
-
-SCRIPTS = PROJECT / "scripts" / "simulate"
-
-
-def load(name: str) -> Any:
-    """One of the scripts' modules, by which the others find it too."""
-    spec = spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pipeline = load("pipeline")
+pipeline = load("simulate/pipeline.py")
 COSTS = pipeline.Costs(
     unroll_s=0.1, load_s=0.0, take_s=0.0, update_s=0.01, refresh_s=0.0, post_s=0.0, unroll_bytes=1e6, policy_bytes=1e6,
     unroll_env_steps=100.0, spread=0.0,
@@ -113,8 +96,3 @@ def test_equal_seeds_make_equal_runs() -> None:
     costs = replace(COSTS, spread=0.3)
     one, same, other = (pipeline.simulate(costs, pipeline.Setting(5, 2), 100, seed) for seed in (1, 1, 2))
     assert one == same != other
-
-
-def test_ten_thousand_actors_are_simulated() -> None:
-    found = pipeline.simulate(COSTS, pipeline.Setting(10_000, batch_unrolls=2_500, publish_interval=2), 4)
-    assert found.env_steps_per_s == pytest.approx(1e4, rel=0.02)

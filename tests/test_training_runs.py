@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import itertools
 import json
 import math
@@ -15,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import load
 
 PROJECT = Path(__file__).parents[1]
 RUNNER = PROJECT / "scripts/evidence/training_runs.py"
@@ -37,12 +38,7 @@ variants = ["fp32"]
 
 
 def runner() -> ModuleType:
-    """``scripts/evidence/training_runs.py``, which is not in a package."""
-    spec = importlib.util.spec_from_file_location("training_runs", RUNNER)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["training_runs"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("evidence/training_runs.py")
 
 
 def call(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -88,20 +88,3 @@ def test_users_modules_of_the_same_names_harm_neither_side(site: Path, tmp_path:
     mine, theirs, recorder, place = run(site, tmp_path, "script.py").split()
     assert (mine, theirs, recorder) == ("1", "2", "accel.monitor.recorder")
     assert Path(place).is_relative_to(site)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("leaf", LEAVES)
-def test_a_leaf_needs_nothing_else_of_accel(leaf: str, site: Path, tmp_path: Path) -> None:
-    (tmp_path / "accel").mkdir()
-    shutil.copy(site / "accel" / "__init__.py", tmp_path / "accel")
-    shutil.copy(site / "accel" / "version.py", tmp_path / "accel")
-    shutil.copytree(site / "accel" / leaf, tmp_path / "accel" / leaf)
-    program = (
-        "import importlib, pkgutil, sys\n"
-        f"package = importlib.import_module('accel.{leaf}')\n"
-        "for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
-        "    if not module.name.endswith('._chain'): importlib.import_module(module.name)\n"
-        "print(*{name.split('.')[1] for name in sys.modules if name.startswith('accel.')})\n"
-    )
-    assert set(run(tmp_path, tmp_path, "-c", program).split()) == {leaf, "version"}

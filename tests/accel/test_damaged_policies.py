@@ -7,11 +7,16 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 
+from accel.acting.actor import join
+from accel.algorithms.catalogue import agree, make_algorithm
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import ArtifactError
+from accel.config.actor import ActorConfig
 from accel.networks.policy import PolicyNetwork
 from accel.publishing.publisher import Publisher
+from accel.transport.local import LocalActor, LocalLearner
 from tests.accel.live_policies import (
     act_once,
     calibrated,
@@ -84,3 +89,20 @@ def test_an_actor_reports_a_damaged_policy_and_goes_on(published: tuple[PolicyNe
         warnings = [message["warning"] for _, message in run.learner.messages() if "warning" in message]
     assert versions == [1, 1, 1, 1, 6]
     assert len(warnings) == 3 and all("actor 0 keeps policy 1" in str(text) for text in warnings)
+
+
+def test_an_actor_without_a_policy_ends_with_the_reason() -> None:
+    """Another process takes its place: see ``supervision/test_supervised.py``."""
+    config = config_for("mlp:16x1", "int8", env="CartPole-v1", actors=0, envs_per_actor=4, unroll_length=8)
+    learner = LocalLearner()
+    learner.welcome(ActorConfig.of(config, schemes=("fp32", "int8")).to_json())
+    actor = join(LocalActor(learner, 0), 0.0)
+    try:
+        agreement, layout = agree(config, make_algorithm(config, actor.spec, torch.device("cpu")))
+        learner.welcome(agreement.to_json())
+        learner.configure(layout.nbytes)
+        learner.publish(1, b"nonsense")
+        with pytest.raises(ArtifactError):
+            actor.start()
+    finally:
+        actor.close()

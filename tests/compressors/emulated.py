@@ -54,7 +54,6 @@ class Emulator:
 
     def __init__(self, suffix: str) -> None:
         packing = kernels_here()[0].library
-        assert packing is not None
         self.pack_floats, self.pack_codes = packing.pack_floats, packing.pack_codes
         command = [EMULATOR, "-cpu", CPUS[suffix], _compiled(COMPILER, "run_chain.c", "-static"), suffix]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -77,7 +77,6 @@ class RoundedInt8(Int8):
 def rounded_plan(case: Case, scheme: str, module: nn.Module) -> Plan:
     """As ``Case.bind``, with ``RoundedInt8``."""
     compressor = make_compressor(scheme)
-    assert isinstance(compressor.format, Int8)
     options = {field.name: getattr(compressor.format, field.name) for field in fields(Int8)}
     return replace(compressor, format=RoundedInt8(**options)).bind(
         module, case.examples(), case.inputs(128, seed=1), output_names=case.outputs
@@ -87,7 +86,6 @@ def rounded_plan(case: Case, scheme: str, module: nn.Module) -> Plan:
 def quantised_by_onnxruntime(plan: Plan, module: nn.Module) -> Arrays:
     """Initializers of the QDQ model at the ranges of an int8 plan, in its variant."""
     encoder = plan.encoder
-    assert isinstance(encoder, Int8Encoder)
     model = float_model(plan, module)
     every = {value.name: _UNUSED for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)}
     known = {name: (np.float32(r.low), np.float32(r.high)) for name, r in encoder.ranges.items()}
@@ -108,18 +106,6 @@ def quantised_by_onnxruntime(plan: Plan, module: nn.Module) -> Arrays:
         extra_options={"WeightSymmetric": True, "ActivationSymmetric": False},
     )
     return initializers(quantizer.quantize_model().SerializeToString())
-
-
-def assert_codes_are_the_oracles(plan: Plan, module: nn.Module) -> None:
-    """Every code, scale and zero point of every layer and of every activation, pixels included."""
-    found = initializers(plan.refresh(module, version=1).model)
-    wanted = quantised_by_onnxruntime(plan, module)
-    encoder = plan.encoder
-    assert isinstance(encoder, Int8Encoder)
-    assert sum(bool(layer.bias) for layer in encoder.layers) >= 3
-    for layer in encoder.layers:
-        assert_layer_is_the_oracles(layer, found, wanted)
-    assert_activations_are_the_oracles(encoder, found, wanted)
 
 
 def assert_layer_is_the_oracles(layer: IntegerLayer, found: Arrays, wanted: Arrays) -> None:

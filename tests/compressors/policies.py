@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +16,7 @@ from accel.compressors.graph.policy_graph import export_policy
 from accel.compressors.layer_inventory import PolicyLayer, policy_layers, prunable_units
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Plan
-from accel.compressors.quantisation.affine import WEIGHT_INT7
 from accel.compressors.runtime import PolicySession
-
-Module = TypeVar("Module", bound=nn.Module)
 
 torch.set_num_threads(1)
 
@@ -185,14 +181,36 @@ def randomise(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
-def on_seven_bits(module: Module) -> Module:
-    """Rounds matrices to codes of 7 bits, which CPUs without VNNI are given: what is left are errors of activations."""
-    with torch.no_grad():
-        for weight in module.parameters():
-            if weight.ndim > 1:
-                step = weight.abs().max() / WEIGHT_INT7.maximum
-                weight.copy_((weight / step).round() * step)
-    return module
+def made(name: str, seed: int = 0) -> tuple[Case, nn.Module]:
+    """A case, and a module of it with random weights."""
+    case = CASES[name]
+    return case, randomise(case.make(), seed)
+
+
+def bound(name: str, scheme: str, seed: int = 0, rows: int = 128) -> tuple[Case, nn.Module, Plan]:
+    """As ``made``, with the module's plan, calibrated on that many random inputs."""
+    case, module = made(name, seed)
+    return case, module, case.bind(scheme, module, rows)
+
+
+def refreshed(name: str, scheme: str, seed: int = 0, rows: int = 128) -> tuple[Case, nn.Module, CompressedPolicy]:
+    """As ``bound``, with the plan's first artifact in its place."""
+    case, module, plan = bound(name, scheme, seed, rows)
+    return case, module, plan.refresh(module, version=1)
+
+
+def student(size: str, policy: nn.Module) -> nn.Module:
+    """Of a width and a depth, with the policy's normaliser: what a distilled scheme is told to make."""
+    width, depth = map(int, size.split("x"))
+    torch.manual_seed(0)
+    made = MLP(width=width, depth=depth)
+    made.normaliser = policy.normaliser
+    return made
+
+
+def divergence(student: Tensor, policy: Tensor) -> Tensor:
+    """Of a student's outputs from the policy's."""
+    return (student - policy).square().mean()
 
 
 def run_module(module: nn.Module, inputs: Inputs) -> list[NDArray[np.float32]]:
@@ -214,6 +232,12 @@ def run_artifact(artifact: CompressedPolicy, inputs: Inputs) -> list[NDArray[np.
 def relative_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     """Root mean square difference over the root mean square of what was wanted."""
     return float(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)))
+
+
+def error_of(artifact: CompressedPolicy, module: nn.Module, inputs: Inputs) -> float:
+    """The greatest relative error of an output, beside the module's own."""
+    outputs = zip(run_artifact(artifact, inputs), run_module(module, inputs), strict=True)
+    return max(relative_error(found, wanted) for found, wanted in outputs)
 
 
 def assert_refresh_is_exact(case: Case) -> None:

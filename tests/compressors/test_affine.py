@@ -127,14 +127,6 @@ def test_activations_outside_saturate(codes: IntegerType, one: float, other: flo
         assert abs((code - zero) * step - end) <= HALF * step
 
 
-@given(ends, ends)
-def test_signed_and_unsigned_codes_differ_by_128(one: float, other: float) -> None:
-    low, high = min(one, other), max(one, other)
-    (unsigned, zero), (signed, shifted) = (activation_parameters(low, high, codes) for codes in (UINT8, INT8))
-    assert unsigned == signed
-    assert abs(zero - shifted - 128) <= 1  # an exact half rounds to the even one of its neighbours
-
-
 @WEIGHT_CODES
 @given(
     arrays.arrays(np.float32, (4, 5), elements=st.floats(-1.0, 1.0, width=32)),

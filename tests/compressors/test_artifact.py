@@ -6,7 +6,6 @@ import dataclasses
 import json
 import struct
 
-import numpy as np
 import pytest
 import xxhash
 from hypothesis import given
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 
 from accel.compressors.artifact import FORMAT_VERSION, CompressedPolicy, TensorSpec
 from accel.compressors.errors import ArtifactError
-from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES
+from tests.compressors.policies import CASES, bound
 
 _JSON = st.recursive(
     st.none()
@@ -69,59 +67,12 @@ def test_round_trip(artifact: CompressedPolicy) -> None:
 
 
 def test_a_refresh_differs_in_the_version_and_in_changed_weights_only() -> None:
-    case = CASES["tanh-mlp"]
-    module = case.make()
-    plan = case.bind("fp32", module)
+    _, module, plan = bound("tanh-mlp", "fp32")
     first = plan.refresh(module, version=1)
     assert dataclasses.replace(plan.refresh(module, version=2), version=1) == first
     module.head.bias.data[0] += 1e-3
     changed = plan.refresh(module, version=3)
     assert changed.model != first.model and dataclasses.replace(changed, model=first.model, version=1) == first
-
-
-def test_every_single_damage_is_an_error(artifact: CompressedPolicy) -> None:
-    """Flipped bits, cut ends, doubled pieces, swapped and zeroed regions: more than 10 000 damaged inputs."""
-    whole = artifact.to_bytes()
-    rng = np.random.default_rng(0)
-    damaged = 0
-    for _ in range(13_000):
-        broken = damage(bytearray(whole), rng)
-        if broken == whole:
-            continue
-        damaged += 1
-        with pytest.raises(ArtifactError):
-            CompressedPolicy.from_bytes(broken)
-    assert damaged >= 10_000
-
-
-def damage(data: bytearray, rng: np.random.Generator) -> bytes:
-    """Flipped bits, noise, cuts, deletions, repetitions, zeros and copies from elsewhere, in place and returned."""
-    # half of the damage hits the first kilobyte, where the structure is
-    where = int(rng.integers(0, min(1000, len(data)) if rng.random() < 0.5 else len(data)))
-    length = int(rng.integers(1, 64))
-    kind = int(rng.integers(0, 7))
-    if kind == 0:
-        data[where] ^= 1 << int(rng.integers(0, 8))
-    elif kind == 1:
-        data[where : where + length] = rng.bytes(length)
-    elif kind == 2:
-        del data[where:]
-    elif kind == 3:
-        del data[where : where + length]
-    elif kind == 4:
-        data[where:where] = data[where : where + length]
-    elif kind == 5:
-        data[where : where + length] = bytes(length)
-    else:
-        other = int(rng.integers(0, len(data) - length))
-        data[where : where + length] = data[other : other + length]
-    return bytes(data)
-
-
-@given(st.binary(max_size=300))
-def test_noise_is_an_error(noise: bytes) -> None:
-    with pytest.raises(ArtifactError):
-        CompressedPolicy.from_bytes(noise)
 
 
 _HEADER = {
@@ -191,12 +142,6 @@ def sealed(header: bytes, model: bytes = b"model", format_version: int = FORMAT_
     """An artifact of these parts whose checksum is right."""
     prefix = struct.pack("<8sHHIQq", b"\x89ACCELPY", format_version, 0, len(header), len(model), 1)
     return prefix + struct.pack("<Q", xxhash.xxh3_64_intdigest(prefix + header + model)) + header + model
-
-
-def test_a_model_that_is_no_onnx_is_an_error_on_loading(artifact: CompressedPolicy) -> None:
-    broken = CompressedPolicy.from_bytes(sealed(json.dumps(_HEADER).encode(), model=b"\x00" * 64))
-    with pytest.raises(ArtifactError, match="cannot be loaded"):
-        PolicySession(broken, batch=1)
 
 
 def test_metadata_that_is_no_json_is_an_error(artifact: CompressedPolicy) -> None:

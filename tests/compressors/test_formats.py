@@ -1,41 +1,14 @@
-"""fp16 and int4: sizes, closeness for any weights, kernels in use, oracles, refusals with reasons."""
+"""fp16: its kernels and its rounding, refusals with reasons; how much formats shrink a policy."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from accel.compressors.checks.executed_kernels import operators
-from accel.compressors.cpu import VNNI, cpu_features
-from accel.compressors.errors import SchemeError, WeightsError
-from accel.compressors.pipeline import make_compressor
-from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
-
-_NEEDS_VNNI = pytest.mark.skipif(VNNI not in cpu_features(), reason="needs a CPU with VNNI")
-# format, features of the acting CPU where they decide, relative error allowed
-FORMATS = [
-    pytest.param("fp16", None, 2e-3, id="fp16"),
-    pytest.param("int4", None, 0.55, id="int4"),
-]
-_IMAGES = ("nature-cnn", "resnet")
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("scheme", "cpu", "limit"), FORMATS)
-def test_refreshes_stay_close_for_any_weights(scheme: str, cpu: set[str] | None, limit: float, name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    plan = make_compressor(scheme, cpu=cpu).bind(module, case.examples(), output_names=case.outputs)
-    limit *= 2.5 if name == "resnet" else 1.0
-    for seed in (1, 2):
-        randomise(module, seed)
-        inputs = case.inputs(32, seed)
-        artifact = plan.refresh(module, version=seed)
-        assert artifact.scheme == scheme
-        for array, wanted in zip(run_artifact(artifact, inputs), run_module(module, inputs), strict=True):
-            assert relative_error(array, wanted) < limit
+from accel.compressors.errors import WeightsError
+from tests.compressors.policies import CASES, bound, made, run_artifact, run_module
 
 
 @pytest.mark.parametrize(("scheme", "ratio"), [("fp16", 0.5), ("int8(u8s8,x8)", 0.25), ("int4", 0.16)])
@@ -56,8 +29,7 @@ def test_fp16_runs_the_kernels_of_fp32(name: str) -> None:
 
 
 def test_fp16_is_rounding_to_nearest() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("relu-mlp")
     inputs = case.inputs(16)
     found = run_artifact(case.bind("fp16", module).refresh(module, version=1), inputs)[0]
     for layer in module.modules():
@@ -68,27 +40,7 @@ def test_fp16_is_rounding_to_nearest() -> None:
 
 @pytest.mark.parametrize("value", [1e5, float("inf"), float("nan")])
 def test_fp16_refuses_what_half_precision_cannot_hold(value: float) -> None:
-    case = CASES["relu-mlp"]
-    module = case.make()
-    plan = case.bind("fp16", module)
+    _, module, plan = bound("relu-mlp", "fp16")
     module.torso[0].weight.data[0, 0] = value
     with pytest.raises(WeightsError, match=r"torso\.0\.weight.*beyond half precision"):
         plan.refresh(module, version=1)
-
-
-@pytest.mark.parametrize("text", ["fp16(1)", "int4(32)", "int4(x)"])
-def test_wrong_arguments_are_refused(text: str) -> None:
-    with pytest.raises(SchemeError):
-        make_compressor(text)
-
-
-@pytest.mark.parametrize("scheme", ["fp16", "int4"])
-def test_a_plan_goes_through_its_whole_protocol(scheme: str) -> None:
-    """Schemes without ranges, choices or a student take those calls as having nothing to do."""
-    case = CASES["tanh-mlp"]
-    module = case.make()
-    plan = case.bind(scheme, module)
-    plan.calibrate(case.inputs(4))
-    assert plan.recalibrate_on_drift(case.inputs(4)) == 0
-    plan.reselect(module)
-    assert plan.distill_step(module, {"observations": torch.zeros(1, 11)}) is None

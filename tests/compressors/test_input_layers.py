@@ -15,7 +15,7 @@ from accel.compressors.checks.executed_kernels import float_kernels, integer_ker
 from accel.compressors.errors import SchemeError
 from accel.compressors.int8.input_layers import SMALL_SHARE, SMALL_WEIGHTS, small_input_layers
 from accel.compressors.pipeline import make_compressor
-from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
+from tests.compressors.policies import CASES, bound, made, randomise, run_artifact
 
 
 class TwoInputs(nn.Module):
@@ -110,35 +110,16 @@ def test_the_default_is_that_layer_in_floats(method: str, name: str) -> None:
 
 
 def test_a_scheme_can_quantise_one_such_layer() -> None:
-    case = CASES["tanh-mlp"]
-    module = randomise(case.make(), seed=2)
+    case, module = made("tanh-mlp", seed=2)
     named, codes = (case.bind(text, module).refresh(module, 1) for text in ("int8(torso.0=int8)", "int8(x8)"))
     assert named.model == codes.model
-
-
-@pytest.mark.parametrize("name", ["tanh-mlp", "relu-mlp"])
-def test_features_of_different_scales_keep_their_numbers(name: str) -> None:
-    """One scale for all features is that of the greatest, and the policy may act by the least."""
-    case = CASES[name]
-    module = randomise(case.make(), seed=4)
-    module.normaliser.var[0] = 1e-2
-    module.torso[0].weight.data[:, 0] *= 0.01
-    inputs = case.inputs(256, seed=1)
-    wanted = run_module(module, inputs)[0]
-    errors = [
-        relative_error(run_artifact(case.bind(text, module, rows=256).refresh(module, 1), inputs)[0], wanted)
-        for text in ("int8(x8)", "int8")
-    ]
-    assert errors[1] < 0.6 * errors[0]
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7])
 @pytest.mark.parametrize("variant", ["u8s8", "s8s8", "reduce_range"])
 def test_observations_have_their_own_width(variant: str, bits: int) -> None:
     """By definition: q = clip(round(x / s) + z) over the 2^bits codes, also far outside the range that was measured."""
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=3)
-    plan = case.bind(f"int8({variant},x{bits})", module)
+    case, module, plan = bound("relu-mlp", f"int8({variant},x{bits})", seed=3)
     assert plan.scheme == f"int8({variant},x{bits})"
     model = onnx.load_from_string(plan.refresh(module, version=1).model)
     (first,) = (node for node in model.graph.node if node.op_type == "QuantizeLinear")
@@ -158,17 +139,6 @@ def test_observations_have_their_own_width(variant: str, bits: int) -> None:
     assert len(np.unique(codes)) > 2 ** (bits - 1)
     others = [plan.encoder.codes_of(layer.activation).levels for layer in plan.encoder.layers]
     assert others == [2**bits - 1, *[255] * (len(others) - 1)], "hidden activations keep 8 bits"
-
-
-def test_fewer_bits_of_observations_are_a_greater_error() -> None:
-    case = CASES["relu-mlp"]
-    module, inputs = randomise(case.make(), seed=4), case.inputs(256, seed=1)
-    wanted = run_module(module, inputs)[0]
-    errors = [
-        relative_error(run_artifact(case.bind(f"int8({x})", module, rows=256).refresh(module, 1), inputs)[0], wanted)
-        for x in ("x2", "x4", "x6", "x8")
-    ]
-    assert errors[0] > 2.0 * errors[1] and errors[1] > 2.0 * errors[2] and errors[2] > errors[3]
 
 
 @pytest.mark.parametrize("text", ["int8(x4)", "qat(w3,x4)"])

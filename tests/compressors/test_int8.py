@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 import torch
-from numpy.typing import NDArray
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 from torch import Tensor, nn
 
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from accel.compressors.errors import CalibrationError, UnsupportedLayerError
 from accel.compressors.pipeline import make_compressor
-from tests.compressors.oracle import float_model, initializers
-from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
+from tests.compressors.policies import CASES, Case, made, refreshed, run_artifact, run_module
+from tests.compressors.spoiled import SPOILS
 
 KERNELS = {
     "tanh-mlp": {"QGemm": 3},
@@ -33,34 +28,15 @@ KERNELS = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_layer_runs_in_integer_kernels(name: str) -> None:
-    case = CASES[name]
-    module = case.make()
-    artifact = case.bind("int8(u8s8,x8)", module).refresh(module, version=1)
+    _, _, artifact = refreshed(name, "int8(u8s8,x8)")
     assert integer_kernels(artifact) == KERNELS[name]
     assert not float_kernels(artifact)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_outputs_stay_close_for_any_weights(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8,x8)", module)
-    for seed in (1, 2):
-        randomise(module, seed)
-        inputs = case.inputs(64, seed)
-        plan.refresh(module, version=1)
-        for _ in range(80):
-            plan.calibrate(inputs)
-        found = run_artifact(plan.refresh(module, version=seed), inputs)
-        for array, wanted in zip(found, run_module(module, inputs), strict=True):
-            assert relative_error(array, wanted) < (0.08 if name == "resnet" else 0.04)
-
-
-def test_pixels_reach_the_first_convolution_as_they_are() -> None:
-    case = CASES["nature-cnn"]
-    module = case.make()
-    found = operators(case.bind("int8(u8s8,x8)", module).refresh(module, version=1))
-    assert set(found) == {"QLinearConv", "Flatten", "QGemm"}
+def test_pixels_reach_the_first_convolution_as_they_are_and_pooling_runs_channels_last() -> None:
+    found = {name: operators(refreshed(name, "int8(u8s8,x8)")[2]) for name in ("nature-cnn", "resnet")}
+    assert set(found["nature-cnn"]) == {"QLinearConv", "Flatten", "QGemm"}
+    assert found["resnet"]["NhwcMaxPool"] == 2 and "MaxPool" not in found["resnet"]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -78,78 +54,15 @@ def test_sums_that_can_exceed_32_bits_are_refused(scheme: str, most: int, bias: 
         case.bind(f"{scheme[:-1]},0=float)", policy, rows=0)
 
 
-def test_pooling_runs_channels_last() -> None:
-    case = CASES["resnet"]
-    module = case.make()
-    found = operators(case.bind("int8(u8s8,x8)", module).refresh(module, version=1))
-    assert found["NhwcMaxPool"] == 2 and "MaxPool" not in found
-
-
-def _zero_layer(module: MLP) -> None:
-    module.torso[2].weight.data.zero_()
-
-
-def _huge_bias(module: MLP) -> None:
-    """At s_x·s_w the bias would need more than 32 bits."""
-    module.torso[2].weight.data *= 1e-9
-    module.torso[2].bias.data.fill_(50.0)
-
-
-def _extreme_weights(module: MLP) -> None:
-    """±max|w| itself, exact halves of the scale, and denormal neighbours."""
-    weight = module.torso[2].weight.data
-    weight[0], weight[1] = 127.0, -127.0
-    weight[2] = torch.arange(32) + 0.5
-    weight[3] = 1e-40
-
-
-def _dead_units(module: MLP) -> None:
-    """A layer whose every activation is zero has an empty range."""
-    module.torso[0].weight.data.zero_()
-    module.torso[0].bias.data.fill_(-1.0)
-
-
 @pytest.mark.parametrize("variant", ["u8s8", "s8s8"])
-@pytest.mark.parametrize(
-    "spoil", [_zero_layer, _huge_bias, _extreme_weights, _dead_units], ids=lambda f: f.__name__[1:]
-)
-def test_outputs_stay_close_for_awkward_weights(spoil: Callable[[MLP], None], variant: str) -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
+def test_outputs_stay_close_for_awkward_weights(spoil: Callable[[nn.Module], None], variant: str) -> None:
+    case, module = made("relu-mlp")
     spoil(module)
     inputs = case.inputs(16)
     found = run_artifact(case.bind(f"int8({variant},x8)", module).refresh(module, version=1), inputs)[0]
     wanted = run_module(module, inputs)[0]
     assert np.abs(found - wanted).max() < 0.05 * (np.abs(wanted).max() + 1e-3)
-
-
-def test_outputs_are_those_of_integer_arithmetic() -> None:
-    """A ReLU network from the definition: q = round(x/s) + z, 32-bit sums, requantised with saturation."""
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=5)
-    plan = case.bind("int8(u8s8,x8)", module)
-    artifact = plan.refresh(module, version=1)
-    numbers, layers = initializers(artifact.model), plan.encoder.layers
-    inputs = case.inputs(32, seed=9)
-    with torch.no_grad():
-        x = module.normaliser(torch.from_numpy(inputs["observations"])).numpy()
-    codes = _quantise(x, numbers, layers[0].activation)
-    for index, layer in enumerate(layers):
-        weight = numbers[f"{layer.stem}:codes"].astype(np.int64)
-        sums = (codes - int(numbers[f"{layer.activation}:zero"])) @ weight.T + numbers[layer.bias_codes]
-        real = sums * np.float64(numbers[f"{layer.activation}:scale"]) * np.float64(numbers[f"{layer.stem}:scale"])
-        if index < 2:
-            codes = _quantise(real, numbers, layers[index + 1].activation)
-    found = run_artifact(artifact, inputs)[0]
-    # an intermediate value on the edge between two codes may fall either way
-    step = float(numbers[f"{layers[-1].activation}:scale"] * np.abs(module.head.weight.detach().numpy()).max())
-    assert np.abs(found - real).max() <= 1.5 * step
-    assert np.mean(np.abs(found - real)) < 0.02 * step
-
-
-def _quantise(values: NDArray[np.generic], numbers: dict[str, NDArray[np.generic]], name: str) -> NDArray[np.int64]:
-    scale, zero = np.float64(numbers[f"{name}:scale"]), int(numbers[f"{name}:zero"])
-    return np.clip(np.rint(values / scale) + zero, 0, 255).astype(np.int64)
 
 
 @pytest.mark.parametrize(("scale", "width"), [(1e-4, 256), (1e-5, 256), (1e-6, 256), (1e-9, 33_000)])
@@ -211,30 +124,3 @@ def test_a_layer_without_integer_kernel_is_named(case: Case, layer: str) -> None
     with pytest.raises(UnsupportedLayerError, match=f"'{layer}' cannot be quantised.*use fp16 or fp32"):
         case.bind("int8(u8s8,x8)", case.make())
     case.bind("fp32", case.make())
-
-
-class _OneBatch(CalibrationDataReader):
-    """Hands the quantiser one batch of inputs."""
-
-    def __init__(self, inputs: dict[str, NDArray[np.generic]]) -> None:
-        self._left = iter([inputs])
-
-    def get_next(self) -> dict[str, NDArray[np.generic]] | None:
-        return next(self._left, None)
-
-
-@pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "resnet"])
-def test_a_policy_loses_no_more_than_by_quantize_static(name: str, tmp_path: Path) -> None:
-    """onnxruntime's whole offline procedure, through files, on the same inputs."""
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    inputs = case.inputs(64, seed=1)
-    whole, quantised = tmp_path / "whole.onnx", tmp_path / "quantised.onnx"
-    plan = case.bind("int8(u8s8,x8)", module, rows=0)
-    onnx.save(float_model(plan, module), whole)
-    quantize_static(whole, quantised, _OneBatch(inputs), activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
-    theirs = ort.InferenceSession(quantised, providers=["CPUExecutionProvider"]).run(None, inputs)[0]
-    plan.calibrate(inputs)
-    ours = run_artifact(plan.refresh(module, version=1), inputs)[0]
-    wanted = run_module(module, inputs)[0]
-    assert relative_error(ours, wanted) < 1.15 * relative_error(theirs, wanted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch
 from accel.compressors.checks.executed_kernels import integer_kernels
 from accel.compressors.errors import SchemeError, UnsupportedLayerError
 from accel.compressors.layer_choices import choice_for
-from accel.compressors.pipeline import make_compressor
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 
 _SEED = 3
@@ -28,39 +26,6 @@ def test_the_longest_name_decides() -> None:
     choices = [("torso", 1), ("torso.1", 2), ("torso.10", 3)]
     found = [choice_for(layer, choices, 0) for layer in ("head", "torso.0", "torso.1", "torso.1.0", "torso.10", "tor")]
     assert found == [0, 1, 2, 2, 3, 0]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "int8(torso.0=float)",
-        "int8(u8s8,torso=int4,head=int8)",
-        "prune(0.5,torso.0=0.25)+int8(head=float)",
-        "prune(torso.0=0.5)",
-        "lowrank(torso.2=0.25)+prune(torso.0=0.5)",
-    ],
-)
-def test_schemes_with_layers_bind_and_keep_their_text(text: str) -> None:
-    case = CASES["deep-relu-mlp"]
-    plan = case.bind(text, _policy("deep-relu-mlp"))
-    assert plan.scheme == text == make_compressor(text).scheme
-
-
-@pytest.mark.parametrize("case", ["tanh-mlp", "deep-relu-mlp", "nature-cnn", "resnet", "lstm"])
-def test_a_format_for_every_layer_is_that_format(case: str) -> None:
-    """All layers float is the policy itself; all int8 is ``int8(x8)``, to the last bit."""
-    module, inputs = _policy(case), CASES[case].inputs(16, seed=5)
-    top = ",".join(f"{name}={{0}}" for name, child in module.named_children() if list(child.parameters()))
-
-    def outputs(scheme: str) -> list[np.ndarray]:
-        return run_artifact(CASES[case].bind(scheme, module).refresh(module, 1), inputs)
-
-    for found, wanted in zip(outputs(f"int8({top.format('float')})"), run_module(module, inputs), strict=True):
-        np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
-    for found, wanted in zip(outputs(f"int8({top.format('int8')})"), outputs("int8(x8)"), strict=True):
-        np.testing.assert_array_equal(found, wanted)
-    for found, wanted in zip(outputs(f"int8({top.format('int4')})"), outputs("int4"), strict=True):
-        np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -152,19 +117,6 @@ def test_a_layer_that_is_not_there_lists_the_layers(scheme: str, message: str) -
 def test_a_named_layer_is_never_skipped_silently(scheme: str) -> None:
     with pytest.raises(UnsupportedLayerError, match="omit the layer"):
         CASES["relu-mlp"].bind(scheme, _policy("relu-mlp"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "int8(torso=int7)", "int8(torso=float,torso=int4)", "prune(torso=1)", "prune(torso=0)", "prune(torso=half)",
-        "prune(torso.0=0.5,0.5,0.5)", "lowrank(torso=0)", "lowrank(torso=1)", "lowrank(torso=-1)", "int8(=float)",
-        "int8(torso=)", "int8(a=b=c)", "prune(1.5,torso=0.5)",
-    ],
-)  # fmt: skip
-def test_choices_that_mean_nothing_are_an_error(text: str) -> None:
-    with pytest.raises(SchemeError):
-        make_compressor(text)
 
 
 @pytest.mark.few(2)

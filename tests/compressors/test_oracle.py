@@ -1,16 +1,19 @@
-"""onnxruntime's own quantizers as the oracle for every kind of policy, variant of int8, chain and awkward weight."""
+"""onnxruntime's own quantizers as the oracle for every kind of policy, variant, chain, choice and awkward weight."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from onnxruntime.capi._pybind_state import quantize_matmul_4bits
+from torch import nn
 
+from accel.compressors.pipeline import PipelinePlan
 from tests.compressors.oracle import (
-    assert_codes_are_the_oracles,
+    assert_activations_are_the_oracles,
+    assert_layer_is_the_oracles,
     initializers,
     quantised_by_onnxruntime,
     rounded_plan,
@@ -18,100 +21,127 @@ from tests.compressors.oracle import (
 from tests.compressors.policies import CASES, randomise
 from tests.compressors.spoiled import SPOILS
 
-VARIANTS = ["u8s8", "reduce_range", "s8s8"]
-STATIC = [f"int8({variant},x8)" for variant in VARIANTS]
-CHAINS = [
-    "prune(0.5)+int8(u8s8,x8)",
-    "prune(0.5)+int8(s8s8,x8)",
-    "lowrank(0.5)+int8(u8s8,x8)",
-    "lowrank(0.5)+int8(reduce_range,x8)",
+CHOSEN = {"deep-relu-mlp": "torso.2", "nature-cnn": "torso.2", "resnet": "torso.6.a", "lstm": "core"}
+BLOCK = 32
+WHOLE = ["int8({v},x8)", "prune(0.5)+int8({v},x8)", "lowrank(0.5)+int8({v},x8)"]
+BY_LAYER = [
+    "int8({v},{layer}=int8)",
+    "int8({v},{layer}=float)",
+    "int8({v},{layer}=int4)",
+    "int8({v},{layer}=int4,head=float)",
+    "prune({layer}=0.5)+int8({v})",
+    "prune(0.5,{layer}=0.25)+int8({v},{layer}=int4)",
+    "lowrank({layer}=0.25)+int8({v})",
+    "lowrank(0.5,{layer}=0.25)+int8({v},{layer}=int4)",
+    "prune({layer}=0.5)+lowrank(head=1,{layer}=0.25)+int8({v})",
 ]
-CHAINED = [(chain, name) for chain in CHAINS for name in CASES if name != "lstm-cell" or "prune" not in chain]
-SPOILED = ["relu-mlp", "nature-cnn", "resnet", "lstm"]
+PAIRS = [
+    *((scheme, name) for scheme in WHOLE for name in CASES if name != "lstm-cell" or "prune" not in scheme),
+    *((scheme, name) for scheme in BY_LAYER for name in CHOSEN),
+]
+variants = pytest.mark.parametrize("variant", ["u8s8", "reduce_range", "s8s8"])
 
 
-@functools.cache
-def _trained_state(name: str) -> Mapping[str, Tensor]:
-    """Weights after some steps of regression on targets with heavy tails and far from zero."""
-    case = CASES[name]
-    module = randomise(case.make(), seed=3)
-    inputs = {key: torch.from_numpy(array) for key, array in case.inputs(32, seed=3).items()}
-    optimiser = torch.optim.Adam(module.parameters(), lr=0.02)
-    first = next(iter(inputs.values())).float().flatten(1)
-    losses = []
-    for _ in range(40):
-        output = module(*inputs.values())
-        params = output if isinstance(output, Tensor) else output[0]
-        loss = (params - 5.0 * first[:, : params.shape[1]].sign() - first.mean(1, keepdim=True) ** 3).square().mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0]
-    return module.state_dict()
+def _refreshed(scheme: str, name: str, variant: str, module: nn.Module) -> PipelinePlan:
+    plan = rounded_plan(CASES[name], scheme.format(v=variant, layer=CHOSEN.get(name)), module)
+    plan.refresh(module, version=1)
+    return plan
 
 
-def _module(name: str, weights: str) -> nn.Module:
+def _four_bits(weight: NDArray[np.float32]) -> Mapping[str, NDArray[np.generic]]:
+    """onnxruntime's own codes and scales of a matrix [N, K], filled up with zeros to whole blocks."""
+    outputs, blocks = len(weight), -(-weight.shape[1] // BLOCK)
+    whole = np.zeros((blocks * BLOCK, outputs), np.float32)
+    whole[: weight.shape[1]] = weight.T
+    codes = np.zeros((outputs, blocks, BLOCK // 2), np.uint8)
+    scales, zeros = np.zeros(outputs * blocks, np.float32), np.zeros(outputs * ((blocks + 1) // 2), np.uint8)
+    quantize_matmul_4bits(codes, whole, scales, zeros, BLOCK, outputs, len(whole), True)
+    # ours is zero where a scale would be subnormal
+    tiny = np.abs(scales) < np.finfo(np.float32).tiny
+    scales[tiny] = 0.0
+    codes.reshape(-1, BLOCK // 2)[tiny] = 0x88
+    return {"codes": codes, "scale": scales}
+
+
+def _channels(kernel: NDArray[np.float32]) -> Mapping[str, NDArray[np.generic]]:
+    """A kernel's codes by the definition s = max|w| / 7, q = round(w / s), two a byte, the earlier one lower."""
+    flat = kernel.reshape(len(kernel), -1)
+    scales = (np.abs(flat).max(1) / np.float32(7.0)).astype(np.float32)
+    scales[scales < np.finfo(np.float32).tiny] = 1.0
+    codes = np.rint(flat / scales[:, None]).astype(np.int64).reshape(-1) % 16
+    even = np.append(codes, [0] * (codes.size % 2))
+    return {"codes": (even[::2] + 16 * even[1::2]).astype(np.uint8), "scale": scales}
+
+
+def assert_all_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> None:
+    """Every layer as last refreshed, each by the oracle of its own format, and every activation, pixels included."""
+    encoder = plan.encoder
+    found = initializers(encoder.payload.to_bytes())
+    oracle = quantised_by_onnxruntime(plan, module)
+    parameters = plan.begin_update(module).parameters
+    assert any(layer.bias for layer in encoder.layers)
+    for layer in encoder.layers:
+        assert_layer_is_the_oracles(layer, found, oracle)
+    assert_activations_are_the_oracles(encoder, found, oracle)
+    for spared in encoder.int4_layers:
+        weight = np.asarray(parameters[spared.weight], np.float32)
+        matrix = weight if spared.is_convolution or spared.transposed else weight.T
+        wanted = _channels(weight) if spared.is_convolution else _four_bits(matrix)
+        for part, codes in wanted.items():
+            ours = encoder.payload.views[f"{spared.stem}:{part}"]
+            np.testing.assert_array_equal(ours, codes, f"{part} of {spared.name}")
+    for name in encoder.floats:
+        np.testing.assert_array_equal(found[name], parameters[name], name)
+
+
+@pytest.mark.few(42)
+@variants
+@pytest.mark.parametrize(("scheme", "name"), PAIRS)
+def test_codes_are_the_oracles(scheme: str, name: str, variant: str) -> None:
     module = randomise(CASES[name].make(), seed=0)
-    if weights == "trained":
-        module.load_state_dict(_trained_state(name))
-    return module
+    assert_all_are_the_oracles(_refreshed(scheme, name, variant, module), module)
 
 
-spoiled = pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
-with_weights = pytest.mark.parametrize("weights", ["random", "trained"])
-
-
-@pytest.mark.few(14)
-@with_weights
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("scheme", STATIC)
-def test_static_codes_are_the_oracles(scheme: str, name: str, weights: str) -> None:
-    module = _module(name, weights)
-    assert_codes_are_the_oracles(rounded_plan(CASES[name], scheme, module), module)
-
-
-@pytest.mark.few(13)
-@with_weights
-@pytest.mark.parametrize(("scheme", "name"), CHAINED)
-def test_codes_of_smaller_policies_are_the_oracles(scheme: str, name: str, weights: str) -> None:
-    module = _module(name, weights)
-    assert_codes_are_the_oracles(rounded_plan(CASES[name], scheme, module), module)
-
-
-@pytest.mark.few(15)
+@pytest.mark.few(31)
 @pytest.mark.usefixtures("onnxruntimes_margin")
-@spoiled
-@pytest.mark.parametrize("name", SPOILED)
-@pytest.mark.parametrize("scheme", ["int8(u8s8,x8)", "int8(reduce_range,x8)", "int8(s8s8,x8)"])
-def test_codes_of_awkward_weights_are_the_oracles(scheme: str, name: str, spoil: Callable[[nn.Module], None]) -> None:
-    module = _module(name, "random")
+@variants
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("scheme", [WHOLE[0], *BY_LAYER[:4]])
+def test_codes_of_awkward_weights_are_the_oracles(
+    scheme: str, name: str, spoil: Callable[[nn.Module], None], variant: str
+) -> None:
+    module = randomise(CASES[name].make(), seed=0)
     spoil(module)
-    assert_codes_are_the_oracles(rounded_plan(CASES[name], scheme, module), module)
+    assert_all_are_the_oracles(_refreshed(scheme, name, variant, module), module)
 
 
-def test_ranges_that_inputs_leave_keep_the_oracles_codes() -> None:
+@pytest.mark.parametrize("name", CHOSEN)
+def test_ranges_that_inputs_leave_keep_the_oracles_codes(name: str) -> None:
     """Later calibrations move running ranges; what is quantised then is clipped at them."""
-    case = CASES["resnet"]
-    module = _module("resnet", "random")
-    plan = rounded_plan(case, "int8(s8s8)", module)
+    module = randomise(CASES[name].make(), seed=0)
+    plan = _refreshed(BY_LAYER[3], name, "s8s8", module)
     before = plan.encoder.ranges
     randomise(module, seed=5)
     plan.refresh(module, version=1)
-    plan.calibrate(case.inputs(16, seed=7))
-    assert any(plan.encoder.ranges[name] != kept for name, kept in before.items())
-    assert_codes_are_the_oracles(plan, module)
+    plan.calibrate(CASES[name].inputs(16, seed=7))
+    plan.refresh(module, version=2)
+    assert any(plan.encoder.ranges[value] != kept for value, kept in before.items())
+    assert_all_are_the_oracles(plan, module)
 
 
-@pytest.mark.parametrize("part", ["weight", "bias"])
-@pytest.mark.parametrize("layer", ["torso.0", "torso.7", "head"])
-def test_the_comparison_sees_every_part(layer: str, part: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "parameter"),
+    [
+        *((WHOLE[0], f"{layer}.{part}") for layer in ("torso.0", "torso.7", "head") for part in ("weight", "bias")),
+        *((scheme, "torso.2.weight") for scheme in BY_LAYER[:3]),
+    ],
+)
+def test_the_comparison_sees_every_part(scheme: str, parameter: str) -> None:
     """One number of one layer is another when the oracle looks."""
-    module = _module("nature-cnn", "random")
-    plan = rounded_plan(CASES["nature-cnn"], "int8(u8s8)", module)
-    found = initializers(plan.refresh(module, version=1).model)
-    bound = next(b for b in plan.encoder.layers if b.name == layer)
-    module.get_submodule(layer).get_parameter(part).data.view(-1)[0] += 0.1
-    wanted = quantised_by_onnxruntime(plan, module)
-    codes = {"weight": f"{bound.stem}:codes", "bias": bound.bias_codes}[part]
-    assert (found[codes] != wanted[f"{layer}.{part}_quantized"]).any()
+    module = randomise(CASES["nature-cnn"].make(), seed=0)
+    plan = _refreshed(scheme, "nature-cnn", "u8s8", module)
+    assert_all_are_the_oracles(plan, module)
+    module.get_parameter(parameter).data.view(-1)[0] += 0.5
+    with pytest.raises(AssertionError):
+        assert_all_are_the_oracles(plan, module)

@@ -8,15 +8,14 @@ import functools
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accel.compressors.artifact import CompressedPolicy
-from accel.compressors.methods import PlanStatistics
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Plan
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import scheme_names
-from tests.compressors.policies import CASES, MLP, randomise, run_artifact
+from tests.compressors.policies import CASES, divergence, randomise, run_artifact, student
 
 SCHEMES = [
     "fp32",
@@ -47,18 +46,9 @@ PAIRS = [
 ]
 
 
-def _student(size: str, policy: nn.Module) -> nn.Module:
-    width, depth = map(int, size.split("x"))
-    return MLP(width=width, depth=depth)
-
-
-def _divergence(student: Tensor, policy: Tensor) -> Tensor:
-    return (student - policy).square().mean()
-
-
 def _bind(scheme: str, name: str, module: nn.Module) -> Plan:
     case = CASES[name]
-    compressor = make_compressor(scheme, student_factory=_student, divergence=_divergence)
+    compressor = make_compressor(scheme, student_factory=student, divergence=divergence)
     return compressor.bind(
         module,
         case.examples(),
@@ -138,7 +128,6 @@ def test_every_call_of_the_protocol_is_taken(scheme: str, name: str) -> None:
     plan.refresh(module, version=1)
     plan.refresh(module, version=2)
     statistics = plan.statistics
-    assert isinstance(statistics, PlanStatistics)
     static = "qat" in scheme or "int8" in scheme
     assert (statistics.calibrations >= 2) == static
 

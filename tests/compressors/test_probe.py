@@ -13,7 +13,7 @@ from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.errors import ArtifactError, UnsupportedLayerError
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES, randomise
+from tests.compressors.policies import CASES, made, randomise, refreshed
 
 SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int4", "prune(0.5)+int8(s8s8)"]
 
@@ -21,8 +21,7 @@ SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int4", "prune(0.5)+int8(s8s8)"]
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_one_probe_follows_the_weights_of_every_version(name: str, scheme: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     try:
         plan = case.bind(scheme, module)
     except UnsupportedLayerError:
@@ -53,9 +52,7 @@ def _acted(artifact: CompressedPolicy, inputs: dict[str, np.ndarray]) -> dict[st
 
 
 def test_another_layout_does_not_fit() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    artifact = case.bind("int8(s8s8)", module).refresh(module, version=1)
+    case, module, artifact = refreshed("relu-mlp", "int8(s8s8)")
     probe = ArtifactProbe.open(artifact, case.inputs(4))
     assert probe.batch == 4 and probe.fits(dataclasses.replace(artifact, version=7))
     assert not probe.fits(case.bind("fp32", module).refresh(module, version=1))
@@ -66,8 +63,7 @@ def test_another_layout_does_not_fit() -> None:
 
 @pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "lstm"])
 def test_channels_chosen_anew_are_those_that_run(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     plan, inputs = case.bind("prune(0.5)+int8(s8s8)", module), case.inputs(8)
     probe = ArtifactProbe.open(plan.refresh(module, version=1), inputs)
     randomise(module, seed=1)
@@ -98,9 +94,7 @@ def test_what_is_no_weight_belongs_to_the_layout() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_an_artifact_error() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    artifact = case.bind("fp32", module).refresh(module, version=1)
+    case, _, artifact = refreshed("relu-mlp", "fp32")
     for model in (b"nothing", artifact.model[:-10], artifact.model.replace(b"Gemm", b"Gomm")):
         with pytest.raises(ArtifactError, match="cannot be loaded"):
             ArtifactProbe.open(dataclasses.replace(artifact, model=model), case.inputs(4))

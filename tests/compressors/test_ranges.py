@@ -12,7 +12,7 @@ from accel.compressors.errors import CalibrationError
 from accel.compressors.graph.policy_graph import export_policy
 from accel.compressors.module_state import read_state
 from accel.compressors.quantisation.ranges import IMAGES, Range, RangeObserver
-from tests.compressors.policies import CASES, randomise
+from tests.compressors.policies import bound, made
 
 _BOUNDS = st.floats(-1e3, 1e3, width=32)
 _RANGES = st.tuples(_BOUNDS, _BOUNDS).map(lambda pair: Range(min(pair), max(pair)))
@@ -48,8 +48,7 @@ def test_drift_is_what_clips_more_than_the_tolerance() -> None:
 
 
 def test_measured_ranges_are_those_of_torch_hooks() -> None:
-    case = CASES["tanh-mlp"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("tanh-mlp")
     graph = export_policy(module, case.examples(), case.outputs)
     inputs = case.inputs(200)
     seen: dict[str, tuple[float, float]] = {}
@@ -79,25 +78,20 @@ def test_measured_ranges_are_those_of_torch_hooks() -> None:
     ids=["missing", "empty", "narrow", "one row", "dtype", "nan"],
 )
 def test_unusable_calibration_inputs_are_named(change, message: str) -> None:
-    case = CASES["relu-mlp"]
-    module = case.make()
-    plan = case.bind("int8", module)
+    case, _, plan = bound("relu-mlp", "int8")
     with pytest.raises(CalibrationError, match=message):
         plan.calibrate(change(case.inputs(128)["observations"]))
 
 
 def test_rows_must_agree() -> None:
-    case = CASES["lstm"]
-    module = case.make()
-    plan = case.bind("int8", module)
+    case, _, plan = bound("lstm", "int8")
     inputs = case.inputs(16)
     with pytest.raises(CalibrationError, match="different numbers of rows"):
         plan.calibrate({**inputs, "state_0": inputs["state_0"][:8]})
 
 
 def test_of_many_images_some_at_even_distances_are_measured_the_first_and_the_last_among_them() -> None:
-    case = CASES["nature-cnn"]
-    module = randomise(case.make(), seed=0)
+    case, module = made("nature-cnn")
     graph = export_policy(module, case.examples(), case.outputs)
     observer = RangeObserver(graph, [node.output[0] for node in graph.nodes])
     parameters = graph.read(read_state(module))

@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.errors import ArtifactError
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES, randomise
-from tests.compressors.test_artifact import sealed
+from tests.compressors.policies import made
 
 ROWS = 3
-_START = 40  # bytes of prefix and checksum
 
 
 def _artifact(scheme: str, name: str) -> CompressedPolicy:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    case, module = made(name)
     return case.bind(scheme, module).refresh(module, version=7)
 
 
 @pytest.fixture(scope="module")
 def artifact() -> CompressedPolicy:
     return _artifact("int8", "tanh-mlp")
-
-
-def _load_and_run(payload: bytes) -> str:
-    """What became of it; raises whatever is no ArtifactError."""
-    try:
-        session = PolicySession(CompressedPolicy.from_bytes(payload), batch=ROWS)
-    except ArtifactError:
-        return "refused"
-    try:
-        session.run()
-    except ArtifactError:
-        return "failed"
-    for spec in session.artifact.outputs:
-        assert session.outputs[spec.name].shape == spec.with_batch(ROWS)
-    return "ran"
 
 
 def _changed(artifact: CompressedPolicy, what: str, change: dict[str, object], index: int = 0) -> CompressedPolicy:
@@ -81,26 +60,6 @@ def test_a_header_with_a_tensor_more_or_less_is_refused(what: str) -> None:
         with pytest.raises(ArtifactError, match=f"declares the {what}"):
             PolicySession(dataclasses.replace(artifact, **{what: changed}), batch=ROWS)
     PolicySession(dataclasses.replace(artifact, **{what: specs[::-1]}), batch=ROWS).run()
-
-
-_VALUES = st.none() | st.booleans() | st.integers(-3, 20) | st.sampled_from([2**31 - 1, 2**40, "x", "float32", [], {}])
-
-
-@settings(max_examples=1500)
-@given(st.integers(0, 3), st.sampled_from(["name", "dtype", "shape", "size"]), _VALUES)
-def test_any_value_in_a_tensor_of_the_header_is_refused_or_runs(
-    artifact: CompressedPolicy, where: int, key: str, value: object
-) -> None:
-    header = json.loads(artifact.to_bytes()[_START : -len(artifact.model)])
-    tensor = header["inputs" if where % 2 else "outputs"][0]
-    if key == "size":
-        tensor["shape"][where // 2] = value
-    else:
-        tensor[key] = value
-    unchanged = header == json.loads(artifact.to_bytes()[_START : -len(artifact.model)])
-    became = _load_and_run(sealed(json.dumps(header).encode(), artifact.model))
-    # a header that fixes the batch where the model leaves it open is refused too
-    assert became == ("ran" if unchanged else "refused")
 
 
 def test_a_model_that_fails_on_its_rows_says_so(artifact: CompressedPolicy) -> None:

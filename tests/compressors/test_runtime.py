@@ -13,7 +13,7 @@ import pytest
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import ArtifactError
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES, randomise, run_artifact, run_module
+from tests.compressors.policies import made, refreshed, run_artifact, run_module
 
 _ACTOR = """
 import sys
@@ -31,9 +31,7 @@ assert not heavy, heavy
 
 
 def test_acting_needs_no_torch(tmp_path: Path) -> None:
-    case = CASES["tanh-mlp"]
-    module = case.make()
-    artifact = case.bind("int8", module).refresh(module, version=1)
+    _, _, artifact = refreshed("tanh-mlp", "int8")
     (tmp_path / "policy").write_bytes(artifact.to_bytes())
     command = [sys.executable, "-W", "error", "-c", _ACTOR, str(tmp_path / "policy")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -42,8 +40,7 @@ def test_acting_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_a_session_reads_and_writes_its_own_arrays() -> None:
-    case = CASES["lstm-cell"]
-    module = randomise(case.make(), seed=3)
+    case, module = made("lstm-cell", seed=3)
     session = PolicySession(case.bind("fp32", module).refresh(module, version=1), batch=4)
     arrays = {**session.inputs, **session.outputs}
     for seed in range(3):
@@ -59,9 +56,7 @@ def test_a_session_reads_and_writes_its_own_arrays() -> None:
 @pytest.mark.parametrize("scheme", ["fp32", "int8"])
 @pytest.mark.parametrize("name", ["tanh-mlp", "nature-cnn", "lstm"])
 def test_rows_do_not_influence_each_other(name: str, scheme: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    artifact = case.bind(scheme, module).refresh(module, version=1)
+    case, _, artifact = refreshed(name, scheme)
     inputs = case.inputs(5)
     together = run_artifact(artifact, inputs)
     for row in range(5):
@@ -71,17 +66,13 @@ def test_rows_do_not_influence_each_other(name: str, scheme: str) -> None:
 
 
 def test_a_missing_cpu_feature_is_named() -> None:
-    case = CASES["tanh-mlp"]
-    module = case.make()
-    artifact = case.bind("fp32", module).refresh(module, version=1)
+    _, _, artifact = refreshed("tanh-mlp", "fp32")
     with pytest.raises(ArtifactError, match="needs a CPU with tensor-cores"):
         PolicySession(dataclasses.replace(artifact, cpu_features=("tensor-cores",)), batch=1)
 
 
 def test_an_empty_batch_is_refused() -> None:
-    case = CASES["tanh-mlp"]
-    module = case.make()
-    artifact = case.bind("fp32", module).refresh(module, version=1)
+    _, _, artifact = refreshed("tanh-mlp", "fp32")
     with pytest.raises(ValueError, match="batch is 0"):
         PolicySession(artifact, batch=0)
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from accel.compressors.artifact import CompressedPolicy
-from accel.compressors.errors import SchemeError
 from accel.compressors.graph.policy_graph import export_policy
 from accel.compressors.int8.calibrated import fitted_weight, rounded_codes
 from accel.compressors.int8.feature_steps import feature_steps, folds, largest_weights
@@ -96,11 +95,6 @@ def test_parameters_of_two_bytes_cover_the_range_and_multiply_exactly(low: float
     codes = np.arange(GREATEST_HIGH + 1)
     exact = codes.astype(np.float64) * float(coarse)
     np.testing.assert_array_equal(codes.astype(np.float32) * coarse, exact)
-
-
-def test_qat_has_no_activations_of_two_bytes() -> None:
-    with pytest.raises(SchemeError, match="qat supports int8 layers only"):
-        make_compressor("qat(2=x16)")
 
 
 def test_rounding_to_rows_is_nearer_than_rounding_to_the_nearest() -> None:

@@ -88,7 +88,6 @@ class Job:
 
     def line(self) -> str:
         """The next line of output, waited for."""
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def _kill(self) -> None:

@@ -600,7 +600,6 @@ def test_td3_delays_policy_and_targets_and_smooths_the_targets_actions() -> None
     algorithm, chain = make("td3", policy_interval_updates=3, target_noise=0.4, target_noise_clip=0.5)
     learner: Any = algorithm
     sample = chain.sample()
-    assert sample.transitions is not None
     for update in range(7):
         before = parameters(algorithm)
         algorithm.update(sample, 0.0, ignore)
@@ -897,11 +896,3 @@ def test_r2d2_learns_from_the_last_unroll_after_a_burn_in_from_the_stored_state(
     total = algorithm.sequence_q(algorithm.network, replace(batch, observations=observed)).sum()
     (early,) = torch.autograd.grad(total, observed)
     assert float(early[:ROWS].abs().sum()) == 0.0 < float(early[ROWS:].abs().sum())
-
-
-def test_weights_of_a_prioritised_sample_scale_its_losses() -> None:
-    learner, chain = make("dqn")
-    sample = chain.sample()
-    assert sample.transitions is not None
-    nothing = Sample(sample.valid_steps, transitions=sample.transitions, weights=torch.zeros(16))
-    assert learner.update(nothing, 0.0, ignore).read()["loss"] == 0.0

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import make_algorithm, make_store
 from accel.config import TrainConfig
 from accel.errors import ConfigError, TransportError
@@ -55,7 +54,6 @@ class Learner:
     def __init__(self, options: TrainConfig, post: Letters) -> None:
         self.exchange = AsynchronousGradients(post)
         algorithm = make_algorithm(options, SPEC, CPU, self.exchange)
-        assert isinstance(algorithm, GradientAlgorithm)
         self.algorithm, self.counters = algorithm, Counters(8)
         self.rewards = RewardTransform(options.rewards, options.algorithm.discount)
         self.coordination = self.exchange.coordination(options, algorithm, self.counters, self.rewards)
@@ -100,7 +98,6 @@ def sample_of(unroll: Unroll) -> Sample:
     store = make_store(config, layout, CPU, Batcher(SPEC, CPU), RewardTransform(config.rewards, 0.99))
     store.insert(Experience(0, unroll, lambda: None))
     sample = store.sample()
-    assert sample is not None
     return sample
 
 
@@ -108,7 +105,6 @@ def gradient(parameters: Tensor, unroll: Unroll) -> Tensor:
     """Of one learner alone with these parameters, clipped."""
     config = options(learners=1, actors=1)
     algorithm = make_algorithm(config, SPEC, CPU)
-    assert isinstance(algorithm, GradientAlgorithm)
     with torch.no_grad():
         algorithm.parameters.values.copy_(parameters)
     algorithm.update(sample_of(unroll), 0.0, ignore)

@@ -116,7 +116,6 @@ def train(config: TrainConfig, batches: Iterator[list[Unroll]], exchange: Gradie
         for actor, unroll in enumerate(unrolls):
             store.insert(Experience(actor, unroll, lambda: None))
         sample = store.sample()
-        assert sample is not None
         store.feedback(sample, algorithm.update(sample, 0.0, ignore).priorities)
     return algorithm
 
@@ -182,7 +181,6 @@ def test_one_learners_broken_batch_stops_all_before_anything_is_stepped() -> Non
         )
         store.insert(Experience(0, unrolls[exchange.learner], lambda: None))
         sample = store.sample()
-        assert sample is not None
         with pytest.raises(DivergenceError) as caught:
             algorithm.update(sample, 0.0, ignore)
         assert all(torch.equal(value, before[name]) for name, value in tensors(algorithm).items())

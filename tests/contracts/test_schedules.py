@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import accel
 from accel.config import TrainConfig
-from accel.config.experience import ReplayingConfig, SamplesPerInsertConfig
 from accel.errors import ConfigError
 from accel.learning.schedule import Counts, SamplesPerInsert, Schedule, make_schedule
 
@@ -142,44 +141,21 @@ def test_nothing_is_learned_before_the_start() -> None:
     assert schedule.due(Counts(STARTS + 1, 0, 1))
 
 
-def test_a_schedule_without_a_ratio_is_refused_for_a_replay() -> None:
-    """Whose samples do not run out: in a single process, which steps only where nothing is due, none ever would be."""
-    with pytest.raises(ConfigError, match="samples-per-insert"):
-        TrainConfig.create(algorithm="dqn", schedule="asynchronous")
-    with pytest.raises(ConfigError, match="samples-per-insert"):
-        TrainConfig.create(algorithm="module:factory", store="replay")
-
-
-def test_a_ratio_is_refused_for_a_queue() -> None:
-    """Which takes in no more than a batch, while the schedule waits for more steps before it updates."""
-    simulation, waiting = Simulation(SamplesPerInsert(1, RATIO, BATCH, STARTS), 0), [10] * 3
-    assert simulation.turn(waiting) and not simulation.turn(waiting)
-    with pytest.raises(ConfigError, match="asynchronous"):
-        TrainConfig.create(algorithm="impala", schedule="samples-per-insert")
-    with pytest.raises(ConfigError, match=r"trajectories.*asynchronous"):
-        TrainConfig.create(algorithm="ptr-ppo", schedule="samples-per-insert")
-
-
-def test_asynchronous_updates_for_every_sample_and_takes_in_what_arrives() -> None:
-    schedule = Schedule(1)
-    for available in (0, 1, 7):
-        counts = Counts(5, 0, available)
-        assert schedule.due(counts) == (available > 0) and schedule.accepts(counts)
-
-
-def test_the_synchronous_one_publishes_every_update() -> None:
-    assert all(SCHEDULES["synchronous"]().publishes(Counts(0, updates, 0)) for updates in range(1, 10))
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"algorithm": "a2c", "actors": 3, "batch_unrolls": 2}, "one unroll of every actor, 3 in all"),
         ({"algorithm": "impact", "schedule": "synchronous"}, "use --store fifo"),
         ({"algorithm": "a2c", "publish_interval_updates": 2}, "schedule synchronous does not read it"),
+        # A replay's samples do not run out: a single process, which steps where nothing is due, would never step.
+        ({"algorithm": "dqn", "schedule": "asynchronous"}, "samples-per-insert"),
+        ({"algorithm": "module:factory", "store": "replay"}, "samples-per-insert"),
+        # A queue takes in no more than a batch, while the schedule waits for more steps before it updates.
+        ({"algorithm": "impala", "schedule": "samples-per-insert"}, "asynchronous"),
+        ({"algorithm": "ptr-ppo", "schedule": "samples-per-insert"}, r"trajectories.*asynchronous"),
     ],
 )
-def test_rounds_of_anything_else_are_refused(options: dict[str, object], told: str) -> None:
+def test_a_schedule_that_does_not_suit_its_store_is_refused(options: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         TrainConfig.create(**options)
 
@@ -218,7 +194,6 @@ def test_a_finished_run_has_made_every_update_that_it_owes(name: str, tmp_path: 
 def test_by_default_actors_are_ahead_by_an_unroll_at_most(algorithm: str) -> None:
     """Of those that are taken in: what waits in the transport is bounded by its buffers."""
     config = TrainConfig.create(algorithm=algorithm)
-    assert isinstance(config.schedule, SamplesPerInsertConfig) and isinstance(config.store, ReplayingConfig)
     schedule, unroll = make_schedule(config), 64
     steps_per_update = config.store.sampled_steps(config.acting.unroll_length) / config.schedule.samples_per_insert
     simulation = Simulation(schedule, 10)

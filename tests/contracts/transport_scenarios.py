@@ -454,7 +454,6 @@ class Large(Scene):
     def actor(self, transport: ActorTransport) -> None:
         answer(transport, self.unroll_bytes)
         update = transport.wait_policy(LIMIT_S)
-        assert update.payload is not None
         for _ in range(2):
             buffer = transport.acquire()
             buffer[:] = np.frombuffer(update.payload, np.uint8)
@@ -549,25 +548,9 @@ def complaint(call: Callable[[], object]) -> str:
 
 
 SCENES: dict[str, type[Scene]] = {
-    scene.__name__: scene
-    for scene in (
-        Order,
-        SmallUnrolls,
-        StalledLearner,
-        Bounds,
-        NewestPolicy,
-        UnchangedPolicy,
-        NoticeAfterPayload,
-        StopInFlight,
-        LateStop,
-        AbortAtWelcome,
-        AbortWhileWaiting,
-        Large,
-        EarlyGoodbye,
-        Misuse,
-        Formats,
-        UnrollSizes,
-    )
+    name: scene
+    for name, scene in list(globals().items())
+    if isinstance(scene, type) and issubclass(scene, Scene) and scene is not Scene
 }
 
 
@@ -624,7 +607,6 @@ class SceneChild(ChildActor):
     def welcome(self, timeout_s: float) -> dict[str, Any]:
         """See ``ActorTransport.welcome``."""
         message = super().welcome(timeout_s)["env_args"]
-        assert isinstance(message, dict)
         return message
 
 

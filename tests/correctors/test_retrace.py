@@ -1,44 +1,16 @@
-"""Retrace against the paper's sum, Monte-Carlo returns, and the mistakes that others have made."""
+"""Retrace against the paper's sum, Monte-Carlo returns, and the values of a policy that did not act."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accel.correctors import retrace
-
-CLIPS = [None, 0.5, 1.0, 2.0]
-LAMBDAS = [0.0, 0.5, 0.95, 1.0]
-Unroll = dict[str, Any]
-
-
-def an_unroll(length: int, batch: int, seed: int, *, spread: float = 1.0, ends: float = 0.2) -> Unroll:
-    """Random rows in float64, with terminations, truncations and junk rows anywhere, each followed by anything."""
-    rng = np.random.default_rng(seed)
-    shape = (length, batch)
-    terminated, cut, valid = rng.random(shape) < ends, rng.random(shape) < ends, rng.random(shape) >= ends
-    unroll = {
-        "log_rhos": np.where(valid, spread * rng.normal(size=shape), np.nan),
-        "rewards": np.where(valid, rng.normal(size=shape), np.nan),
-        "discounts": np.where(valid, np.where(terminated, 0.0, rng.uniform(0.8, 1.0, shape)), np.nan),
-        "q_taken": rng.normal(size=shape),
-        "values": rng.normal(size=shape),
-        "bootstrap_value": rng.normal(size=batch),
-        "valid": valid,
-        "cut": cut,
-        "cut_values": np.where(cut, rng.normal(size=shape), np.nan),
-    }
-    return {name: torch.from_numpy(value) for name, value in unroll.items()}
-
-
-def minimum(clip: float | None, rho: float) -> float:
-    return rho if clip is None else min(clip, rho)
+from tests.correctors.unrolls import CLIPS, Unroll, an_unroll, minimum, on_policy
 
 
 def oracle(u: Unroll, clip_c: float | None, clip_pg_rho: float | None, lambda_: float) -> Any:
@@ -66,20 +38,6 @@ def oracle(u: Unroll, clip_c: float | None, clip_pg_rho: float | None, lambda_: 
     return torch.from_numpy(targets), torch.from_numpy(advantages)
 
 
-def differs(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return not torch.allclose(left, right, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("lambda_", LAMBDAS)
-@pytest.mark.parametrize(("clip_c", "clip_pg_rho"), list(itertools.product(CLIPS, CLIPS)))
-def test_is_the_papers_sum(clip_c: float | None, clip_pg_rho: float | None, lambda_: float) -> None:
-    unroll = an_unroll(9, 4, seed=1)
-    options = {"clip_c": clip_c, "clip_pg_rho": clip_pg_rho, "lambda_": lambda_}
-    torch.testing.assert_close(
-        tuple(retrace(**unroll, **options))[:2], oracle(unroll, **options), rtol=1e-10, atol=1e-10
-    )
-
-
 @given(
     length=st.integers(1, 12),
     batch=st.integers(1, 4),
@@ -91,7 +49,7 @@ def test_is_the_papers_sum(clip_c: float | None, clip_pg_rho: float | None, lamb
 def test_is_the_papers_sum_for_any_unroll(
     length: int, batch: int, seed: int, spread: float, clips: tuple[float | None, ...], lambda_: float
 ) -> None:
-    unroll = an_unroll(length, batch, seed, spread=spread)
+    unroll = an_unroll(length, batch, seed, spread=spread, with_q=True)
     options = dict(zip(("clip_c", "clip_pg_rho"), clips, strict=True)) | {"lambda_": lambda_}
     expected = oracle(unroll, **options)
     torch.testing.assert_close(tuple(retrace(**unroll, **options))[:2], expected, rtol=1e-9, atol=1e-9)
@@ -101,101 +59,11 @@ def test_is_the_papers_sum_for_any_unroll(
         torch.testing.assert_close(narrow, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("option", "mistaken"),
-    [
-        pytest.param("clip_pg_rho", 0.7, id="one clip for the trace and the policy gradient"),
-        pytest.param("clip_pg_rho", None, id="a policy-gradient clip that is never used"),
-        pytest.param("clip_c", 1.0, id="a trace clip fixed at one"),
-    ],
-)
-def test_each_clip_acts_on_its_own_term(option: str, mistaken: float | None) -> None:
-    unroll = an_unroll(9, 4, seed=2)
-    options: Unroll = {"clip_c": 0.7, "clip_pg_rho": 1.3, "lambda_": 1.0}
-    right, wrong = oracle(unroll, **options), oracle(unroll, **options | {option: mistaken})
-    assert differs(right[1], wrong[1])
-    assert torch.equal(right[0], wrong[0]) == (option == "clip_pg_rho")
-    torch.testing.assert_close(tuple(retrace(**unroll, **options))[:2], right)
-
-
-def test_the_first_actions_weight_stays_out_of_the_target() -> None:
-    """Off by one, with c_t in place of c_{t+1}, the taken action would weigh its own return."""
-    unroll = an_unroll(9, 4, seed=3)
-    right = retrace(**unroll)
-    early = torch.cat((unroll["log_rhos"][:1], unroll["log_rhos"][:-1]))
-    assert differs(right.q_targets, retrace(**unroll | {"log_rhos": early}).q_targets)
-    changed = unroll["log_rhos"].clone()
-    changed[0] += 3.0
-    other = retrace(**unroll | {"log_rhos": changed}, clip_pg_rho=None)
-    torch.testing.assert_close(other.q_targets, right.q_targets)
-    assert differs(other.pg_advantages, right.pg_advantages)
-
-
-def test_a_truncation_bootstraps_from_its_final_observation() -> None:
-    """Against three common mistakes: the next episode's first row, a termination, and a trace into the next episode."""
-    unroll = an_unroll(9, 4, seed=3)
-    right = retrace(**unroll)
-    next_episode = unroll | {"cut": torch.zeros_like(unroll["cut"])}
-    terminated = unroll | {"discounts": unroll["discounts"].masked_fill(unroll["cut"], 0.0)}
-    for broken in (next_episode, terminated):
-        wrong = retrace(**broken)
-        assert differs(right.q_targets, wrong.q_targets)
-        assert differs(right.pg_advantages, wrong.pg_advantages)
-    values_only = torch.cat((unroll["values"][1:], unroll["bootstrap_value"][None]))
-    same_values = unroll | {"cut_values": values_only}
-    assert differs(retrace(**same_values).q_targets, retrace(**next_episode).q_targets)
-
-
-def test_bootstraps_from_the_expected_not_the_taken_value() -> None:
-    """Q(s_{t+1}, a_{t+1}) in place of E_π Q(s_{t+1}, ·) would make it SARSA(λ), biased off-policy."""
-    unroll = an_unroll(9, 4, seed=4)
-    assert differs(retrace(**unroll).q_targets, retrace(**unroll | {"values": unroll["q_taken"]}).q_targets)
-
-
-def test_junk_rows_change_nothing_whatever_they_hold() -> None:
-    unroll = an_unroll(9, 4, seed=5)
-    junk = ~unroll["valid"]
-    assert junk.any()
-    filled = {n: torch.where(junk, 1e6, unroll[n]) for n in ("log_rhos", "rewards", "discounts")}
-    left, right = retrace(**unroll), retrace(**unroll | filled)
-    assert torch.equal(left.q_targets, right.q_targets)
-    assert torch.equal(left.pg_advantages, right.pg_advantages)
-    assert torch.equal(left.q_targets[junk], unroll["q_taken"][junk])
-    assert (left.pg_advantages[junk] == 0).all()
-    assert differs(left.q_targets, retrace(**unroll | filled | {"valid": None}).q_targets)
-
-
 @given(seed=st.integers(0, 2**31), length=st.integers(1, 15))
 def test_on_policy_with_a_deterministic_policy_it_is_the_monte_carlo_return(seed: int, length: int) -> None:
     """There E_π Q(s, ·) = Q(s, a), every difference telescopes, and the target is the return summed forwards."""
-    rng = np.random.default_rng(seed)
-    rewards, q_taken = rng.normal(size=(2, length))
-    ends = rng.random(length) < 0.3
-    truncated = ends & (rng.random(length) < 0.5)
-    cut_values, bootstrap, discount = rng.normal(size=length), rng.normal(), 0.9
-    expected = np.empty(length)
-    for s in range(length):
-        total, factor = 0.0, 1.0
-        for t in range(s, length):
-            total, factor = total + factor * rewards[t], factor * discount
-            if ends[t]:
-                total += factor * cut_values[t] * truncated[t]
-                break
-        else:
-            total += factor * bootstrap
-        expected[s] = total
-    column = {
-        "log_rhos": np.zeros(length),
-        "rewards": rewards,
-        "discounts": np.where(ends & ~truncated, 0.0, discount),
-        "q_taken": q_taken,
-        "values": q_taken,
-        "cut": truncated,
-        "cut_values": cut_values,
-    }
-    unroll = {name: torch.from_numpy(x)[:, None] for name, x in column.items()}
-    unroll["bootstrap_value"] = torch.tensor([bootstrap], dtype=torch.float64)
-    returns, wanted = retrace(**unroll), torch.from_numpy(expected)[:, None]
+    unroll, wanted = on_policy(seed, length)
+    returns = retrace(**unroll, q_taken=unroll["values"])
     torch.testing.assert_close(returns.q_targets, wanted)
     torch.testing.assert_close(returns.pg_advantages, wanted - unroll["values"])
 
@@ -225,11 +93,3 @@ def test_finds_the_target_policys_values_from_another_policys_steps() -> None:
     uncorrected = np.einsum("sax,xb->saxb", transition, behaviour).reshape(6, 6)
     biased = np.linalg.solve(np.eye(6) - discount * uncorrected, reward.reshape(6)).reshape(3, 2)
     assert np.abs(biased - exact).max() > 0.1
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA GPU and a CUDA build of torch")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cuda_agrees_with_the_cpu(dtype: torch.dtype) -> None:
-    unroll = {n: t.to(dtype) if t.is_floating_point() else t for n, t in an_unroll(80, 16, seed=8).items()}
-    on_device = retrace(**{name: tensor.cuda() for name, tensor in unroll.items()}, lambda_=0.95)
-    torch.testing.assert_close([x.cpu() for x in on_device], list(retrace(**unroll, lambda_=0.95)))

@@ -1,51 +1,19 @@
-"""V-trace and its identity against the paper's sum, Monte-Carlo returns, and the mistakes that others have made."""
+"""V-trace and its identity against the paper's sum, Monte-Carlo returns and mixtures of n-step returns."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.correctors import nstep, retrace, vtrace
+from accel.correctors import nstep, vtrace
+from tests.correctors.unrolls import CLIPS, Unroll, an_unroll, differs, minimum, on_policy
 
-CLIPS = [None, 0.5, 1.0, 2.0]
 LAMBDAS = [0.0, 0.5, 0.95, 1.0]
-Unroll = dict[str, Any]
-Corrector = Callable[..., Any]
-
-
-def an_unroll(length: int, batch: int, seed: int, *, spread: float = 1.0, ends: float = 0.2) -> Unroll:
-    """Random rows in float64, with terminations, truncations and junk rows anywhere, each followed by anything."""
-    rng = np.random.default_rng(seed)
-    shape = (length, batch)
-    terminated, cut, valid = rng.random(shape) < ends, rng.random(shape) < ends, rng.random(shape) >= ends
-    unroll = {
-        "log_rhos": spread * rng.normal(size=shape),
-        "rewards": rng.normal(size=shape),
-        "discounts": np.where(terminated, 0.0, rng.uniform(0.8, 1.0, shape)),
-        "values": rng.normal(size=shape),
-        "bootstrap_value": rng.normal(size=batch),
-        "valid": valid,
-        "cut": cut,
-        "cut_values": np.where(cut, rng.normal(size=shape), np.nan),
-    }
-    for name in ("log_rhos", "rewards", "discounts"):
-        unroll[name] = np.where(valid, unroll[name], np.nan)
-    return {name: torch.from_numpy(value) for name, value in unroll.items()}
-
-
-def minimum(clip: float | None, rho: float) -> float:
-    return rho if clip is None else min(clip, rho)
 
 
 def oracle(u: Unroll, clip_rho: float | None, clip_c: float | None, clip_pg_rho: float | None, lambda_: float) -> Any:
@@ -75,23 +43,6 @@ def oracle(u: Unroll, clip_rho: float | None, clip_c: float | None, clip_pg_rho:
     return torch.from_numpy(vs), torch.from_numpy(advantages)
 
 
-def differs(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return not torch.allclose(left, right, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("lambda_", LAMBDAS)
-@pytest.mark.parametrize(("clip_rho", "clip_c", "clip_pg_rho"), list(itertools.product(CLIPS, CLIPS, CLIPS)))
-def test_is_the_papers_sum(
-    clip_rho: float | None, clip_c: float | None, clip_pg_rho: float | None, lambda_: float
-) -> None:
-    unroll = an_unroll(9, 4, seed=1)
-    options = {"clip_rho": clip_rho, "clip_c": clip_c, "clip_pg_rho": clip_pg_rho, "lambda_": lambda_}
-    vs, advantages = vtrace(**unroll, **options)[:2]
-    expected_vs, expected_advantages = oracle(unroll, **options)
-    torch.testing.assert_close(vs, expected_vs, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(advantages, expected_advantages, rtol=1e-10, atol=1e-10)
-
-
 @given(
     length=st.integers(1, 12),
     batch=st.integers(1, 4),
@@ -113,100 +64,10 @@ def test_is_the_papers_sum_for_any_unroll(
         torch.testing.assert_close(narrow, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("option", "mistaken"),
-    [
-        pytest.param("clip_c", "clip_rho", id="one clip for the value and the trace"),
-        pytest.param("clip_pg_rho", "clip_rho", id="one clip for the value and the policy gradient"),
-        pytest.param("clip_pg_rho", None, id="a policy-gradient clip that is never used"),
-        pytest.param("clip_c", 1.0, id="a trace clip fixed at one"),
-    ],
-)
-def test_each_clip_acts_on_its_own_term(option: str, mistaken: str | float | None) -> None:
-    unroll = an_unroll(9, 4, seed=2)
-    options: Unroll = {"clip_rho": 2.0, "clip_c": 0.7, "clip_pg_rho": 1.3, "lambda_": 1.0}
-    broken = options | {option: options[mistaken] if isinstance(mistaken, str) else mistaken}
-    right, wrong = oracle(unroll, **options), oracle(unroll, **broken)
-    changed = 1 if option == "clip_pg_rho" else 0
-    assert differs(right[changed], wrong[changed])
-    if option == "clip_pg_rho":
-        assert torch.equal(right[0], wrong[0])
-    torch.testing.assert_close(tuple(vtrace(**unroll, **options))[:2], right)
-
-
-def test_a_truncation_bootstraps_from_its_final_observation() -> None:
-    """Against common mistakes: bootstrapping from the next episode's first row, and treating it as a termination."""
-    unroll = an_unroll(9, 4, seed=3)
-    options: Unroll = {"clip_rho": 1.0, "clip_c": 1.0, "clip_pg_rho": 1.0, "lambda_": 0.95}
-    right = vtrace(**unroll, **options)
-    next_episode = unroll | {"cut": torch.zeros_like(unroll["cut"])}
-    terminated = unroll | {"discounts": unroll["discounts"].masked_fill(unroll["cut"], 0.0)}
-    through = unroll | {"cut_values": torch.cat((unroll["values"][1:], unroll["bootstrap_value"][None]))}
-    for broken in (next_episode, terminated, through):
-        wrong = vtrace(**broken, **options)
-        assert differs(right.vs, wrong.vs)
-        assert differs(right.pg_advantages, wrong.pg_advantages)
-
-
-def test_the_policy_gradient_bootstraps_from_the_corrected_value_at_any_lambda() -> None:
-    unroll = an_unroll(9, 4, seed=4, ends=0.0)
-    vs, advantages = vtrace(**unroll, lambda_=0.5)[:2]
-    after_values = torch.cat((unroll["values"][1:], unroll["bootstrap_value"][None]))
-    after_vs = torch.cat((vs[1:], unroll["bootstrap_value"][None]))
-    rho = unroll["log_rhos"].exp().clamp(max=1.0)
-
-    def advantage(after: torch.Tensor) -> torch.Tensor:
-        return rho * (unroll["rewards"] + unroll["discounts"] * after - unroll["values"])
-
-    torch.testing.assert_close(advantages, advantage(after_vs))
-    assert differs(advantages, advantage(after_values))
-    assert differs(advantages, advantage(0.5 * after_vs + 0.5 * after_values))
-
-
-def test_junk_rows_change_nothing_whatever_they_hold() -> None:
-    unroll = an_unroll(9, 4, seed=5)
-    junk = ~unroll["valid"]
-    assert junk.any()
-    filled = {n: torch.where(junk, 1e6, unroll[n]) for n in ("log_rhos", "rewards", "discounts")}
-    left, right = vtrace(**unroll), vtrace(**unroll | filled)
-    assert torch.equal(left.vs, right.vs)
-    assert torch.equal(left.pg_advantages, right.pg_advantages)
-    assert torch.equal(left.vs[junk], unroll["values"][junk])
-    assert (left.pg_advantages[junk] == 0).all()
-    believed = vtrace(**unroll | filled | {"valid": None})
-    assert differs(left.vs, believed.vs)
-
-
 @given(seed=st.integers(0, 2**31), length=st.integers(1, 15))
 def test_on_policy_it_is_the_monte_carlo_return(seed: int, length: int) -> None:
-    """Returns are summed forwards along each episode; weights are one, so no clip at or above one matters."""
-    rng = np.random.default_rng(seed)
-    rewards, values = rng.normal(size=(2, length))
-    ends = rng.random(length) < 0.3
-    truncated = ends & (rng.random(length) < 0.5)
-    cut_values, bootstrap, discount = rng.normal(size=length), rng.normal(), 0.9
-    expected = np.empty(length)
-    for s in range(length):
-        total, factor = 0.0, 1.0
-        for t in range(s, length):
-            total, factor = total + factor * rewards[t], factor * discount
-            if ends[t]:
-                total += factor * cut_values[t] * truncated[t]
-                break
-        else:
-            total += factor * bootstrap
-        expected[s] = total
-    column = {
-        "log_rhos": np.zeros(length),
-        "rewards": rewards,
-        "discounts": np.where(ends & ~truncated, 0.0, discount),
-        "values": values,
-        "cut": truncated,
-        "cut_values": cut_values,
-    }
-    unroll = {name: torch.from_numpy(x)[:, None] for name, x in column.items()}
-    unroll["bootstrap_value"] = torch.tensor([bootstrap], dtype=torch.float64)
-    wanted = torch.from_numpy(expected)[:, None]
+    """Weights are one, so no clip at or above one matters."""
+    unroll, wanted = on_policy(seed, length)
     clipped = vtrace(**unroll, clip_rho=1.0, clip_c=1.0, clip_pg_rho=2.0)
     for returns in (clipped, vtrace(**unroll, clip_rho=None, clip_c=None, clip_pg_rho=None), nstep(**unroll)):
         torch.testing.assert_close(returns.vs, wanted)
@@ -232,87 +93,8 @@ def test_nstep_is_the_mixture_of_n_step_returns_and_ignores_the_weights(lambda_:
     assert differs(returns.vs, vtrace(**unroll, lambda_=lambda_).vs)
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_known_returns_of_a_real_environment(mode: AutoresetMode) -> None:
-    """CartPole pays 1 a step: undiscounted, V ≡ 100 and cut after 12 steps, v is the steps left, plus 100 if cut."""
-    length, batch, limit, value = 60, 4, 12, 100.0
-    envs = SyncVectorEnv([lambda: gym.make("CartPole-v1", max_episode_steps=limit)] * batch, autoreset_mode=mode)
-    envs.reset(seed=3)
-    rng = np.random.default_rng(0)
-    rows, junk = [], np.zeros(batch, bool)
-    for _ in range(length):
-        _, reward, terminated, truncated, _ = envs.step(rng.integers(0, 2, batch))
-        rows.append((reward, terminated, truncated, ~junk))
-        junk = (terminated | truncated) & (mode == AutoresetMode.NEXT_STEP)
-    envs.close()
-    reward, terminated, truncated, valid = (np.array(column) for column in zip(*rows, strict=True))
-    assert terminated.any()
-    assert (truncated & ~terminated).any()
-    expected = np.full((length, batch), value)
-    for b, s in itertools.product(range(batch), range(length)):
-        if valid[s, b]:
-            ends = np.flatnonzero((terminated | truncated)[s:, b])
-            steps = ends[0] + 1 if len(ends) else length - s
-            alive = not len(ends) or not terminated[s + ends[0], b]
-            expected[s, b] = steps + value * alive
-    ones = torch.ones(length, batch, dtype=torch.float64)
-    unroll: Unroll = {
-        "log_rhos": 0 * ones,
-        "rewards": torch.from_numpy(reward),
-        "discounts": torch.from_numpy(1.0 - terminated),
-        "values": value * ones,
-        "bootstrap_value": value * ones[0],
-        "valid": torch.from_numpy(valid),
-        "cut": torch.from_numpy(truncated),
-        "cut_values": value * ones,
-    }
-    torch.testing.assert_close(vtrace(**unroll).vs, torch.from_numpy(expected))
-    unmarked = unroll | ({"valid": None} if mode == AutoresetMode.NEXT_STEP else {"cut": None, "cut_values": None})
-    assert differs(vtrace(**unmarked).vs, torch.from_numpy(expected))
-
-
 def test_infinite_log_weights_are_clipped() -> None:
     unroll = an_unroll(5, 2, seed=7, ends=0.0)
     unroll["log_rhos"][1, 0], unroll["log_rhos"][2, 1] = float("inf"), -float("inf")
     bounded = unroll | {"log_rhos": unroll["log_rhos"].clamp(-800.0, 700.0)}
     torch.testing.assert_close(vtrace(**unroll), vtrace(**bounded))
-
-
-@pytest.mark.parametrize(
-    "correct", [partial(vtrace, clip_rho=None, clip_pg_rho=None), retrace], ids=["vtrace", "retrace"]
-)
-@pytest.mark.parametrize("log_rho", [60.0, 100.0, math.inf])
-def test_unclipped_weights_of_any_size_stay_in_their_episode(correct: Corrector, log_rho: float) -> None:
-    """Rows 3 to 5 of one environment are an episode whose weights overflow; targets elsewhere are as without it."""
-    unroll = {n: t.float() if t.is_floating_point() else t for n, t in an_unroll(9, 2, seed=7, ends=0.0).items()}
-    unroll["discounts"][2, 0] = unroll["discounts"][5, 0] = 0.0
-    if correct is retrace:
-        unroll["q_taken"] = unroll["values"] + 0.5
-    wild = unroll | {"log_rhos": unroll["log_rhos"].clone()}
-    wild["log_rhos"][3:6, 0] = log_rho
-    found, expected = correct(**wild, clip_c=None)[0], correct(**unroll, clip_c=None)[0]
-    assert found.isfinite().all()
-    found[3:6, 0] = expected[3:6, 0] = 0.0
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("correct", [vtrace, retrace], ids=["vtrace", "retrace"])
-def test_the_value_of_a_reset_row_reaches_no_other_row(correct: Corrector) -> None:
-    unroll = an_unroll(9, 4, seed=3)
-    junk, before = ~unroll["valid"], torch.zeros(9, 4, dtype=torch.bool)
-    before[:-1] = junk[1:]
-    unroll["discounts"] = torch.where(before & ~junk, 0.0, unroll["discounts"])  # every junk row follows a termination
-    unroll["cut"] &= ~before
-    if correct is retrace:
-        unroll["q_taken"] = unroll["values"] + 0.5
-    filled = {n: torch.where(junk, math.nan, t) for n, t in unroll.items() if n in {"values", "q_taken"}}
-    for found, expected in zip(correct(**unroll | filled), correct(**unroll), strict=True):
-        assert torch.equal(found[~junk], expected[~junk]) and found[~junk].isfinite().all()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA GPU and a CUDA build of torch")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cuda_agrees_with_the_cpu(dtype: torch.dtype) -> None:
-    unroll = {n: t.to(dtype) if t.is_floating_point() else t for n, t in an_unroll(80, 16, seed=8).items()}
-    on_device = vtrace(**{name: tensor.cuda() for name, tensor in unroll.items()}, lambda_=0.95)
-    torch.testing.assert_close([x.cpu() for x in on_device], list(vtrace(**unroll, lambda_=0.95)))

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,20 +107,25 @@ class RaisesInNinthReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return super().reset(**options)
 
 
-class NanReward(_Before):
-    """Pays NaN from some step on."""
+class _Nan(_Before):
+    """A part of what a step gives is NaN in some steps: 0 is the observation, 1 the reward."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], part: int, when: Callable[[int], bool]) -> None:
+        super().__init__(env)
+        self._part, self._when = part, when
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, float("nan") if self.steps > FIRST_TROUBLE else reward, terminated, truncated, info
+        given = list(super().step(action))
+        given[self._part] = given[self._part] * (float("nan") if self._when(self.steps) else 1)
+        return tuple(given)  # type: ignore[return-value]
 
 
-class NanObservation(_Before):
-    """Shows NaN from some step on."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, *rest = super().step(action)
-        return observation * (float("nan") if self.steps > FIRST_TROUBLE else 1), *rest  # type: ignore[return-value]
+NanReward = partial(_Nan, part=1, when=lambda steps: steps > FIRST_TROUBLE)
+"""Pays NaN from some step on."""
+NanObservation = partial(_Nan, part=0, when=lambda steps: steps > FIRST_TROUBLE)
+"""Shows NaN from some step on."""
+OneNanObservation = partial(_Nan, part=0, when=lambda steps: steps == FIRST_TROUBLE)
+"""Shows NaN in one step."""
 
 
 class NanPart(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -129,14 +135,6 @@ class NanPart(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = super().step(action)
         observation["goal"]["noise"][1] = float("nan")
         return observation, reward, terminated, truncated, info
-
-
-class OneNanObservation(_Before):
-    """Shows NaN in one step."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, *rest = super().step(action)
-        return observation * (float("nan") if self.steps == FIRST_TROUBLE else 1), *rest  # type: ignore[return-value]
 
 
 def _hang() -> None:
@@ -158,8 +156,6 @@ def _fail_on_two_ranks() -> None:
         _hang()
 
 
-Crash = late(lambda: _raise() if rank() == SLOW_RANK else None)
-"""Raises in the last of two actors, after some steps."""
 TroubleForTwo = late(_fail_on_two_ranks)
 """Of three actors the second one's process ends, and the third one's hangs, before an unroll is whole."""
 Slow = before(lambda steps: time.sleep(SLOW_S) if rank() == SLOW_RANK else None)
@@ -369,7 +365,16 @@ class HangsInTheMaking(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        time.sleep(3600)
+        _hang()
+
+
+class Speechless(HangsInTheMaking):
+    """Is never made in one actor, and cannot be made in others."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        if rank() != SLOW_RANK:
+            raise ValueError("the simulator is out of order")
+        super().__init__(env)
 
 
 class NeverEnds(gymnasium.Wrapper[Any, Any, Any, Any]):

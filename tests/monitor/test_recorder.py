@@ -200,7 +200,6 @@ def test_lines_survive_a_kill(tmp_path: Path) -> None:
             step += 1
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         seen = -1
         while seen < 200:
             seen = int(process.stdout.readline())
@@ -255,16 +254,10 @@ def test_bad_use_is_refused(tmp_path: Path) -> None:
     ("metric", "tag"),
     [
         ("return_mean", "returns/mean"),
-        ("length_mean", "returns/length_mean"),
-        ("evaluation_return", "returns/evaluation_return"),
         ("loss", "losses/total"),
         ("policy_loss", "losses/policy"),
-        ("entropy", "losses/entropy"),
         ("env_steps_per_s", "speed/env_steps_per_s"),
-        ("learner_backward_share", "speed/learner_backward_share"),
         ("lag_max", "mismatch/lag_max"),
-        ("compression_kl/int8", "mismatch/compression_kl/int8"),
-        ("total_ess", "mismatch/total_ess"),
         ("publish_kl/prune(0.5)+int8", "compression/publish_kl/prune(0.5)+int8"),
         ("learning_rate", "training/learning_rate"),
     ],
@@ -283,25 +276,6 @@ def test_training_continues_when_events_cannot_be_written(tmp_path: Path, caplog
     first, second = [record.message for record in caplog.records]
     assert "metrics.jsonl: No such file or directory; the run goes on without these lines" in first
     assert second.startswith("TensorBoard events are no longer written")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
-def test_a_full_disk_is_told_once_and_costs_the_lines_that_do_not_fit(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.symlink_to("/dev/full")
-    with Recorder(tmp_path, tensorboard=False) as recorder:
-        recorder.record(1, {"x": 1.0})
-        recorder.record(2, {"x": 1.0})
-        path.unlink()
-        recorder.record(3, {"x": 1.0})
-        recorder.record(4, {"x": 1.0})
-    assert [record["env_steps"] for record in read_metrics(path)] == [3, 4]
-    assert [record.message.partition("metrics.jsonl")[2] for record in caplog.records] == [
-        ": No space left on device; the run goes on without these lines",
-        " is written again; 2 lines are missing",
-    ]
 
 
 _LIMITED = """

@@ -15,11 +15,6 @@ from accel.supervision.supervised import FIRST_RESTARTS
 from tests.environments.troubled import DIARY, order_failure
 from tests.mpi.training_runs import ENDLESS, TrainingRun
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
-]
-
 TROUBLED = "tests.environments.troubled:"
 AFTER_S = 100.0  # From the end of training to the end of its last process, on a busy machine.
 
@@ -66,7 +61,7 @@ def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(launch
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", [pytest.param("mpirun", marks=pytest.mark.long), "local"])
+@pytest.mark.parametrize("launcher", ["mpirun", "local"])
 def test_an_actor_that_keeps_failing_is_given_up_and_the_run_ends_with_a_checkpoint(
     launcher: str, tmp_path: Path
 ) -> None:
@@ -106,6 +101,7 @@ def test_environments_that_always_fail_end_the_run_soon(
         assert job.output.count("Traceback") <= 2, job.output
 
 
+@pytest.mark.long
 def test_the_time_limit_is_kept_whatever_the_environments_do(tmp_path: Path) -> None:
     """It counts from the start of training on; a learner starts then, and an actor that hangs is not waited for."""
     words = ("--actors", "1", *ENDLESS, "--wrapper", f"{TROUBLED}Hangs", "--actor-timeout-s", "600")
@@ -119,7 +115,7 @@ def test_the_time_limit_is_kept_whatever_the_environments_do(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("local", marks=pytest.mark.long)])
+@pytest.mark.parametrize("launcher", ["mpirun", "local"])
 def test_environments_that_are_never_made_end_the_job(launcher: str, tmp_path: Path) -> None:
     words = ("--actors", "1", *ENDLESS, "--wrapper", f"{TROUBLED}HangsInTheMaking", "--peer-timeout-s", "15")
     with TrainingRun(tmp_path, *words, launcher=launcher) as job:
@@ -131,8 +127,10 @@ def test_environments_that_are_never_made_end_the_job(launcher: str, tmp_path: P
         assert job.leaves_no_rank(list(job.known))
 
 
-def test_a_stopped_process_is_replaced_and_a_silent_rank_killed_and_the_others_go_on(tmp_path: Path) -> None:
-    words = ("--actors", "3", *ENDLESS, "--batch-unrolls", "1")
+def test_a_stopped_process_is_replaced_a_silent_rank_killed_and_one_that_does_not_stop_keeps_nobody(
+    tmp_path: Path,
+) -> None:
+    words = ("--actors", "3", *ENDLESS, "--batch-unrolls", "1", "--peer-timeout-s", "15")
     with TrainingRun(tmp_path, *words) as job:
         ranks, children = job.wait_for_records(2), job.children()
         os.kill(children[2], signal.SIGSTOP)
@@ -141,8 +139,11 @@ def test_a_stopped_process_is_replaced_and_a_silent_rank_killed_and_the_others_g
         job.wait_for(lambda: "actor 2 gives no sign of life; " in job.output, "telling of the rank")
         assert job.leaves_no_rank([children[2], ranks[3], children[3]])
         job.wait_for(lambda: restarts(job) == 1 and job.records()[-1]["actors_alive"] == 2, "replacing the process")
+        os.kill(ranks[1], signal.SIGSTOP)
         job.stop()
         assert job.summary().dead_actors == 1 and job.summary().reason == "stopped on request"
+        assert "1 actors died" in job.output and "actors [0] did not stop within 15 s" in job.output
+        assert job.leaves_no_rank(list(ranks.values()))
 
 
 @pytest.mark.long

@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.test_learners import resume_alone
-from tests.mpi.training_runs import ENDLESS, LEARNING_LIMIT_S, TrainingRun
+from tests.mpi.training_runs import ENDLESS, LEARNING_LIMIT_S, TrainingRun, resume_here
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
-]
 SEED = ("--algorithm", "seed", "--compressor", "int8", "--actors", "2")
 UNTIL_STOPPED = (*ENDLESS, "--checkpoint-interval-s", "0.2")
 INFERENCE, LAST = 1, 3
@@ -31,14 +26,6 @@ def test_actors_that_only_step_environments_learn(algorithm: str, tmp_path: Path
         summary = job.summary()
         assert summary.return_mean is not None and summary.return_mean >= 100.0, job.output
         assert job.mostly_acted_with("int8") and summary.actors == 2 and summary.dead_actors == 0
-
-
-@pytest.mark.long
-def test_a_recurrent_q_network_acts_centrally_with_the_state_that_its_actors_keep(tmp_path: Path) -> None:
-    words = ("--algorithm", "r2d2", "--inference", "central", "--network", "mlp:16x1+lstm:8", "--actors", "2")
-    with TrainingRun(tmp_path, *words, "--total-env-steps", "4000", ranks=4) as job:
-        assert job.finish() == 0, job.output
-        assert job.summary().updates > 0 and job.summary().env_steps >= 4000
 
 
 @pytest.mark.long
@@ -65,7 +52,7 @@ def test_a_killed_inference_rank_ends_the_job_which_goes_on_from_its_checkpoint(
         assert "the inference rank is gone" in job.output and "Traceback" not in job.output, job.output
         assert job.checkpoints()[-1] >= steps, "what was learned last is kept"
         assert job.leaves_no_rank(list(ranks.values()))
-    assert resume_alone(tmp_path / "run").env_steps > 3000
+    assert resume_here(job.path).env_steps > 3000
 
 
 @pytest.mark.long

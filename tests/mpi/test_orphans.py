@@ -16,11 +16,6 @@ from accel.runs.directory import RunDirectory
 from accel.supervision.processes import descendants, is_running
 from tests.mpi.training_runs import ENDLESS, TrainingRun
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
-]
-
 WORDS = (*ENDLESS, "--batch-unrolls", "1", "--checkpoint-interval-s", "0.2")
 SIMULATOR = ("--wrapper", "tests.environments.troubled:Simulator", "--envs-per-actor", "1")
 # Ends when it is killed, and with it a terminal in which the rest of its arguments run.
@@ -78,25 +73,6 @@ def test_whatever_dies_nothing_is_left(launcher_name: str, victim: str, tmp_path
         assert job.finish() != 0
         with RunDirectory.open(job.path, read_only=True) as run:
             assert run.load_checkpoint().env_steps > 0
-
-
-@pytest.mark.long
-def test_what_environments_have_started_ends_with_their_actor(tmp_path: Path) -> None:
-    """Whether its process ends, and is replaced, or its rank is killed."""
-    with TrainingRun(tmp_path, "--actors", "2", *WORDS, *SIMULATOR) as job:
-        ranks = job.wait_for_records(1)
-        child = job.children()[1]
-        replaced, lost = simulators(child), simulators(ranks[2])
-        assert len(replaced) == len(lost) == 2
-        job.processes()
-        os.kill(child, signal.SIGKILL)
-        os.kill(ranks[2], signal.SIGKILL)
-        assert job.leaves_no_rank([*replaced, *lost])
-        job.wait_for(lambda: job.records()[-1]["actor_restarts"] == 1, "replacing the actor")
-        everything = job.processes()
-        assert len(simulators(ranks[1])) == 2
-        job.stop()
-        assert job.leaves_no_rank(everything)
 
 
 @pytest.mark.long

@@ -14,13 +14,16 @@ import pytest
 from accel.runs.summary import Summary
 from tests.contracts.ranks import ROOT, need_mpirun
 
-pytestmark = [pytest.mark.mpi, pytest.mark.learning]
+pytestmark = pytest.mark.learning
 
 
-def test_the_example_runs_as_it_stands(tmp_path: Path) -> None:
+@pytest.mark.parametrize("env_steps", ["5_000", pytest.param("100_000", marks=pytest.mark.long)])
+def test_the_example_runs(env_steps: str, tmp_path: Path) -> None:
+    """As it stands, or with fewer steps."""
     need_mpirun()
     (example,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "example.py").write_text(example)
+    assert "100_000" in example
+    (tmp_path / "example.py").write_text(example.replace("100_000", env_steps))
     done = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200,
@@ -32,4 +35,4 @@ def test_the_example_runs_as_it_stands(tmp_path: Path) -> None:
     assert math.isclose(return_mean, summary.return_mean or math.nan)
     assert math.isclose(env_steps_per_s, summary.env_steps_per_s)
     assert summary.finished and summary.env == "CartPole-v1"
-    assert return_mean > 300  # It learns: a policy at random has 20.
+    assert return_mean > 300 or env_steps == "5_000"  # It learns: a policy at random has 20.

@@ -5,7 +5,6 @@ See ``scripts/slurm_node``, which installs and starts them.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -20,13 +19,13 @@ import pytest
 from accel.runs.summary import Summary
 from tests.contracts.ranks import ROOT
 from tests.mpi.test_ports import listening, open_to_others
+from tests.mpi.training_runs import checkpoints_of, records_of
 
 NODE = str(ROOT / "scripts" / "slurm_node")
 SCRIPTS = ROOT / "scripts" / "slurm"
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
 LIMIT_S = 240.0
 NEEDS_SLURM = [
-    pytest.mark.mpi,
     pytest.mark.long,
     pytest.mark.skipif(
         os.geteuid() != 0 or any(shutil.which(program) is None for program in PROGRAMS),
@@ -92,9 +91,7 @@ class Submitted:
         return file.read_text() if file.exists() else ""
 
     def records(self) -> list[dict[str, Any]]:
-        file = self.run / "metrics.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return records_of(self.run)
 
     def is_over(self) -> bool:
         return not _said([*self._prefix, "squeue", "--noheader", "--jobs", self.number])
@@ -116,11 +113,7 @@ class Submitted:
         self.wait_for(self.is_over, "the end")
         summary = Summary.read(self.run)
         assert summary.reason.startswith("stopped") and summary.env_steps >= env_steps, self.log
-        assert self.saved() == summary.env_steps
-
-    def saved(self) -> int:
-        """Environment steps of the newest checkpoint."""
-        return max(int(path.stem.partition("-")[2]) for path in (self.run / "checkpoints").glob("step-*.safetensors"))
+        assert checkpoints_of(self.run)[-1] == summary.env_steps
 
 
 def _said(command: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.contracts.ranks import ROOT, need_mpirun
 from tests.mpi.test_slurm import ENDLESS, NEEDS_SLURM, NODE, SCRIPTS, Submitted
+from tests.mpi.training_runs import checkpoints_of
 from tests.mpi.two_nodes import SCRIPT, Nodes, NoNodesError
 
 pytestmark = NEEDS_SLURM
@@ -44,16 +45,7 @@ def test_a_cancelled_job_over_two_nodes_keeps_its_work(nodes: Nodes, tmp_path: P
     enough on a machine that is not overloaded."""
     learner, actors = ("--partition=gpu", "--cpus-per-task=2"), ("--partition=cpu", "--nodes=1", "--ntasks-per-node=2")
     words = (*learner, ":", *actors, str(SCRIPTS / "mpirun.sbatch"), *ENDLESS)
-    more = (
-        "--log-interval-s",
-        "0.2",
-        "--checkpoint-interval-s",
-        "1000",
-        "--envs-per-actor",
-        "2",
-        "--unroll-length",
-        "64",
-    )
+    more = "--log-interval-s 0.2 --checkpoint-interval-s 1000 --envs-per-actor 2 --unroll-length 64".split()
     prefix = (SCRIPT, "run", str(nodes.directory), "a")
     with Submitted(tmp_path / "job", *words, *more, prefix=prefix) as job:
         job.train()
@@ -62,4 +54,4 @@ def test_a_cancelled_job_over_two_nodes_keeps_its_work(nodes: Nodes, tmp_path: P
         job.cancel()
         job.wait_for(job.is_over, "the end")
         assert nodes.is_quiet("a") and nodes.is_quiet("b")
-        assert job.saved() >= job.records()[-1]["env_steps"] > 0, job.log
+        assert checkpoints_of(job.run)[-1] >= job.records()[-1]["env_steps"] > 0, job.log

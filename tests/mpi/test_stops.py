@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,8 @@ from accel.launch.outcome import EXIT_STOPPED
 from accel.runs.directory import RunDirectory
 from tests.environments.long_updates import ENDLESS_UPDATE, UPDATING
 from tests.mpi.training_runs import ENDLESS, LIMIT_S, TrainingRun
+from tests.waiting import until
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
-]
 SMALL, LARGE = (("--network", f"tests.environments.long_updates:{size}") for size in ("small", "large"))
 
 
@@ -38,14 +35,13 @@ def in_an_update(results_dir: Path, *words: str, ranks: int | None = None, launc
 
 def kept_env_steps(path: Path) -> int:
     """Environment steps of the newest checkpoint, once no process writes to the run any longer."""
-    until_s = time.monotonic() + LIMIT_S
-    while True:
-        try:
-            with RunDirectory.open(path) as run:
-                return run.load_checkpoint().env_steps
-        except RunDirectoryError:
-            assert time.monotonic() < until_s, "the run's directory is still in use"
-            time.sleep(0.1)
+
+    def found() -> int:
+        with suppress(RunDirectoryError), RunDirectory.open(path) as run:
+            return run.load_checkpoint().env_steps
+        return 0
+
+    return until(found, LIMIT_S)
 
 
 @pytest.mark.few(1)

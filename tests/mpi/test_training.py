@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -14,16 +13,10 @@ import pytest
 import accel
 from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
-from accel.config.files import load_toml
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 from tests.environments.troubled import DIARY, SLOW_RANK, steps_taken
-from tests.mpi.training_runs import ENDLESS, TrainingRun
-
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
-]
+from tests.mpi.training_runs import ENDLESS, TrainingRun, records_of, resume_here
 
 TROUBLED = "tests.environments.troubled:"
 ROWS = 8 * 16  # of one unroll
@@ -32,13 +25,6 @@ AHEAD = 5  # unrolls: more than an actor could be ahead of another one if it had
 
 def checkpoint(run: Path) -> CheckpointState:
     return RunDirectory.open(run, read_only=True).load_checkpoint()
-
-
-def resume_here(run: Path, more_env_steps: int = 3000) -> accel.Summary:
-    """Go on with a run in this process; cheaper than a job, and the same code."""
-    config = TrainConfig.create(**load_toml(run / "config.toml"))
-    total = checkpoint(run).env_steps + more_env_steps
-    return accel.train(config.replace(actors=0, total_env_steps=total, name="run"), resume=run)
 
 
 def leave_behind(taken: dict[int, int]) -> bool:
@@ -82,10 +68,10 @@ def test_three_actors_of_unequal_speed(tmp_path: Path) -> None:
             assert text in job.output, text
 
 
-def test_stalled_learner_then_sigterm_then_resume_then_sigint(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_stalled_learner_then_sigint(tmp_path: Path) -> None:
     words = ("--actors", "2", *ENDLESS, "--wrapper", f"{TROUBLED}Diary", "--unrolls-in-flight", "2")
-    environment = {DIARY: str(tmp_path)}
-    with TrainingRun(tmp_path, *words, environment=environment) as job:
+    with TrainingRun(tmp_path, *words, environment={DIARY: str(tmp_path)}) as job:
         ranks = job.wait_for_records(3)
         os.kill(ranks[0], signal.SIGSTOP)
         before = steps_taken(tmp_path)
@@ -101,24 +87,10 @@ def test_stalled_learner_then_sigterm_then_resume_then_sigint(tmp_path: Path) ->
         os.kill(ranks[0], signal.SIGCONT)
         job.wait_for_records(2)
         job.wait_for(lambda: all(steps_taken(tmp_path)[rank] > stall[rank] for rank in (1, 2)), "both going on")
-        # One at a time: the run's directory is taken.
-        with TrainingRun(tmp_path, "--actors", "1") as second:
-            assert second.finish() != 0
-            assert "exists already" in second.output and "--resume" in second.output
-        job.stop()
+        job.stop(signal.SIGINT)
         assert job.leaves_no_rank(list(ranks.values()))
-        first = job.summary()
-        assert "stopped on request" in first.reason and job.checkpoints()[-1] == first.env_steps
-    with TrainingRun(tmp_path, "--resume", str(job.path), "--actors", "1", environment=environment) as again:
-        ranks = again.wait_for_records(2)
-        assert len(ranks) == 2
-        again.wait_for(lambda: again.records()[-1]["updates"] > first.updates, "learning on")
-        again.stop(signal.SIGINT)
-        assert f"going on at {first.env_steps} environment steps" in again.output
-        second_part, steps = again.summary(), [record["env_steps"] for record in again.records()]
-        assert second_part.env_steps > first.env_steps and second_part.updates > first.updates
-        assert second_part.episodes >= first.episodes and second_part.actors == 1
-        assert steps == sorted(steps) and first.env_steps in steps
+        summary = job.summary()
+        assert "stopped on request" in summary.reason and job.checkpoints()[-1] == summary.env_steps
 
 
 @pytest.mark.parametrize("algorithm", ["impala", pytest.param("a2c", marks=pytest.mark.long)])
@@ -143,6 +115,7 @@ def test_killed_actor_then_killed_learner(algorithm: str, tmp_path: Path) -> Non
     assert summary.env_steps >= left + 3000 and steps == sorted(steps)
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_written_when_there_is_something_new(tmp_path: Path) -> None:
     """There is no unroll."""
     words = (*ENDLESS, "--actors", "1", "--wrapper", f"{TROUBLED}HangsAtOnce", "--actor-timeout-s", "600")
@@ -166,34 +139,6 @@ def test_without_fault_tolerance_a_dead_actor_ends_the_job_with_a_checkpoint(tmp
     assert resume_here(job.path).env_steps >= left + 3000
 
 
-def test_a_dead_actor_and_one_that_answers_no_more_keep_nobody(tmp_path: Path) -> None:
-    words = ("--actors", "3", *ENDLESS, "--peer-timeout-s", "30", "--batch-unrolls", "1")
-    with TrainingRun(tmp_path, *words) as job:
-        ranks = job.wait_for_records(1)
-        os.kill(ranks[1], signal.SIGKILL)
-        job.wait_for(lambda: job.records()[-1]["actors_alive"] == 2, "noticing the dead actor")
-        os.kill(ranks[2], signal.SIGSTOP)
-        job.stop()
-        summary = job.summary()
-        assert summary.dead_actors == 1 and summary.reason == "stopped on request"
-        assert "1 actors died" in job.output and "actors [1] did not stop within 30 s" in job.output
-        assert job.leaves_no_rank(list(ranks.values()))
-
-
-def test_broken_environments_in_one_actor_are_told_and_made_anew(tmp_path: Path) -> None:
-    words = ("--actors", "2", *ENDLESS, "--wrapper", f"{TROUBLED}Crash", "--compressor", "fp32")
-    with TrainingRun(tmp_path, *words) as job:
-        job.wait_for_records(1)
-        job.wait_for(lambda: job.records()[-1]["environment_restarts"] > 8, "making environments anew")
-        job.wait_for_records(2)
-        job.stop()
-        # Any of its environments may be among the first to break.
-        told = r"actor 1: environment \d raised ValueError: the simulator broke; it is made anew"
-        assert re.search(told, job.output), job.output
-        assert "troubled.py" in job.output, "where it broke"
-        assert job.summary().reason == "stopped on request" and job.records()[-1]["actors_alive"] == 2
-
-
 def test_ratios_are_taken_to_the_policy_that_really_acted(tmp_path: Path) -> None:
     """With a learning rate of nothing every version is the same policy: what is left of π/μ is the compression's."""
     config = TrainConfig.create(
@@ -208,27 +153,13 @@ def test_ratios_are_taken_to_the_policy_that_really_acted(tmp_path: Path) -> Non
             tensor.mul_(200.0 if "policy_head" in name else 6.0 if "network.torso" in name else 1.0)
         run.save_checkpoint(state)
     found = {}
+    still = config.replace(learning_rate=1e-30, max_publish_kl=None, envs_per_actor=32, unroll_length=32)
     for scheme in ("fp32", "int4"):
-        words = ("--resume", str(tmp_path / "run"), "--actors", "1", "--learning-rate", "1e-30", "--compressor", scheme)
-        total = checkpoint(tmp_path / "run").env_steps + 30000
-        words = (*words, "--max-publish-kl", "none", "--total-env-steps", str(total), "--network", "mlp:64x2")
-        words = (*words, "--envs-per-actor", "32", "--unroll-length", "32")
-        with TrainingRun(tmp_path, *words) as job:
-            assert job.finish() == 0, job.output
-            found[scheme] = job.records()[-1]
-            assert found[scheme]["scheme"] == scheme, job.output
+        total = checkpoint(tmp_path / "run").env_steps + 10_000
+        accel.train(still.replace(compressor=scheme, total_env_steps=total), resume=tmp_path / "run")
+        found[scheme] = records_of(tmp_path / "run")[-1]
+        assert found[scheme]["scheme"] == scheme
     exact, ruined = found["fp32"], found["int4"]
     assert abs(exact["behaviour_kl"]) < 1e-4 and abs(exact["rho_mean"] - 1) < 1e-3 and exact["rho_clipped"] < 0.005
     # a sampled mean over one batch: fifty times what is allowed of the exact one
     assert ruined["behaviour_kl"] > 0.005 and ruined["rho_clipped"] > 0.01, ruined
-
-
-def test_policies_are_played_beside_training_and_at_its_end(tmp_path: Path) -> None:
-    words = ("--actors", "1", "--total-env-steps", "3000", "--evaluate-every", "1000", "--evaluation-episodes", "3")
-    with TrainingRun(tmp_path, *words) as job:
-        assert job.finish() == 0, job.output
-        summary = job.summary().evaluation
-        assert summary is not None and summary.episodes == 3
-        assert summary.env_steps == job.summary().env_steps and summary.best_mean >= summary.mean
-        assert "evaluating the final policy" in job.output and "which is kept" in job.output
-        assert list((job.path / "best").glob("step-*.safetensors")) and (job.path / "policy" / "best.accel").is_file()

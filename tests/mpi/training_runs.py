@@ -15,7 +15,11 @@ from typing import Any, Self
 
 import pytest
 
+import accel
+from accel.config import TrainConfig
+from accel.config.files import load_toml
 from accel.launch.outcome import EXIT_STOPPED
+from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 from accel.supervision.processes import descendants, is_running
 from accel.transport.launcher import mpirun_command
@@ -42,7 +46,7 @@ class TrainingRun:
         results_dir: where its run directory goes. words: options beside the small defaults, which they override.
         ranks: start that many under an mpirun of the test's own; None: `accel train` starts mpirun itself.
         launcher: what starts the others otherwise. fault_tolerant: of the test's own mpirun.
-        environment: extra variables. prefix: of the command, which must become it.
+        environment: extra variables. prefix: of the command, which must become it. command: another way to start it.
     """
 
     def __init__(
@@ -54,7 +58,10 @@ class TrainingRun:
         fault_tolerant: bool = True,
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
+        command: Sequence[str] = (sys.executable, "-m", "accel", "train"),
     ) -> None:
+        if not Path("/proc/self/stat").exists():
+            pytest.skip("needs Linux, whose /proc tells ranks apart")
         if launcher == "mpirun":
             need_mpirun()
         self.path = results_dir / "run"
@@ -62,23 +69,12 @@ class TrainingRun:
         # What comes last counts.
         quick = () if {"--algorithm", "--preset", "--config", "--resume"} & set(words) else ("--algorithm", "impala")
         scheme = () if {"--preset", "--config", "--resume"} & set(words) else ("--compressor", "int8")
-        options = [
-            "--results-dir",
-            str(results_dir),
-            "--name",
-            "run",
-            "--launcher",
-            launcher,
-            *SMALL,
-            *quick,
-            *scheme,
-            *words,
-        ]
+        options = ["--results-dir", str(results_dir), "--name", "run", "--launcher", launcher, *SMALL, *quick, *scheme]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._log = results_dir / f"output-{time.monotonic_ns()}.txt"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [*prefix, *mpirun, sys.executable, "-m", "accel", "train", *options],
+                [*prefix, *mpirun, *command, *options, *words],
                 cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **(environment or {})},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -131,9 +127,10 @@ class TrainingRun:
                 pytest.fail(f"{what} did not happen; status {self.process.poll()}; it printed\n{self.output}")
             time.sleep(0.02)
 
-    def wait_for_ranks(self, count: int) -> None:
-        """Waits until so many ranks have been started."""
+    def wait_for_ranks(self, count: int) -> dict[int, int]:
+        """Waits until so many ranks have been started; returns their pids."""
         self.wait_for(lambda: len(self.ranks()) >= count, f"starting {count} ranks")
+        return self.ranks()
 
     def wait_for_records(self, count: int = 2) -> dict[int, int]:
         """Waits until training is under way; returns the ranks' pids."""
@@ -147,9 +144,7 @@ class TrainingRun:
 
     def records(self) -> list[dict[str, Any]]:
         """The metrics recorded until now."""
-        path = self.path / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return records_of(self.path)
 
     def mostly_acted_with(self, scheme: str) -> bool:
         """Whether that scheme was published for most of the run: validation may withhold a policy, and the last one."""
@@ -175,7 +170,7 @@ class TrainingRun:
 
     def checkpoints(self) -> list[int]:
         """Environment steps of the checkpoints on disk."""
-        return sorted(int(p.stem.partition("-")[2]) for p in (self.path / "checkpoints").glob("step-*.safetensors"))
+        return checkpoints_of(self.path)
 
     def processes(self) -> list[int]:
         """Everything that this job has started and that runs."""
@@ -187,6 +182,25 @@ class TrainingRun:
     def leaves_no_rank(self, pids: Sequence[int]) -> bool:
         """Whether every one of these processes ends within ten seconds."""
         return until(lambda: not any(map(is_running, pids)), ORPHAN_S)
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    """The metrics that a run has recorded until now."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def checkpoints_of(run: Path) -> list[int]:
+    """Environment steps of a run's checkpoints on disk."""
+    return sorted(int(path.stem.partition("-")[2]) for path in (run / "checkpoints").glob("step-*.safetensors"))
+
+
+def resume_here(run: Path, more_env_steps: int = 3000) -> Summary:
+    """Go on with a run in this process, of several learners too; cheaper than a job, and the same code."""
+    config = TrainConfig.create(**load_toml(run / "config.toml"))
+    total = RunDirectory.open(run, read_only=True).load_checkpoint().env_steps + more_env_steps
+    return accel.train(config.replace(actors=0, learners=1, total_env_steps=total, name="run"), resume=run)
 
 
 def rank_of(pid: int) -> int | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.contracts.ranks import ROOT
 from tests.mpi.training_runs import TrainingRun, is_child, rank_of
+from tests.waiting import until
 
 SCRIPT = str(ROOT / "scripts/two_nodes")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -79,7 +79,4 @@ class Nodes:
 
     def is_quiet(self, node: str) -> bool:
         """Whether every rank and launcher of a node ends within ten seconds."""
-        deadline = time.monotonic() + QUIET_S
-        while (left := self.processes(node) + self.processes(node, "prte")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return not left
+        return until(lambda: not self.processes(node) + self.processes(node, "prte"), QUIET_S)
