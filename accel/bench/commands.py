@@ -82,7 +82,7 @@ class BenchOptions(ABC):
     def measure(self, refuse: Notify) -> BenchResult:
         """Measure what the options say; ``refuse`` gets a message about each scheme that does not work here."""
 
-    def _given(self, *names: str) -> str:
+    def _flags(self, *names: str) -> str:
         """Those options that are given, as flags."""
         given = [name for name in names if getattr(self, name, None) != getattr(type(self), name, None)]
         return ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -97,12 +97,12 @@ class BenchOptions(ABC):
             ConfigError: an option is invalid, contradicts ``run`` or needs an environment.
         """
         if self.run is not None:
-            if given := self._given(*_ENVIRONMENT):
+            if given := self._flags(*_ENVIRONMENT):
                 raise ConfigError(f"--run brings its own environment and network: leave out {given}")
             return None
         env = default if self.env is None else self.env
         if env is None:
-            if given := self._given(*(name for name in _ENVIRONMENT if name != "activation")):
+            if given := self._flags(*(name for name in _ENVIRONMENT if name != "activation")):
                 raise ConfigError(f"{given}: these need an environment, give --env too")
             return None
         return TrainConfig.create(**{**{name: getattr(self, name) for name in _ENVIRONMENT}, "env": env}, **options)
@@ -159,7 +159,7 @@ class PoliciesOptions(BenchOptions, PolicySource):
 
         if self.module is None and self.policy is None:
             imported = ("weights", "rule", "policy_activation", "normaliser", "observations", "discrete")
-            if given := self._given(*imported):
+            if given := self._flags(*imported):
                 raise ConfigError(f"{given}: these are for --policy and --module, give one of them too")
             config, chosen = self.environment(default, **options), self.networks(networks)
             if self.run is None:
@@ -168,7 +168,7 @@ class PoliciesOptions(BenchOptions, PolicySource):
 
             return Policies(run=load_run(self.run, which=self.which))
         own = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
-        if given := self._given(*own):
+        if given := self._flags(*own):
             raise ConfigError(f"--policy and --module bring their own network: leave out {given}")
         values = {field.name: getattr(self, field.name) for field in fields(PolicySource)}
         policy = PolicySource(**values | {"activation": self.policy_activation}).load()

@@ -207,5 +207,5 @@ def _slice_module(whole: nn.Module, indices: Mapping[str, Mapping[int, IndexArra
         elif isinstance(layer, nn.Conv2d):
             layer.out_channels, layer.in_channels = (int(size) for size in layer.weight.shape[:2])
         elif isinstance(layer, nn.LSTM):
-            layer.input_size = layer.weight_ih_l0.shape[1]
+            layer.input_size = int(layer.get_parameter("weight_ih_l0").shape[1])
     return smaller
