@@ -301,7 +301,7 @@ class LearnerOptions(LayoutOptions):
         """The preset's configuration, None without one. Raises ConfigError: an option contradicts the preset."""
         if self.preset is None:
             return None
-        if given := self._given("run", *_ENVIRONMENT, "observation_shape", "actions"):
+        if given := self._flags("run", *_ENVIRONMENT, "observation_shape", "actions"):
             raise ConfigError(f"--preset brings its own training: leave out {given}")
         return TrainConfig.create(**load_preset(self.preset))
 
