@@ -11,7 +11,7 @@ from accel.launch.starting import initialiser
 from accel.system.signals import StopRequest
 from accel.transport.base import TransportOptions
 from accel.transport.launcher import LaunchInfo
-from accel.transport.pinning import all_cores, free_cores, pin_rank
+from accel.transport.pinning import all_cores, free_cores, pin, pin_rank
 
 if TYPE_CHECKING:
     from accel.runs.job import Job
@@ -31,8 +31,8 @@ def learn_with_local_actors(job: Job) -> Summary:
         transport = ActorProcesses(
             config.acting.actors, lambda number: command(LaunchInfo(number + 1, ranks, number + 1, "local")), options
         )
+        allowed = all_cores()
         try:
-            allowed = all_cores()
             cores = free_cores(allowed, ranks)
             if config.acting.pin_cores:
                 pin_rank(LaunchInfo(0, ranks, 0, "local"), (0, 1))
@@ -45,3 +45,4 @@ def learn_with_local_actors(job: Job) -> Summary:
             raise
         finally:
             transport.close()
+            pin(allowed)  # for what the caller of accel.train goes on with

@@ -63,9 +63,14 @@ def pin_rank(info: LaunchInfo, place: tuple[int, int] | None = None) -> tuple[in
     if not hasattr(os, "sched_setaffinity") or len(allowed) < len(shared):
         return allowed
     ranks = info.size if info.launcher == "local" else local_size(os.environ)
-    chosen = cores_for(info, ranks, allowed, place)
-    os.sched_setaffinity(0, chosen)
+    pin(chosen := cores_for(info, ranks, allowed, place))
     return chosen
+
+
+def pin(cores: Sequence[int]) -> None:
+    """Have this thread and those that it starts run on these cores; nothing where the system has no such call."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
 
 
 def shared_cores(root: Path) -> frozenset[int]:

@@ -143,7 +143,7 @@ def check_report(bundle: Bundle, format: str) -> None:
     [
         ("ort", "fp16"),
         ("openvino", "int8"),
-        ("onnx", "lowrank(0.25)+int8"),
+        ("onnx", "prune(0.5)+int8"),
         ("c", "fp32"),
     ],
 )
@@ -306,7 +306,7 @@ def test_the_command_writes_a_bundle_and_says_what_it_is_worth(
     assert "exists already" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "int8", "lowrank(0.25)+int8"])
+@pytest.mark.parametrize("scheme", ["fp32", "int8", "prune(0.5)+int8"])
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_rewritten_graphs_compute_the_same(scheme: str, recurrent: bool, cartpole: Path, pendulum: Path) -> None:
     run = load_run(pendulum if recurrent else cartpole)

@@ -32,7 +32,7 @@ def open_session(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> 
     job = Job(check_config(config))
     learner = LocalLearner(options=TransportOptions(max_held=job.config.store.held_unrolls + 1))
     local = InlineActor(LocalActor(learner, 0))
-    told = ActorConfig.of(job.config, schemes=("fp32", "int8"), restart=run.next_restart())
+    told = ActorConfig.of(job.config, schemes=("fp32", job.config.compression.compressor), restart=run.next_restart())
     learner.welcome(told.to_json())
     local.join()
     group = wait_for_actors(learner, 5.0, never)

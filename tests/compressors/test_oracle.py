@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 from torch import nn
 
-from accel.compressors.pipeline import PipelinePlan
+from accel.compressors.pipeline import Plan
 from tests.compressors.oracle import (
     assert_activations_are_the_oracles,
     assert_layer_is_the_oracles,
@@ -37,12 +37,13 @@ BY_LAYER = [
 ]
 PAIRS = [
     *((scheme, name) for scheme in WHOLE for name in CASES if name != "lstm-cell" or "prune" not in scheme),
-    *((scheme, name) for scheme in BY_LAYER for name in CHOSEN),
+    # Reductions leave the core of an LSTM whole.
+    *((scheme, name) for scheme in BY_LAYER for name in CHOSEN if name != "lstm" or scheme.startswith("int8")),
 ]
 variants = pytest.mark.parametrize("variant", ["u8s8", "reduce_range", "s8s8"])
 
 
-def _refreshed(scheme: str, name: str, variant: str, module: nn.Module) -> PipelinePlan:
+def _refreshed(scheme: str, name: str, variant: str, module: nn.Module) -> Plan:
     plan = rounded_plan(CASES[name], scheme.format(v=variant, layer=CHOSEN.get(name)), module)
     plan.refresh(module, version=1)
     return plan
@@ -73,13 +74,13 @@ def _channels(kernel: NDArray[np.float32]) -> Mapping[str, NDArray[np.generic]]:
     return {"codes": (even[::2] + 16 * even[1::2]).astype(np.uint8), "scale": scales}
 
 
-def assert_all_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> None:
+def assert_all_are_the_oracles(plan: Plan, module: nn.Module) -> None:
     """Every layer as last refreshed, each by the oracle of its own format, and every activation, pixels included."""
     encoder = plan.encoder
     found = initializers(encoder.payload.to_bytes())
     oracle = quantised_by_onnxruntime(plan, module)
     parameters = plan.begin_update(module).parameters
-    assert any(layer.bias for layer in encoder.layers)
+    assert any(layer.bias for layer in encoder.layers) or encoder.int4_layers
     for layer in encoder.layers:
         assert_layer_is_the_oracles(layer, found, oracle)
     assert_activations_are_the_oracles(encoder, found, oracle)
@@ -120,7 +121,7 @@ def test_codes_of_awkward_weights_are_the_oracles(
 def test_ranges_that_inputs_leave_keep_the_oracles_codes(name: str) -> None:
     """Later calibrations move running ranges; what is quantised then is clipped at them."""
     module = randomise(CASES[name].make(), seed=0)
-    plan = _refreshed(BY_LAYER[3], name, "s8s8", module)
+    plan = _refreshed(BY_LAYER[2], name, "s8s8", module)
     before = plan.encoder.ranges
     randomise(module, seed=5)
     plan.refresh(module, version=1)

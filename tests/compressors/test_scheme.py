@@ -79,7 +79,7 @@ REFUSED = {
         "int8(u8s8,s8s8)", "int8(u8s8,u8s8)", "int8(perchannel)", "int8(w2,w4)", "int8(w5)", "int8(x8,x8)",
         "int8(x4,x8)", "int8(x1)", "qat(x9)",
     ),
-    "": (
+    r"\S": (
         "fp16(1)", "int4(8)", "int4(32,32)", "int4(x)", "fp32(1)", "fp32+int8", "int8+int8", "int8(torso=int7)",
         "int8(torso=float,torso=int4)", "int8(=float)", "int8(torso=)", "int8(a=b=c)", "prune(torso=1)",
         "prune(torso=0)", "prune(torso=half)", "prune(torso.0=0.5,0.5,0.5)", "prune(1.5,torso=0.5)",

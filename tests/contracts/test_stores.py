@@ -333,7 +333,7 @@ def test_trajectories_are_drawn_in_proportion_to_their_priorities() -> None:
         np.testing.assert_allclose(again.weights.numpy(), expected / expected.max(), rtol=1e-5)
     shares = np.array([counts[name] for name in names]) / 4000
     np.testing.assert_allclose(shares, np.array([1, 2, 3, 6]) / 12, atol=0.03)
-    drawn = again.key.numbers % 4  # type: ignore[attr-defined]
+    drawn = again.key % 4  # type: ignore[operator]
     made.feedback(again, torch.full((4,), 0.0))
     np.testing.assert_allclose(made.tree.get(drawn), 1e-3)
 

@@ -81,10 +81,10 @@ def test_a_writer_that_ends_in_the_middle_of_a_policy_keeps_nobody(memory: NodeM
 
 def test_memory_of_another_process_with_the_same_number_is_refused(memory: NodeMemory) -> None:
     with pytest.raises(TransportError, match="not the one"):
-        NodeView(memory.place._replace(token="another"))
+        NodeView(Place(*memory.place[:3], "another"))
     file = os.memfd_create("foreign")
     with pytest.raises(TransportError, match="not the one"):
-        NodeView(memory.place._replace(file=file))
+        NodeView(Place(*memory.place[:2], file, memory.place.token))
     os.close(file)
 
 
