@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from accel.display.arguments import argument
+from accel.monitor.plain_text import without_controls
 from accel.reports.analysis import Choices
 from accel.reports.reporting import compare, report
 
@@ -79,5 +80,5 @@ def main_compare(arguments: Sequence[str]) -> int:
 
 
 def _say(written: WrittenReport) -> int:
-    print(f"{written.headline}\n{written.page}")
+    print(without_controls(f"{written.headline}\n{written.page}"))
     return 0
