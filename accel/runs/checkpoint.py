@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as deserialise
@@ -169,39 +168,21 @@ def load_checkpoint(path: Path) -> CheckpointState:
     return _parse(path, text, tensors)
 
 
-def pack_generators(**generators: np.random.Generator | torch.Generator) -> dict[str, Tree]:
-    """The states of numpy and torch generators by name, and torch's own global ones (CPU and every CUDA device)."""
+def pack_generators() -> dict[str, Tree]:
+    """The states of torch's own generators, on the CPU and on every CUDA device."""
     packed: dict[str, Tree] = {"torch_cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         packed["torch_cuda"] = list(torch.cuda.get_rng_state_all())
-    named: dict[str, Tree] = {}
-    for name, generator in generators.items():
-        if isinstance(generator, torch.Generator):
-            named[name] = generator.get_state()
-        else:
-            named[name] = cast(Tree, generator.bit_generator.state)
-    return {**packed, "named": named}
+    return packed
 
 
-def load_generators(packed: Mapping[str, Tree], **generators: np.random.Generator | torch.Generator) -> None:
+def load_generators(packed: Mapping[str, Tree]) -> None:
     """Restore packed states in place. CUDA's are skipped if the number of devices differs.
 
     Raises: CheckpointError a generator's state is missing, or of another kind.
     """
-    named = packed.get("named")
-    if not isinstance(named, Mapping) or set(named) != set(generators):
-        known = sorted(str(name) for name in named) if isinstance(named, Mapping) else []
-        raise CheckpointError(
-            f"the checkpoint holds the generators {known}, not {sorted(generators)}: resume as it was run"
-        )
     try:
         torch.set_rng_state(cast(Tensor, packed["torch_cpu"]))
-        for name, generator in generators.items():
-            state = cast(Mapping[str, Tree], named)[name]
-            if isinstance(generator, torch.Generator):
-                generator.set_state(cast(Tensor, state))
-            else:
-                generator.bit_generator.state = cast(Mapping[str, object], state)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the checkpoint's generator states do not fit: {error}") from error
     devices = packed.get("torch_cuda")
