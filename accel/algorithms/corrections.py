@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -83,6 +84,22 @@ class VTrace(Correction):
         return Corrected(returns.vs, returns.advantages, returns.pg_rhos)
 
 
+class SequenceRejection(VTrace):
+    """V-trace, without the policy gradient of unrolls whose product of ratios is outside [1/2, 2].
+
+    verl has it as ``rollout_rs = "sequence"`` with ``rollout_rs_threshold = 2``. The critic learns from all of them.
+    """
+
+    threshold = 2.0
+
+    def __call__(self, experience: OffPolicyBatch) -> Corrected:
+        """V-trace targets, and weights of zero for rejected unrolls."""
+        corrected = super().__call__(experience)
+        total = torch.where(experience.valid, experience.log_rhos, 0.0).sum(0)
+        kept = total.abs() <= math.log(self.threshold)
+        return replace(corrected, weights=corrected.weights * kept)
+
+
 class Retrace(Correction):
     """``accel.correctors.retrace``."""
 
@@ -111,7 +128,12 @@ class NStep(Correction):
         return Corrected(returns.vs, returns.advantages, returns.pg_rhos)
 
 
-CORRECTIONS: dict[str, type[Correction]] = {"vtrace": VTrace, "retrace": Retrace, "none": NStep}
+CORRECTIONS: dict[str, type[Correction]] = {
+    "vtrace": VTrace,
+    "sequence-rejection": SequenceRejection,
+    "retrace": Retrace,
+    "none": NStep,
+}
 
 
 def centre_and_weight(

@@ -129,8 +129,10 @@ class ImpalaConfig(ActorCriticConfig):
     """IMPALA: policy gradient and critic on corrected targets, each batch once."""
 
     algorithm: Literal["impala"] = "impala"
-    corrector: Literal["vtrace", "retrace", "none"] = Field(
-        "vtrace", description="off-policy correction; retrace takes a critic of action values"
+    corrector: Literal["vtrace", "sequence-rejection", "retrace", "none"] = Field(
+        "vtrace",
+        description="off-policy correction; sequence-rejection: V-trace, and no policy gradient from unrolls whose "
+        "product of ratios is outside [1/2, 2]; retrace takes a critic of action values",
     )
 
 

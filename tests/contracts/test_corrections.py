@@ -103,6 +103,11 @@ def test_a_weight_is_the_clipped_ratio_of_the_policies(name: str) -> None:
     expected = batch.log_rhos.exp().clamp_max(0.7)[batch.valid]
     if name == "none":
         expected = torch.ones_like(expected)
+    if name == "sequence-rejection":
+        products = (batch.log_rhos * batch.valid).sum(0).exp()
+        kept = (products >= 0.5) & (products <= 2.0)
+        assert kept.any() and not kept.all()
+        expected = expected * kept.expand(T, B)[batch.valid]
     assert torch.allclose(weights, expected)
 
 
