@@ -137,7 +137,7 @@ TASKS: dict[str, object] = {"task": ("a:A-v0", "b:B-v0"), "algorithm": "impala"}
         ({"learner_threads": 100_000}, "'learner_threads' = 100000: at most 1,024: torch"),
         ({"batch_unrolls": 10**9}, "steps in a batch, at most 100,000,000: .* in memory"),
         ({"unroll_length": 1, "envs_per_actor": 1, "actors": 0}, "1 step in a batch.*normalise_advantages = false"),
-        ({"algorithm": "impala", "corrector": "wat"}, "'vtrace', 'retrace' or 'none'"),
+        ({"algorithm": "impala", "corrector": "wat"}, "'vtrace', 'sequence-rejection', 'retrace' or 'none'"),
         ({"clip_rho": 0.5}, "clip_c.*must not exceed clip_rho"),
         ({"clip_c": None}, "clip_c.*must not exceed clip_rho"),
         ({"algorithm": "impact", "schedule": "samples-per-insert"}, "store 'circular' gives whole batches"),
