@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accel.correctors import retrace
-from tests.correctors.unrolls import CLIPS, Unroll, an_unroll, minimum, on_policy
+from tests.correctors.unrolls import CLIPS, Unroll, an_unroll, differs, minimum, on_policy
 
 
 def oracle(u: Unroll, clip_c: float | None, clip_pg_rho: float | None, lambda_: float) -> Any:
@@ -93,3 +94,39 @@ def test_finds_the_target_policys_values_from_another_policys_steps() -> None:
     uncorrected = np.einsum("sax,xb->saxb", transition, behaviour).reshape(6, 6)
     biased = np.linalg.solve(np.eye(6) - discount * uncorrected, reward.reshape(6)).reshape(3, 2)
     assert np.abs(biased - exact).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("option", "mistaken"),
+    [
+        pytest.param("clip_pg_rho", 0.7, id="one clip for the trace and the policy gradient"),
+        pytest.param("clip_pg_rho", None, id="a policy-gradient clip that is never used"),
+        pytest.param("clip_c", 1.0, id="a trace clip fixed at one"),
+    ],
+)
+def test_each_clip_acts_on_its_own_term(option: str, mistaken: float | None) -> None:
+    unroll = an_unroll(9, 4, seed=2, with_q=True)
+    options: Unroll = {"clip_c": 0.7, "clip_pg_rho": 1.3, "lambda_": 1.0}
+    right, wrong = oracle(unroll, **options), oracle(unroll, **options | {option: mistaken})
+    assert differs(right[1], wrong[1])
+    assert torch.equal(right[0], wrong[0]) == (option == "clip_pg_rho")
+    torch.testing.assert_close(tuple(retrace(**unroll, **options))[:2], right)
+
+
+def test_the_first_actions_weight_stays_out_of_the_target() -> None:
+    """Off by one, with c_t in place of c_{t+1}, the taken action would weigh its own return."""
+    unroll = an_unroll(9, 4, seed=3, with_q=True)
+    right = retrace(**unroll)
+    early = torch.cat((unroll["log_rhos"][:1], unroll["log_rhos"][:-1]))
+    assert differs(right.q_targets, retrace(**unroll | {"log_rhos": early}).q_targets)
+    changed = unroll["log_rhos"].clone()
+    changed[0] += 3.0
+    other = retrace(**unroll | {"log_rhos": changed}, clip_pg_rho=None)
+    torch.testing.assert_close(other.q_targets, right.q_targets)
+    assert differs(other.pg_advantages, right.pg_advantages)
+
+
+def test_bootstraps_from_the_expected_not_the_taken_value() -> None:
+    """Q(s_{t+1}, a_{t+1}) in place of E_π Q(s_{t+1}, ·) would make it SARSA(λ), biased off-policy."""
+    unroll = an_unroll(9, 4, seed=4, with_q=True)
+    assert differs(retrace(**unroll).q_targets, retrace(**unroll | {"values": unroll["q_taken"]}).q_targets)

@@ -98,3 +98,39 @@ def test_infinite_log_weights_are_clipped() -> None:
     unroll["log_rhos"][1, 0], unroll["log_rhos"][2, 1] = float("inf"), -float("inf")
     bounded = unroll | {"log_rhos": unroll["log_rhos"].clamp(-800.0, 700.0)}
     torch.testing.assert_close(vtrace(**unroll), vtrace(**bounded))
+
+
+@pytest.mark.parametrize(
+    ("option", "mistaken"),
+    [
+        pytest.param("clip_c", "clip_rho", id="one clip for the value and the trace"),
+        pytest.param("clip_pg_rho", "clip_rho", id="one clip for the value and the policy gradient"),
+        pytest.param("clip_pg_rho", None, id="a policy-gradient clip that is never used"),
+        pytest.param("clip_c", 1.0, id="a trace clip fixed at one"),
+    ],
+)
+def test_each_clip_acts_on_its_own_term(option: str, mistaken: str | float | None) -> None:
+    unroll = an_unroll(9, 4, seed=2)
+    options: Unroll = {"clip_rho": 2.0, "clip_c": 0.7, "clip_pg_rho": 1.3, "lambda_": 1.0}
+    broken = options | {option: options[mistaken] if isinstance(mistaken, str) else mistaken}
+    right, wrong = oracle(unroll, **options), oracle(unroll, **broken)
+    changed = 1 if option == "clip_pg_rho" else 0
+    assert differs(right[changed], wrong[changed])
+    if option == "clip_pg_rho":
+        assert torch.equal(right[0], wrong[0])
+    torch.testing.assert_close(tuple(vtrace(**unroll, **options))[:2], right)
+
+
+def test_the_policy_gradient_bootstraps_from_the_corrected_value_at_any_lambda() -> None:
+    unroll = an_unroll(9, 4, seed=4, ends=0.0)
+    vs, advantages = vtrace(**unroll, lambda_=0.5)[:2]
+    after_values = torch.cat((unroll["values"][1:], unroll["bootstrap_value"][None]))
+    after_vs = torch.cat((vs[1:], unroll["bootstrap_value"][None]))
+    rho = unroll["log_rhos"].exp().clamp(max=1.0)
+
+    def advantage(after: torch.Tensor) -> torch.Tensor:
+        return rho * (unroll["rewards"] + unroll["discounts"] * after - unroll["values"])
+
+    torch.testing.assert_close(advantages, advantage(after_vs))
+    assert differs(advantages, advantage(after_values))
+    assert differs(advantages, advantage(0.5 * after_vs + 0.5 * after_values))
