@@ -249,3 +249,37 @@ def test_epsilon_greedy_needs_one_discrete_action() -> None:
     for action in (MULTI, GAUSSIAN):
         with pytest.raises(ConfigError, match="discrete"):
             EpsilonGreedyRule(action)
+
+
+class ExtremeGenerator:
+    """Draws the exponentials that float32 gives once in a long run: exact zeros for one action, usual ones else."""
+
+    def __init__(self, action: int) -> None:
+        self.action = action
+
+    def standard_exponential(self, *, dtype: Any, out: Any) -> None:
+        out[...] = 1.0
+        out[..., self.action] = 0.0
+
+
+@pytest.mark.parametrize("action", [ActionSpec("categorical", (2,)), ActionSpec("multi_categorical", (2, 2))])
+def test_an_action_of_no_probability_is_never_drawn(action: ActionSpec) -> None:
+    """Its probability is zero in single precision; its noise is as large as can be."""
+    for unlikely in (0, 1):
+        logits = np.zeros((ENVS, 2), np.float32)
+        logits[:, unlikely] = -200.0
+        params = np.tile(logits, (1, len(action.sizes)))
+        sampler = make_rule(CASES["stochastic, categorical"].algorithm().rule, action).bind(
+            ActorPlace(ENVS, 1),
+            ExtremeGenerator(unlikely),  # type: ignore[arg-type]
+        )
+        sampler.begin()
+        out = np.zeros((ENVS, *action.shape), np.int64)
+        sampler.sample(params, 0, out)
+        assert (out == 1 - unlikely).all()
+
+
+def test_that_draw_would_be_another_without_the_bound() -> None:
+    exponentials, logits = np.array([1.0, 0.0], np.float32), np.array([0.0, -200.0], np.float32)
+    with np.errstate(divide="ignore"):
+        assert (logits - np.log(exponentials)).argmax() == 1
