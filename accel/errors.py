@@ -6,6 +6,9 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+EXIT_ABORTED = 3
+"""Status of a rank, or of what acts for one, that could not go on; the learner says why."""
+
 
 class AccelError(Exception):
     """Base of the errors that a user can cause; the CLI prints it in one message and exits with ``exit_code``.

@@ -28,12 +28,12 @@ import numpy as np
 
 from accel.acting.policy import Array, Bools, Floats, SessionPolicy
 from accel.acting.rules import ActionArray, Sampler
-from accel.acting.supervisor import BEAT_S, EXIT_ABORTED
+from accel.acting.supervisor import BEAT_S
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.errors import CompressorError
 from accel.compressors.runtime import PolicySession, Runtime
 from accel.config.actor import ActorConfig
-from accel.errors import TransportError
+from accel.errors import EXIT_ABORTED, TransportError
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.transport.base import Bytes, PolicyUpdate
 from accel.transport.child_actor import ChildActor

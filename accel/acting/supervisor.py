@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TypeAlias, cast
 
 from accel.config.actor import ActorConfig
-from accel.errors import InterfaceError
+from accel.errors import EXIT_ABORTED, InterfaceError
 from accel.json_object import Json
 from accel.supervision.activity import STEPPING, WAITING
 from accel.supervision.channel import Channel
@@ -35,7 +35,6 @@ from accel.transport.remote_actor import RemoteActor
 
 BEAT_S = 2.0
 LATE_S, LATE_TIMES = 1.0, 5.0
-EXIT_ABORTED = 3
 _LOOK_S = 0.1
 _GRACE_S, _STEP_GRACE_S = 5.0, 1.0
 _SHORT_SLEEP_S, _LONG_SLEEP_S, _GROWTH = 0.3e-3, 2e-3, 2.0

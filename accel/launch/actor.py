@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from accel.launch.outcome import EXIT_ABORTED
+from accel.errors import EXIT_ABORTED
 from accel.supervision.activity import STEPPING
 from accel.supervision.channel import ChannelClosedError
 from accel.supervision.child import begin_child, error_report

@@ -6,10 +6,9 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from accel.errors import JobError
+from accel.errors import EXIT_ABORTED, JobError
 from accel.launch import mpirun
 from accel.launch.outcome import (
-    EXIT_ABORTED,
     EXIT_INTERRUPTED,
     EXIT_STOPPED,
     WRITER_S,

@@ -21,9 +21,8 @@ from typing import NoReturn
 
 from accel.display.errors import report_errors
 from accel.display.text import show
-from accel.errors import JobError
+from accel.errors import EXIT_ABORTED, JobError
 from accel.launch.outcome import (
-    EXIT_ABORTED,
     EXIT_INTERRUPTED,
     WRITER_S,
     how_it_ended,

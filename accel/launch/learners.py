@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from accel.compressors.artifact import FORMAT_VERSION as ARTIFACT_FORMAT
 from accel.compressors.errors import CompressorError
-from accel.errors import AccelError, DivergenceError, LaunchError, TransportError
+from accel.errors import EXIT_ABORTED, AccelError, DivergenceError, LaunchError, TransportError
 from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT
-from accel.launch.outcome import EXIT_ABORTED
 from accel.launch.starting import initialiser
 from accel.monitor.errors import MonitorError
 from accel.monitor.plain_text import without_controls

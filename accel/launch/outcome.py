@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from accel.runs.job import Job
     from accel.runs.summary import Summary
 
-EXIT_ABORTED = 3
 EXIT_STOPPED = 4
 """Of a run that was told to stop before its end, and did so in good order."""
 EXIT_INTERRUPTED = 130

@@ -8,10 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from accel.acting.supervisor import ActorSupervisor
-from accel.errors import LaunchError
+from accel.errors import EXIT_ABORTED, LaunchError
 from accel.launch.actor import command as actor_command
 from accel.launch.learners import FORMATS, USER_ERRORS, follow
-from accel.launch.outcome import EXIT_ABORTED
 from accel.system.signals import end_with_parent, ignore_stop_signals
 from accel.system.untrusted import read_toml
 from accel.transport.inference import Questions

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from accel.errors import EnvError, contained
-from accel.launch.outcome import EXIT_ABORTED, how_to_continue, noting_how_to_continue
+from accel.errors import EXIT_ABORTED, EnvError, contained
+from accel.launch.outcome import how_to_continue, noting_how_to_continue
 from accel.launch.starting import initialiser
 from accel.supervision.activity import WAITING, Activity, Watchdog
 from accel.system.signals import Interrupted, StopRequest, interruptible

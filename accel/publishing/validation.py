@@ -13,9 +13,8 @@ size of two Gaussians of one deviation, e^(−2 KL), is a third; HalfCheetah wit
 collapsed above 2. The divergence is the action rule's (``PolicyDivergence``).
 
 An unchanged payload is not checked again, except a student's, as the policy changes while the student does not. 4-bit
-convolutions are loaded each time. ``qat`` is compared with the learner's rounded policy, and each full check compares
-all activation codes. An artifact for CPUs with more features than this one is run but not compared with the bound, as
-this CPU's kernels saturate where the actors' do not.
+convolutions are loaded each time. ``qat`` is compared with the learner's rounded policy. An artifact for CPUs with more
+features than this one is run but not compared with the bound, as this CPU's kernels saturate where the actors' do not.
 """
 
 from __future__ import annotations

@@ -89,9 +89,8 @@ def restore(before: Mapping[int, Handler | int | None]) -> None:
 
 @contextmanager
 def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
-    """``handle`` meanwhile; in a thread other than the main one, which gets no signals, nothing."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = handle(numbers, handler) if is_main else {}
+    """``handle`` meanwhile."""
+    before = handle(numbers, handler)
     try:
         yield
     finally:

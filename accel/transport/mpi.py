@@ -21,7 +21,7 @@ mpi4py.rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
-from accel.errors import LaunchError, TransportError  # noqa: E402
+from accel.errors import EXIT_ABORTED, LaunchError, TransportError  # noqa: E402
 from accel.system.deadline import deadline  # noqa: E402
 from accel.transport.base import Bytes  # noqa: E402
 from accel.transport.endpoint import PeerFailed, Request  # noqa: E402
@@ -38,7 +38,6 @@ _ONE_HOST_SETTINGS = {"OMPI_MCA_btl": "self,sm", "UCX_TLS": "self,sm"}
 
 LEAVE_S = 10.0
 """The longest time that leaving MPI takes when nothing is wrong."""
-_EXIT_ABORTED = 3
 _OPEN_MPI_BYTES = (1 << 31) - 1
 
 
@@ -182,7 +181,7 @@ def join_world(info: LaunchInfo, timeout_s: float) -> MpiEndpoint:
             f"rank {info.rank} on {socket.gethostname()} waited {timeout_s:g} s in MPI_Init: another rank did not "
             "start, or died while starting; see its message, or raise --peer-timeout-s where nodes start slowly"
         )
-        with deadline(timeout_s, late, _EXIT_ABORTED):
+        with deadline(timeout_s, late, EXIT_ABORTED):
             _initialise()
         atexit.register(_finalise)
     verify_world(info, MPI.COMM_WORLD.Get_size(), mpi_library())
@@ -215,7 +214,7 @@ def _finalise() -> None:
     if not MPI.Is_finalized():
         speaks = MPI.COMM_WORLD.Get_rank() == 0
         late = f"MPI_Finalize did not return within {LEAVE_S:g} s" if speaks else ""
-        with deadline(LEAVE_S, late, _EXIT_ABORTED if speaks else 0):
+        with deadline(LEAVE_S, late, EXIT_ABORTED if speaks else 0):
             _library().MPI_Finalize()
 
 

@@ -56,7 +56,8 @@ class CodeWriter:
         factors = np.ones(width, np.float32) if factors is None else factors
         product = values
         if compiled is None:
-            product = values * factors
+            with np.errstate(over="ignore"):  # what is not finite then is refused below
+                product = values * factors
             greatest = magnitudes(product)
         else:
             sizes = (values.ctypes.data, rows, width, factors.ctypes.data)
