@@ -12,11 +12,10 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 import tomlkit
@@ -38,12 +37,6 @@ _POLL_S = 0.05
 CONFIG = "config.toml"
 STARTS = "starts.jsonl"
 Which = Literal["newest", "best"]
-_NO_CHECKPOINT: Mapping[Which, str] = MappingProxyType(
-    {
-        "newest": "holds no checkpoint yet: start the run anew under another --name",
-        "best": "kept no best policy: train with --evaluate-every N, or leave out --which best",
-    }
-)
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -62,7 +55,7 @@ class Start:
     pid: int
 
 
-class RunDirectory:
+class RunDirectory(AbstractContextManager["RunDirectory"]):
     """One run's files. Use ``create`` or ``open``; as a context manager it gives the lock back at the end.
 
     Attributes:
@@ -94,13 +87,8 @@ class RunDirectory:
             raise RunDirectoryError(f"run name {name!r} is not {PLAIN_NAME}")
         path = Path(os.path.abspath(root)) / name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
+            path.mkdir(parents=True)
         except FileExistsError:
-            if not path.parent.is_dir():
-                raise RunDirectoryError(
-                    f"{path.parent} is a file, not a directory: choose another --results-dir"
-                ) from None
             raise RunDirectoryError(
                 f"{path} exists already: go on with it by --resume {path}, or choose another --name"
             ) from None
@@ -160,7 +148,6 @@ class RunDirectory:
         """
         if isinstance(content, Mapping):
             content = (json.dumps(finite(content), indent=2, allow_nan=False, default=str) + "\n").encode()
-        self._check_writable()
         self.check_exists()
         try:
             path.parent.mkdir(exist_ok=True)
@@ -179,11 +166,9 @@ class RunDirectory:
         entry = {"unix_time_s": round(time.time(), 3), "host": socket.gethostname(), "pid": os.getpid()}
         try:
             before = read_file(path, MAX_JSON_BYTES) if path.exists() else b""
-            self.write(path, before + json.dumps(entry).encode() + b"\n")
-        except OSError as error:
-            raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise RunDirectoryError(f"{path} is damaged: {error}; move it away to go on") from error
+        self.write(path, before + json.dumps(entry).encode() + b"\n")
         return before.count(b"\n")
 
     def read_starts(self) -> list[Start]:
@@ -194,8 +179,11 @@ class RunDirectory:
             return []
 
     def check_exists(self) -> None:
-        """Raises RunDirectoryError where the directory was removed, moved or replaced since this process opened it."""
-        if self._identity is not None and _identity(self.path) != self._identity:
+        """Raises RunDirectoryError where the directory was removed, moved or replaced since this process opened it to
+        write, or was opened for reading only."""
+        if self._identity is None:
+            raise RunDirectoryError(f"{self.path} was opened for reading only")
+        if _identity(self.path) != self._identity:
             raise RunDirectoryError(
                 f"{self.path} was removed, moved or replaced while the run was writing to it, so the run ends: put it "
                 "back to go on from its newest checkpoint by --resume"
@@ -226,7 +214,6 @@ class RunDirectory:
         """
         from accel.runs.checkpoint import CheckpointStore
 
-        self._check_writable()
         self.check_exists()
         store = CheckpointStore(self.checkpoints, keep)
         try:
@@ -247,7 +234,10 @@ class RunDirectory:
 
         state = CheckpointStore(self.best if which == "best" else self.checkpoints).load_latest()
         if state is None:
-            raise CheckpointError(f"{self.path} {_NO_CHECKPOINT[which]}")
+            problem = "holds no checkpoint yet: start the run anew under another --name"
+            if which == "best":
+                problem = "kept no best policy: train with --evaluate-every N, or leave out --which best"
+            raise CheckpointError(f"{self.path} {problem}")
         return state
 
     def abandon(self) -> None:
@@ -269,17 +259,8 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _check_writable(self) -> None:
-        if self._lock is None:
-            raise RunDirectoryError(f"{self.path} was opened for reading only")
 
 
 def _parse_start(line: bytes) -> Start:
@@ -312,15 +293,21 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def wait_for_writer(path: Path, patience_s: float) -> None:
-    """Wait so long for whoever writes to a run: a process that outlives its learner may still write a checkpoint."""
+def wait_for_writer(path: Path, patience_s: float) -> bool:
+    """Wait so long for whoever writes to a run: a process that outlives its learner may still write a checkpoint.
+
+    Returns:
+        Whether nobody does, at the end.
+    """
     until_s = time.monotonic() + patience_s
     with suppress(OSError), (path / _LOCK).open("rb") as lock:
         while time.monotonic() < until_s:
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return
+                return True
             time.sleep(_POLL_S)
+        return False
+    return True
 
 
 def _lock(path: Path) -> int:

@@ -18,10 +18,10 @@ import tomlkit
 
 from accel.config import TrainConfig
 from accel.config.files import load_toml
-from accel.errors import AccelError, CheckpointError, RunDirectoryError, SweepError
+from accel.errors import AccelError, CheckpointError, SweepError
 from accel.reports.reporting import load_run_record
 from accel.reports.watch import MetricsTail
-from accel.runs.directory import RunDirectory
+from accel.runs.directory import RunDirectory, wait_for_writer
 from accel.runs.summary import Summary
 from accel.sweep.objectives import Values
 from accel.system.atomic import write_atomically
@@ -46,7 +46,6 @@ class TrainingRun:
 
     Attributes:
         path: the run's directory.
-        log: the run's output.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class TrainingRun:
             whole: begin an interrupted run anew, so that a deterministic one ends as if it had never been interrupted.
         """
         self._config = config.replace(name=name, results_dir=directory)
-        self._origin = origin
-        self._whole = whole
+        self._toml = tomlkit.dumps(self._config.to_toml_values())
+        self._origin, self._whole = origin, whole
         self.path = directory.absolute() / name
-        self.log = self.path.parent / f"{name}.log"
+        self._file, self._log = (self.path.with_name(f"{name}.{ending}") for ending in ("toml", "log"))
 
     def train(self, follow: Callable[[Record], object] = lambda _: None) -> Summary:
         """Train to the end, resuming from an earlier attempt's checkpoint.
@@ -76,29 +75,19 @@ class TrainingRun:
             SweepError: the run failed, with its error message, or the directory holds another configuration's run.
         """
         self._check_directory()
-        if self.is_complete():
-            return Summary.read(self.path)
-        process, tail = self._start(), MetricsTail(self.path / "metrics.jsonl")
-        try:
-            while process.poll() is None:
-                time.sleep(_POLL_S)
-                for record in tail.read():
-                    follow(record)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                _wait(process)
-        if process.returncode != 0:
-            raise SweepError(f"run {self.path.name} failed: {self._error_message()}")
-        for record in tail.read():
-            follow(record)
+        if not self.is_complete():
+            self._train(follow)
         return Summary.read(self.path)
+
+    def is_complete(self) -> bool:
+        """Whether it ended by itself, and was not stopped by its parent."""
+        return (self.path / "summary.json").exists() and "reached" in Summary.read(self.path).reason
 
     def _check_directory(self) -> None:
         """Raises SweepError: the directory holds a run of another configuration."""
         if not (self.path.exists() and self._file.exists()):
             return
-        found, wanted = load_toml(self._file), tomllib.loads(self._toml())
+        found, wanted = load_toml(self._file), tomllib.loads(self._toml)
         places = {"name", "results_dir"}
         differing = sorted(k for k in (found.keys() | wanted.keys()) - places if found.get(k) != wanted.get(k))
         if differing:
@@ -107,32 +96,42 @@ class TrainingRun:
                 "--out, or remove it"
             )
 
-    @property
-    def _file(self) -> Path:
-        return self.path.parent / f"{self.path.name}.toml"
-
-    def _toml(self) -> str:
-        return tomlkit.dumps(self._config.to_toml_values())
+    def _train(self, follow: Callable[[Record], object]) -> None:
+        process, tail = self._start(), MetricsTail(self.path / "metrics.jsonl")
+        has_ended = False
+        try:
+            while not has_ended:
+                time.sleep(_POLL_S)
+                has_ended = process.poll() is not None
+                for record in tail.read():
+                    follow(record)
+        finally:
+            process.terminate()  # nothing where it has ended
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if process.returncode != 0:
+            raise SweepError(f"run {self.path.name} failed: {self._error_message()}")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._wait_until_free()
+        if not wait_for_writer(self.path, _STOP_S):  # one whose parent died ends soon
+            raise SweepError(f"{self.path} is in use by another process: wait for it, or stop it")
         if self._whole or not self._has_checkpoint():
             shutil.rmtree(self.path, ignore_errors=True)
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._file, self._toml().encode())
+            write_atomically(self._file, self._toml.encode())
             if self._origin is not None:
                 self._copy(self._origin)
-        goes_on = self._has_checkpoint()
-        options = ["--resume", str(self.path)] if goes_on else ["--config", str(self._file)]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_PREFIXES)}
-        command = [sys.executable, "-P", "-m", "accel", "train", *options]
-        with self.log.open("ab") as log:
+        options = ["--resume", str(self.path)] if self._has_checkpoint() else ["--config", str(self._file)]
+        with self._log.open("ab") as log:
             return subprocess.Popen(
-                command,
+                [sys.executable, "-P", "-m", "accel", "train", *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env={k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_PREFIXES)},
                 start_new_session=True,
                 preexec_fn=parent_death(FORWARDED),  # a repeated one of these does not end the run at once
             )
@@ -149,31 +148,11 @@ class TrainingRun:
             shutil.copyfile(newest, run.checkpoints / newest.name)
             run.write_config(self._config.to_toml_values())  # the last: without it there is nothing to go on with
 
-    def is_complete(self) -> bool:
-        """Whether it ended by itself, and was not stopped by its parent."""
-        if not (self.path / "summary.json").exists():
-            return False
-        return "reached" in Summary.read(self.path).reason
-
-    def _wait_until_free(self) -> None:
-        """Wait for a run whose parent died to end. Raises RunDirectoryError: another process keeps working on it."""
-        deadline = time.monotonic() + _STOP_S
-        while self.path.exists():
-            try:
-                RunDirectory.open(self.path).close()
-                return
-            except RunDirectoryError:
-                if not (self.path / "config.toml").exists():
-                    return
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_POLL_S)
-
     def _has_checkpoint(self) -> bool:
         return (self.path / "config.toml").exists() and any((self.path / "checkpoints").glob("*.safetensors"))
 
     def _error_message(self) -> str:
-        lines = self.log.read_text(errors="replace").strip().splitlines()
+        lines = self._log.read_text(errors="replace").strip().splitlines()
         errors = [line.removeprefix("accel: ") for line in lines if line.startswith("accel: ")]
         return errors[-1] if errors else " / ".join(lines[-_TAIL:]) or "it printed nothing"
 
@@ -196,11 +175,3 @@ def measured_values(path: Path) -> Values:
         "env_steps": float(summary.env_steps),
     }
     return values | {"bytes": float(policy.stat().st_size)} if policy.exists() else values
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
