@@ -8,11 +8,12 @@ played, and the same one is kept, in every run of equal seeds.
 Episodes start from seeds of their own, the same for every policy, so that policies are compared on equal terms. The
 best mean return is therefore the best of many on these seeds: play the kept policy on others before you report it.
 
-    python -P -m accel.runs.live_evaluation RUN FILES        the process (``accel.supervision.supervised``)
+    python -P -m accel.runs.live_evaluation RUN SETTINGS FILES        the process (``accel.supervision.supervised``)
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -21,7 +22,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 from accel.json_object import Json
 from accel.runs.summary import EvaluationSummary
@@ -70,7 +70,7 @@ class LiveEvaluation:
         """Play the final policy, after what is still playing, and wait for it, for ``timeout_s`` at most."""
 
     def close(self) -> None:
-        """End the process; closing twice is fine."""
+        """End the process."""
 
 
 class ProcessEvaluation(LiveEvaluation):
@@ -103,13 +103,13 @@ class ProcessEvaluation(LiveEvaluation):
         self._news: deque[Metrics] = deque()
         self._is_idle, self._is_over = True, False
         self._memory, shared = anonymous_memory(), anonymous_memory()
-        command = [sys.executable, "-P", "-m", __name__, str(run)]
+        settings = json.dumps({"spec": spec, "cores": cores, "nice": 0 if waits else NICE})
+        command = [sys.executable, "-P", "-m", __name__, str(run), settings]
         (activity,) = shared_activities(shared)
         self._process = Supervised(command, activity, (self._memory, shared), limits_s=limits_s, quiet=True)
         self._clock = AwakeClock(_LONGEST_LOOK_S)
         self._give_up(self._process.start(self._clock.s))
         os.close(shared)
-        self._process.send("begin", {"spec": spec, "cores": cores, "nice": 0 if waits else NICE})
 
     def offer(self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes]) -> None:
         """See ``LiveEvaluation.offer``."""
@@ -138,9 +138,7 @@ class ProcessEvaluation(LiveEvaluation):
     def close(self) -> None:
         """See ``LiveEvaluation.close``."""
         self._process.end(wait=True)
-        if self._memory >= 0:
-            os.close(self._memory)
-            self._memory = -1
+        os.close(self._memory)
 
     def _submit(self, env_steps: int, version: int, artifact: bytes, weights: bytes) -> None:
         self._is_idle = False
@@ -210,15 +208,12 @@ class _Evaluator:
 
         torch.set_num_threads(1)
         run = RunDirectory.open(path, read_only=True)
-        self._config = TrainConfig.from_json(run.read_config())
-        self._spec = EnvSpec.from_json(spec)
-        self._path, self._policies = run.path, run.policy
+        self._config, self._spec = TrainConfig.from_json(run.read_config()), EnvSpec.from_json(spec)
+        self._run, self._activity = run, activity
         self._algorithm = make_algorithm(self._config, self._spec, torch.device("cpu"))
         self._store = CheckpointStore(run.best, 1)
-        self._best: dict[str, object] = {}
-        self._activity = activity
-        if (best := self._store.load_latest()) is not None:
-            self._best = dict(best.counters["evaluation"])  # type: ignore[arg-type]
+        best = self._store.load_latest()
+        self._best: dict[str, object] = {} if best is None else dict(best.counters["evaluation"])  # type: ignore[arg-type]
 
     def answer(self, played: Json, artifact: bytes, weights: bytes) -> dict[str, object]:
         """Play one policy; keeps it where none was better. Args: played: its ``env_steps`` and ``version``."""
@@ -230,7 +225,7 @@ class _Evaluator:
 
         self._algorithm.networks.load_state_dict(load(weights))
         env_steps, version = int(str(played["env_steps"])), int(str(played["version"]))
-        run = TrainedRun(self._path, self._config, self._spec, env_steps, version, self._algorithm)
+        run = TrainedRun(self._run.path, self._config, self._spec, env_steps, version, self._algorithm)
         episodes, seed = self._config.run.evaluation_episodes, FIRST_SEED + self._config.run.seed
         policy = CompressedPolicy.from_bytes(artifact) if artifact else run.policy
         self._activity.enter(PREPARING)
@@ -248,18 +243,13 @@ class _Evaluator:
         from accel.runs.loading import PREFIX
         from accel.system.atomic import write_atomically
 
-        networks = self._algorithm.networks.state_dict()
-        counters = {
-            "env_steps": env_steps,
-            "version": version,
-            "spec": self._spec.to_json(),
-            "evaluation": self._best,
-        }
-        tensors = {f"{PREFIX}{name}": value for name, value in networks.items()}
+        tensors = {f"{PREFIX}{name}": value for name, value in self._algorithm.networks.state_dict().items()}
+        spec = self._spec.to_json()
+        counters = {"env_steps": env_steps, "version": version, "spec": spec, "evaluation": self._best}
         self._store.save(CheckpointState(tensors, {}, counters))  # type: ignore[arg-type]
         if artifact:
-            self._policies.mkdir(exist_ok=True)
-            write_atomically(self._policies / "best.accel", artifact)
+            self._run.policy.mkdir(exist_ok=True)
+            write_atomically(self._run.policy / "best.accel", artifact)
 
 
 def main() -> int:
@@ -267,20 +257,17 @@ def main() -> int:
     channel, (memory, shared) = begin_child(700)  # above the actors'
     (activity,) = shared_activities(shared)
     activity.enter(WAITING)
-    spec: Json = {}
+    settings = json.loads(sys.argv[2])
+    os.nice(settings["nice"])
+    _leave_the_learners_cores(settings["cores"])
     evaluator: _Evaluator | None = None
     with suppress(ChannelClosedError):
         while channel.wait(None):
-            for kind, body in channel.receive():
-                if kind == "begin":
-                    spec = cast(Json, body["spec"])
-                    os.nice(int(str(body["nice"])))
-                    _leave_the_learners_cores(cast("int | None", body["cores"]))
-                    continue
+            for _, body in channel.receive():
                 try:
                     sizes = [int(str(body[name])) for name in ("artifact", "weights")]
                     artifact, weights = read_all(memory, sizes[0], 0), read_all(memory, sizes[1], sizes[0])
-                    evaluator = evaluator or _Evaluator(Path(sys.argv[1]), spec, activity)
+                    evaluator = evaluator or _Evaluator(Path(sys.argv[1]), settings["spec"], activity)
                     channel.send("played", evaluator.answer(body, artifact, weights))
                 except Exception as error:  # noqa: BLE001 - the learner's process reports it
                     channel.send("error", error_report(error))
