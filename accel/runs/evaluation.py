@@ -77,16 +77,12 @@ class Evaluation:
         lines = [
             f"{self.env}, {self.scheme} ({self.policy_bytes:,} bytes){trained}; "
             f"{len(self.episodes.returns)} episodes, {how}, seed {self.seed}",
-            _figures(self.scheme, self.episodes),
+            *_figures(self.scheme, self.episodes),
         ]
-        if self.episodes.caveat is not None:
-            lines.append(self.episodes.caveat)
         if self.baseline is not None:
-            lines.append(_figures(FULL_PRECISION, self.baseline))
-            if self.baseline.caveat is not None:
-                lines.append(self.baseline.caveat)
-            if self.difference is not None:
-                lines.append(f"{self.scheme} - {FULL_PRECISION} on the same seeds: {self.difference} (95 %)")
+            lines += _figures(FULL_PRECISION, self.baseline)
+        if self.difference is not None:
+            lines.append(f"{self.scheme} - {FULL_PRECISION} on the same seeds: {self.difference} (95 %)")
         if self.mixed is not None:
             lines.append(self.mixed)
         if self.quality is not None:
@@ -98,14 +94,12 @@ class Evaluation:
     def to_json(self) -> Json:
         """A plain JSON object, every single return included."""
         plain = ("run", "env", "scheme", "policy_bytes", "env_steps", "seed", "envs", "greedy", "video")
-        value: Json = {name: getattr(self, name) for name in plain}
-        value |= {"episodes": self.episodes.to_json()}
+        value: Json = {name: getattr(self, name) for name in plain} | {"episodes": self.episodes.to_json()}
         if self.baseline is not None:
-            difference = self.difference
-            value |= {"baseline": self.baseline.to_json()}
-            value |= {"difference": None if difference is None else asdict(difference)}
+            value["baseline"] = self.baseline.to_json()
+            value["difference"] = None if self.difference is None else asdict(self.difference)
         if self.quality is not None:
-            value |= {"quality": self.quality.to_json()}
+            value["quality"] = self.quality.to_json()
         return value
 
 
@@ -150,10 +144,17 @@ def evaluate(
     """
     if scheme is not None and artifact is not None:
         raise ConfigError("give a scheme or an artifact, not both: an artifact has its scheme")
-    text = str(parse_scheme(scheme or FULL_PRECISION))
+    scheme = str(parse_scheme(scheme or FULL_PRECISION))
     loaded = load_run(run) if isinstance(run, Path) else run
     progress = Progress() if progress is None else progress
-    policy = _policy(loaded, text, artifact, seed, progress)
+    if isinstance(artifact, Path):
+        policy = _read_artifact(artifact, loaded)
+    elif artifact is not None:
+        policy = artifact
+    else:
+        if scheme != FULL_PRECISION:
+            progress.begin(f"compressing as {scheme}")
+        policy = compress_run(loaded, scheme, seed)
     if video is not None:
         from accel.runs.video import record_episode
 
@@ -189,19 +190,6 @@ def evaluate(
     )
 
 
-def _policy(
-    run: TrainedPolicy, scheme: str, artifact: Path | CompressedPolicy | None, seed: int, progress: Progress
-) -> CompressedPolicy:
-    """The artifact to play: the given one, or the policy under the scheme."""
-    if isinstance(artifact, CompressedPolicy):
-        return artifact
-    if artifact is not None:
-        return read_artifact(artifact, run)
-    if scheme != FULL_PRECISION:
-        progress.begin(f"compressing as {scheme}")
-    return compress_run(run, scheme, seed)
-
-
 def compress_run(run: TrainedPolicy, scheme: str, seed: int = 0) -> CompressedPolicy:
     """The trained policy under a scheme, calibrated on real inputs where the scheme is not full precision.
 
@@ -212,8 +200,7 @@ def compress_run(run: TrainedPolicy, scheme: str, seed: int = 0) -> CompressedPo
     return finish(run, scheme, calibration_inputs(run, scheme, seed)).artifact
 
 
-def read_artifact(path: Path, run: TrainedPolicy) -> CompressedPolicy:
-    """An artifact from a file, checked against the run. Raises ConfigError."""
+def _read_artifact(path: Path, run: TrainedPolicy) -> CompressedPolicy:
     try:
         artifact = CompressedPolicy.read(path)
     except OSError as error:
@@ -231,10 +218,11 @@ def read_artifact(path: Path, run: TrainedPolicy) -> CompressedPolicy:
     return artifact
 
 
-def _figures(name: str, episodes: Episodes) -> str:
+def _figures(name: str, episodes: Episodes) -> list[str]:
     returns, mean = episodes.returns, episodes.mean
     centre = f"{returns[0]:.4g}" if mean is None else f"{mean} (95 %)"
-    return (
+    line = (
         f"{name}: mean return {centre}, median {np.median(returns):.4g}, "
         f"{returns.min():.4g} to {returns.max():.4g}; mean length {episodes.lengths.mean():.1f}"
     )
+    return [line] if episodes.caveat is None else [line, episodes.caveat]

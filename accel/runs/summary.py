@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from accel.errors import CheckpointError
-from accel.monitor.bottleneck import Limit, shares_of
+from accel.monitor.bottleneck import shares_of
 from accel.system.untrusted import MAX_JSON_BYTES, read_file
 
 
@@ -167,12 +167,12 @@ class Summary:
             return _adapter().validate_json(content, strict=True)
         except OSError as error:
             problem = f"({error.strerror}); the run did not end in order"
-        except ValidationError as error:
-            found = error.errors(include_url=False)[0]
-            where = ".".join(map(str, found["loc"])) or "the file"
-            problem = f"({where}: {found['msg']}); it was changed, damaged, or written by another version of accel"
         except ValueError as error:
-            problem = f"({error}); it was changed, damaged, or written by another version of accel"
+            what = str(error)
+            if isinstance(error, ValidationError):
+                found = error.errors(include_url=False)[0]
+                what = f"{'.'.join(map(str, found['loc'])) or 'the file'}: {found['msg']}"
+            problem = f"({what}); it was changed, damaged, or written by another version of accel"
         raise CheckpointError(f"{run_path} holds no readable summary.json {problem}")
 
     def suggestions(self) -> list[str]:
@@ -199,13 +199,7 @@ class Summary:
             lines.insert(0, "source .venv/bin/activate")
         return lines
 
-    @property
-    def bottleneck(self) -> Limit | None:
-        """What limited the speed; None where either side's time is unknown."""
-        shares = shares_of(self.actor_s, self.learner_s, turns=self.actors == 0)
-        return None if shares is None else shares.limit
-
-    def limit(self) -> str:
+    def _limit(self) -> str:
         """What limited the speed, and what would help, in one sentence; empty where it was the policy, or neither."""
         shares = shares_of(self.actor_s, self.learner_s, turns=self.actors == 0)
         if shares is None or shares.limit not in ("learner", "environment"):
@@ -222,16 +216,14 @@ class Summary:
             "compression would not."
         )
 
-    def _learner_options(self) -> list[str]:
-        """What the learner computes with beside its device."""
-        precision = [] if self.mixed_precision == "none" else [self.mixed_precision]
-        return precision + (["CUDA graphs"] if self.learner_graphs.startswith("on") else [])
-
     def text(self) -> str:
         """What happened, in a few lines."""
         mean = "no finished episode" if self.return_mean is None else f"mean return {self.return_mean:.1f}"
         runtime = self.actor_runtime.replace("native", "native kernels")
         owed = f" ({self.updates_owed:,} more are owed)" if self.updates_owed else ""
+        computed = [self.device]
+        computed += [] if self.mixed_precision == "none" else [self.mixed_precision]
+        computed += ["CUDA graphs"] if self.learner_graphs.startswith("on") else []
         lines = [
             f"{self.env}: {mean} after {self.env_steps:,} environment steps, {self.updates:,} updates{owed}: "
             f"{self.reason}.",
@@ -240,7 +232,7 @@ class Summary:
             f"policy lag {' / '.join(_number(self.lag.get(f'lag_{which}')) for which in ('min', 'mean', 'max'))} "
             f"versions (min / mean / max), {self.dropped_unrolls} unrolls dropped as too old, "
             f"{self.dead_actors} actors died, {self.actor_restarts} were replaced.",
-            f"learner ({', '.join([self.device, *self._learner_options()])}): {_shares(self.learner_s)}",
+            f"learner ({', '.join(computed)}): {_shares(self.learner_s)}",
             f"{self.actors or 1} actor(s), {self.scheme} on {runtime}: {_shares(self.actor_s)}",
         ]
         if self.finished and not self.updates:
@@ -250,7 +242,7 @@ class Summary:
         if self.evaluation is not None:
             lines.append(self.evaluation.text())
         lines += [f"Warning: {warning}" for warning in self.warnings]
-        if limit := self.limit():
+        if limit := self._limit():
             lines.append(limit)
         if self.cpu_s is not None:
             lines.append(f"{self.cpu_s:,.1f} CPU-seconds of training.")
