@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import optuna
 from optuna.exceptions import OptunaError, StorageInternalError
@@ -126,47 +127,16 @@ def _open(url: str, attempts: int = 3) -> BaseStorage:
         raise SweepError(f"cannot open storage {without_passwords(url)}: {_first_line(error)}") from error
 
 
-class _RepairingLock(JournalFileSymlinkLock):
-    """A journal's lock that removes an incomplete last line, which a worker killed while writing leaves.
+class _Journal(JournalFileBackend):
+    """A journal file. A damaged record inside it is an error: without it, later records would mean other trials.
 
-    The lock is held for each write, so an incomplete line is nobody's. Without the repair, the next record would be
-    appended to it, and the journal could not be read any more.
+    An incomplete last line is what a worker killed while writing left, as every write holds the lock. It is removed
+    before the next one, which would be appended to it.
     """
 
-    def __init__(self, journal: Path) -> None:
-        super().__init__(str(journal))
-        self._journal = journal
-
-    def acquire(self) -> bool:
-        """See ``JournalFileSymlinkLock.acquire``."""
-        acquired = super().acquire()
-        try:
-            self._repair()
-        except BaseException:
-            self.release()  # Of a journal that is gone it could never be taken again.
-            raise
-        return acquired
-
-    def _repair(self) -> None:
-        with self._journal.open("rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            if file.read() not in (b"", b"\n"):
-                file.seek(0)
-                complete = file.read().rfind(b"\n") + 1
-                file.truncate(complete)
-                logger.warning(
-                    "%s: removed an incomplete last record of %d bytes, which a killed worker left",
-                    self._journal, size - complete,
-                )  # fmt: skip
-
-
-class _Journal(JournalFileBackend):
-    """A journal file. A damaged record inside it is an error: without it, later records would mean other trials."""
-
     def __init__(self, path: Path) -> None:
-        super().__init__(str(path), _RepairingLock(path))
-        self._path = path
+        self._path, self._mutex = path, JournalFileSymlinkLock(str(path))
+        super().__init__(str(path), self._mutex)
 
     def replayed(self) -> optuna.storages.JournalStorage:
         """The storage that its records make. Raises SweepError, OSError."""
@@ -183,10 +153,33 @@ class _Journal(JournalFileBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """See ``JournalFileBackend.append_logs``. Raises StorageInternalError, as full databases do."""
+        lines = "".join(f"{json.dumps(log)}\n" for log in logs)
         try:
-            super().append_logs(logs)
+            self._mutex.acquire()
+            try:
+                with self._path.open("rb+") as file:
+                    self._remove_incomplete_line(file)
+                    file.write(lines.encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+            finally:
+                self._mutex.release()
         except OSError as error:
             raise StorageInternalError(error.strerror) from error
+
+    def _remove_incomplete_line(self, file: BinaryIO) -> None:
+        """Raises OSError. The file is at its end then."""
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if file.read() not in (b"", b"\n"):
+            file.seek(0)
+            complete = file.read().rfind(b"\n") + 1
+            file.truncate(complete)
+            file.seek(complete)
+            logger.warning(
+                "%s: removed an incomplete last record of %d bytes, which a killed worker left",
+                self._path, size - complete,
+            )  # fmt: skip
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         """See ``JournalFileBackend.read_logs``. Raises SweepError, StorageInternalError."""
