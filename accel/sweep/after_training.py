@@ -1,13 +1,11 @@
-"""Sweeps after training: per-layer compression of a trained policy, screened by mismatch before any episode is played.
-
-``AfterTraining`` is the experiment, ``CandidateMeasurements`` measures candidates.
-"""
+"""Sweeps after training: layers of a trained policy are compressed, and screened by mismatch before they are played."""
 
 from __future__ import annotations
 
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from accel.errors import ConfigError
 from accel.json_object import Json
 from accel.runs.fp32_comparison import compare_with_fp32, time_in_turns
 from accel.runs.loading import TrainedRun
-from accel.runs.playing import collect_inputs, held_out, play
+from accel.runs.playing import Episodes, collect_inputs, held_out, play
 from accel.runs.trained_policy import TrainedPolicy
 from accel.sweep.experiment import Experiment, Measurement
 from accel.sweep.objectives import AFTER_TRAINING, Values
@@ -31,9 +29,9 @@ from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import ERROR
 from accel.sweep.scheme_space import SchemeSpace
 from accel.sweep.search import CandidateOptions, StudyPlan
-from accel.sweep.study import CAVEAT, DOMINATED, MEASURED, SAME_AS, SKIPPED, TOO_FAR, UNBUILT, has_ended
+from accel.sweep.study import CAVEAT, DOMINATED, MEASURED, RETURNS, SAME_AS, SKIPPED, TOO_FAR, UNBUILT, has_ended
 
-_SCHEME, _RETURNS, _REFERENCES = "scheme", "returns", "references"
+_SCHEME, _REFERENCES = "scheme", "references"
 # A candidate counts as dominated only if it is slower than another by more than measurements vary.
 _LATENCY_MARGIN = 1.05
 _REFERENCE_MEASUREMENTS = 8
@@ -44,7 +42,7 @@ logger = logging.getLogger("accel")
 
 
 class AfterTraining(Experiment):
-    """One trained policy under search."""
+    """One trained policy under search; all measurements but the latency are deterministic."""
 
     metrics = AFTER_TRAINING
     kind = "after training"
@@ -57,9 +55,8 @@ class AfterTraining(Experiment):
         if "return" in self._wanted and run.recorded is not None:
             raise ConfigError("recorded observations give no return: use kl or agreement, or give --env")
         torch.set_num_threads(1)
-        self._run = run
-        self._options = options.model_copy(update={"batch": options.batch or run.config.acting.envs_per_actor})
-        self._plan = plan
+        self._run, self._options, self._plan = run, options, plan
+        self._batch = options.batch or run.config.acting.envs_per_actor
         layers = policy_layers(run.graph, run.policy, prunable_units(run.policy, run.example_inputs))
         self._schemes = SchemeSpace(layers, options)
         self.title = f"{run.config.environment.env}, {run.architecture}, {run.path.name}"
@@ -68,32 +65,34 @@ class AfterTraining(Experiment):
 
     def subject(self) -> Json:
         """See ``Experiment.subject``."""
-        options = self._options.model_dump(mode="json", exclude={"sample"})
         return {
             "kind": self.kind,
             **self._run.identity,
             "layers": [layer.name for layer in self._schemes.layers],
-            **options,
+            **self._options.model_dump(mode="json", exclude={"sample"}),
+            "batch": self._batch,
             "episode_seed": self._plan.search.seed,
             "acted": "sampled" if self._options.sample else "greedy",
         }
 
-    def prepare(self, study: Study, directory: Path) -> None:
-        """See ``Experiment.prepare``: fp32's metrics, uniform schemes as first trials."""
-        self._bench = bench = CandidateMeasurements(self._run, self._options, self._plan.search.seed)
+    def prepare(self, study: Study) -> None:
+        """See ``Experiment.prepare``: real observations, fp32's metrics, uniform schemes as first trials."""
+        run, rows = self._run, self._options.rows
+        self._fp32 = run.compress("fp32")
+        inputs = collect_inputs(run, 2 * rows, self._plan.search.seed, policy=self._fp32)
+        self._inputs, self._calibration = held_out(inputs, rows)
         known = study.user_attrs.get(_REFERENCES)
         if known is None:
-            screened = bench.screen(bench.fp32)
             # all latencies refer to this one, and the minimum is the least disturbed by other processes
-            latency = min(bench.latencies([bench.fp32])[0][1] for _ in range(_REFERENCE_MEASUREMENTS))
-            known = {"bytes": screened["bytes"], "latency": latency, "kl": 0.0, "agreement": 1.0}
+            latency = min(self._latencies([self._fp32])[0][1] for _ in range(_REFERENCE_MEASUREMENTS))
+            known = {"bytes": float(len(self._fp32.to_bytes())), "latency": latency, "kl": 0.0, "agreement": 1.0}
             if "return" in self._wanted:
-                returns = bench.play(bench.fp32)
-                known["return"] = sum(returns) / len(returns)
-                study.set_user_attr(_RETURNS, returns)
-                if bench.caveat is not None:
-                    logger.warning("%s (--sample)", bench.caveat)
-                    study.set_user_attr(CAVEAT, bench.caveat)
+                episodes = self.play(self._fp32)
+                known["return"] = float(episodes.returns.mean())
+                study.set_user_attr(RETURNS, episodes.returns.tolist())
+                if episodes.caveat is not None:
+                    logger.warning("%s (--sample)", episodes.caveat)
+                    study.set_user_attr(CAVEAT, episodes.caveat)
             study.set_user_attr(_REFERENCES, known)
         self.references = known
         if not study.get_trials(deepcopy=False):
@@ -114,11 +113,10 @@ class AfterTraining(Experiment):
                     skipped = f"failed as trial {other.number}"
                 return Measurement(other.user_attrs.get(MEASURED, {}), violations, skipped)
         try:
-            artifact = self._bench.compress(scheme)
+            artifact = self._run.compress(scheme, self._calibration)
         except (SchemeError, UnsupportedLayerError) as error:
             return Measurement({}, {_BUILT: 1.0}, f"{UNBUILT}: {error}")
-        measured = self._bench.screen(artifact)
-        measured["latency"] = self._latency(measured["policy_us"], measured["fp32_us"])
+        measured = self._screen(artifact)
         trial.set_user_attr(MEASURED, measured)
         if "return" not in self._wanted:
             return Measurement(measured)
@@ -130,9 +128,15 @@ class AfterTraining(Experiment):
         if better is not None:
             reason = f"{DOMINATED}: trial {better.number} is closer to fp32, faster and smaller"
             return Measurement(measured, {_NEAR: -1.0}, reason)
-        returns = self._bench.play(artifact)
-        trial.set_user_attr(_RETURNS, returns)
-        return Measurement({**measured, "return": sum(returns) / len(returns)}, {_NEAR: -1.0})
+        returns = self.play(artifact).returns
+        trial.set_user_attr(RETURNS, returns.tolist())
+        return Measurement({**measured, "return": float(returns.mean())}, {_NEAR: -1.0})
+
+    def play(self, artifact: CompressedPolicy) -> Episodes:
+        """The seeded episodes, the same seeds for every artifact."""
+        options = self._options
+        seed, greedy = self._plan.search.seed, not options.sample
+        return play(artifact, self._run, episodes=options.episodes, seed=seed, greedy=greedy)
 
     def label(self, trial: FrozenTrial) -> str:
         """See ``Experiment.label``."""
@@ -154,7 +158,7 @@ class AfterTraining(Experiment):
 
     def how_measured(self) -> str:
         """See ``Experiment.how_measured``."""
-        batch, latency = self._options.batch, self.references["latency"]
+        batch, latency = self._batch, self.references["latency"]
         return (
             f"Latency: median of a policy call of {batch} observation{'' if batch == 1 else 's'} as actors run it, "
             f"this machine, one thread, relative to fp32 measured in turns, scaled to fp32's {latency:.4g} µs. The "
@@ -167,16 +171,40 @@ class AfterTraining(Experiment):
         if "latency" not in self._wanted or not rows:
             return list(rows)
         logger.info("measuring the latency of %d candidates again, in turns", len(rows))
-        artifacts = [self._bench.fp32, *(self._bench.compress(row.label) for row in rows)]
-        (_, fp32_us, _), *quartiles = self._bench.latencies(artifacts)
+        artifacts = [self._fp32, *(self._run.compress(row.label, self._calibration) for row in rows)]
+        (_, fp32_us, _), *quartiles = self._latencies(artifacts)
         found = []
         for row, (q1, median, q3) in zip(rows, quartiles, strict=True):
-            scaled = (self._latency(us, fp32_us) for us in (median, q1, q3))
-            times = dict(zip(("latency", "latency_q1", "latency_q3"), scaled, strict=True))
-            found.append(row.with_values(**times, policy_us=median, fp32_us=fp32_us))
+            times = {"latency": median, "latency_q1": q1, "latency_q3": q3}
+            again = {name: self._scaled(us, fp32_us) for name, us in times.items()}
+            again |= {"policy_us": median, "fp32_us": fp32_us}
+            found.append(replace(row, values={**row.values, **again}))
         return found
 
-    def _latency(self, policy_us: float, fp32_us: float) -> float:
+    def _screen(self, artifact: CompressedPolicy) -> dict[str, float]:
+        """Every metric but the return, and the two medians behind the latency."""
+        run = self._run
+        found = compare_with_fp32(
+            artifact, self._fp32, self._inputs, run.distribution, run.spec.action,
+            batch=self._batch, env_us=0.0,
+        )  # fmt: skip
+        agreement = {} if found.agreement is None else {"agreement": found.agreement}
+        return {
+            "kl": found.kl,
+            "policy_us": found.policy_us,
+            "fp32_us": found.fp32_us,
+            "latency": self._scaled(found.policy_us, found.fp32_us),
+            "bytes": float(found.bytes),
+            **agreement,
+        }
+
+    def _latencies(self, artifacts: Sequence[CompressedPolicy]) -> list[list[float]]:
+        """[first quartile, median, third quartile] of the microseconds of a policy call, all artifacts in turns."""
+        samples = time_in_turns(artifacts, self._inputs, self._batch, rounds=_ROUNDS, round_s=_ROUND_S)
+        quartiles: list[list[float]] = np.quantile(samples, (0.25, 0.5, 0.75), axis=1).T.tolist()
+        return quartiles
+
+    def _scaled(self, policy_us: float, fp32_us: float) -> float:
         """Microseconds under the conditions of fp32's first measurement; later slow-downs of both cancel out."""
         return policy_us / fp32_us * self.references["latency"]
 
@@ -191,53 +219,3 @@ def _dominates(other: FrozenTrial, measured: Values) -> bool:
         and theirs["bytes"] <= measured["bytes"]
         and theirs["latency"] * _LATENCY_MARGIN <= measured["latency"]
     )
-
-
-class CandidateMeasurements:
-    """Measures schemes on one trained policy; all but the latency is deterministic.
-
-    Attributes:
-        fp32: the uncompressed artifact.
-        caveat: about the episodes played last, None for none.
-    """
-
-    def __init__(self, run: TrainedPolicy, options: CandidateOptions, seed: int) -> None:
-        """Plays to collect real observations. Raises what ``collect_inputs`` raises."""
-        self._run, self._options, self._seed = run, options, seed
-        self._batch = options.batch or 1
-        self.caveat: str | None = None
-        self.fp32 = run.compress("fp32")
-        inputs = collect_inputs(run, 2 * options.rows, seed, policy=self.fp32)
-        self._inputs, self._calibration = held_out(inputs, options.rows)
-
-    def compress(self, scheme: str) -> CompressedPolicy:
-        """The policy under a scheme, calibrated on real observations. Raises CompressorError."""
-        return self._run.compress(scheme, self._calibration)
-
-    def screen(self, artifact: CompressedPolicy) -> dict[str, float]:
-        """``kl``; ``policy_us`` and ``fp32_us``, medians measured in turns; ``bytes``; ``agreement`` of discrete
-        actions."""
-        run = self._run
-        found = compare_with_fp32(
-            artifact, self.fp32, self._inputs, run.distribution, run.spec.action,
-            batch=self._batch, env_us=0.0,
-        )  # fmt: skip
-        measured = {
-            "kl": found.kl, "policy_us": found.policy_us, "fp32_us": found.fp32_us, "bytes": float(found.bytes),
-        }  # fmt: skip
-        if found.agreement is not None:
-            measured["agreement"] = found.agreement
-        return measured
-
-    def play(self, artifact: CompressedPolicy) -> list[float]:
-        """Returns of the seeded episodes, the same seeds for every artifact."""
-        options = self._options
-        episodes = play(artifact, self._run, episodes=options.episodes, seed=self._seed, greedy=not options.sample)
-        self.caveat = episodes.caveat
-        return [float(value) for value in episodes.returns]
-
-    def latencies(self, artifacts: Sequence[CompressedPolicy]) -> list[tuple[float, float, float]]:
-        """(first quartile, median, third quartile) of the microseconds of a policy call, all artifacts in turns."""
-        samples = time_in_turns(artifacts, self._inputs, self._batch, rounds=_ROUNDS, round_s=_ROUND_S)
-        q1, median, q3 = np.quantile(samples, (0.25, 0.5, 0.75), axis=1)
-        return list(zip(q1.tolist(), median.tolist(), q3.tolist(), strict=True))

@@ -35,12 +35,16 @@ def check_directory(directory: Path, about: Mapping[str, object], storage: Path 
         found = parse_json(read_file(file, MAX_JSON_BYTES))
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
-        differing = [key for key in {**found, **about} if found.get(key) != about.get(key)]
     except (OSError, ValueError) as error:
         raise SweepError(f"{file} is damaged ({error}): give another --out, or remove the directory") from error
-    if differing:
-        what = "; ".join(f"{key} was {found.get(key)} and is {about.get(key)}" for key in differing)
+    if what := differences(found, about):
         raise SweepError(f"{directory} holds another study: {what}. Give another --out, or the study's own options")
+
+
+def differences(found: Mapping[str, object], wanted: Mapping[str, object]) -> str:
+    """What was and what is, by key; empty where the two are equal."""
+    differing = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    return "; ".join(f"{key} was {found.get(key)} and is {wanted.get(key)}" for key in differing)
 
 
 def write_about(directory: Path, about: Mapping[str, object]) -> None:

@@ -23,7 +23,7 @@ from accel.sweep.outputs import Findings, write_outputs
 from accel.sweep.pareto import Candidate, front
 from accel.sweep.search import CandidateOptions, SearchOptions, StudyPlan
 from accel.sweep.storage import connected, storage_file
-from accel.sweep.study import MEASURED, SAME_AS, counts, open_study, tally, work
+from accel.sweep.study import MEASURED, SAME_AS, done_trials, open_study, tally, work
 from accel.sweep.sweep_file import load_sweep_file
 from accel.system.signals import terminations_interrupt
 
@@ -74,9 +74,8 @@ def run_sweep(experiment: Experiment, plan: StudyPlan, directory: Path, command:
             check_directory(directory, about, storage_file(plan.url))
             study = open_study(plan, storage, experiment.subject())
             write_about(directory, about)
-            experiment.prepare(study, directory)
-        done, _ = counts(study)
-        if done:
+            experiment.prepare(study)
+        if done := len(done_trials(study)):
             logger.info("study %r has %d of %d trials; continuing", plan.name, done, plan.trials)
         work(study, plan, experiment)
         with one_at_a_time(directory):
@@ -155,7 +154,7 @@ def _conclude(
     commands = (experiment.export_command(row.label, directory / "exported" / f"{row.number:04d}") for row in found)
     exports = tuple(command for command in commands if command is not None)
     files = write_outputs(Findings(experiment, plan, study, rows, found, tuple(command), exports), directory)
-    done, _ = counts(study)
+    done = len(done_trials(study))
     if not found:
         raise SweepError(_nothing_feasible(plan, rows, done, directory))
     return SweepResult(directory, tuple(found), done, files, exports, tally(study.trials))

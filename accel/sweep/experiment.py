@@ -54,7 +54,7 @@ class Experiment(ABC):
         """Plain JSON that identifies what is swept; a study has one subject."""
 
     @abstractmethod
-    def prepare(self, study: Study, directory: Path) -> None:
+    def prepare(self, study: Study) -> None:
         """Measure the references and queue the first trials; called by every worker, one at a time."""
 
     @abstractmethod

@@ -48,7 +48,7 @@ class InTraining(Experiment):
         """See ``Experiment.subject``."""
         return {"kind": self.kind, **self._file.subject()}
 
-    def prepare(self, study: Study, directory: Path) -> None:
+    def prepare(self, study: Study) -> None:
         """See ``Experiment.prepare``: fp32's run if a constraint is relative; the base configuration first."""
         if any(constraint.relative for constraint in self._plan.constraints):
             known = study.user_attrs.get(_REFERENCES)

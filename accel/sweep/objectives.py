@@ -10,7 +10,6 @@ from typing import Literal
 from accel.config import did_you_mean
 from accel.errors import ConfigError
 
-Direction = Literal["maximise", "minimise"]
 Values = Mapping[str, float]
 
 REFERENCE = "fp32"
@@ -29,7 +28,7 @@ class Metric:
     """
 
     name: str
-    direction: Direction
+    direction: Literal["maximise", "minimise"]
     unit: str
     meaning: str
 
@@ -44,24 +43,22 @@ class Metric:
         return f"{self.name} [{self.unit}]" if self.unit else self.name
 
 
-def _table(*metrics: Metric) -> dict[str, Metric]:
-    return {metric.name: metric for metric in metrics}
-
-
-AFTER_TRAINING = _table(
+_AFTER_TRAINING = (
     Metric("return", "maximise", "", "mean return of seeded episodes, greedy unless sampled"),
     Metric("latency", "minimise", "us", "median time of a policy call, measured in turns with fp32"),
     Metric("bytes", "minimise", "B", "size of the artifact"),
     Metric("kl", "minimise", "nats", "mean KL(fp32 || compressed) over real observations"),
     Metric("agreement", "maximise", "", "share of equal greedy actions; discrete actions only"),
 )
-IN_TRAINING = _table(
+_IN_TRAINING = (
     Metric("return", "maximise", "", "mean return of the last training episodes (stop_window)"),
     Metric("env_steps_per_s", "maximise", "1/s", "environment steps consumed by the learner per second of training"),
     Metric("training_s", "minimise", "s", "seconds of training until stop_at_return"),
     Metric("actor_s", "minimise", "s/M", "seconds that actors work, without waiting, per million environment steps"),
     Metric("bytes", "minimise", "B", "size of the final published policy"),
 )
+AFTER_TRAINING = {metric.name: metric for metric in _AFTER_TRAINING}
+IN_TRAINING = {metric.name: metric for metric in _IN_TRAINING}
 
 
 def choose_metrics(names: Sequence[str], known: Mapping[str, Metric]) -> tuple[Metric, ...]:

@@ -23,7 +23,7 @@ from accel.sweep.plots import pareto_figure
 from accel.sweep.recovery import ERROR
 from accel.sweep.search import StudyPlan
 from accel.sweep.storage import without_passwords
-from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, SAME_AS, SKIPPED, counts, tally
+from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, RETURNS, SAME_AS, SKIPPED, done_trials, tally
 from accel.system.atomic import write_atomically
 from accel.system.machine import describe_machine
 
@@ -61,17 +61,17 @@ class Findings:
     @cached_property
     def returns(self) -> Mapping[int, Interval]:
         """By trial: the mean return of its episodes, with its 95 % interval."""
-        played = {trial.number: trial.user_attrs.get("returns", ()) for trial in self.trials}
+        played = {trial.number: trial.user_attrs.get(RETURNS, ()) for trial in self.trials}
         return {number: mean_interval(returns) for number, returns in played.items() if len(returns) > 1}
 
     @cached_property
     def differences(self) -> Mapping[int, Interval]:
         """By trial: return minus fp32's on the same seeds, with its 95 % interval."""
-        full = self.study.user_attrs.get("returns")
+        full = self.study.user_attrs.get(RETURNS)
         if full is None or len(full) < 2:
             return {}
-        played = [trial for trial in self.trials if "returns" in trial.user_attrs]
-        return {trial.number: mean_interval(np.subtract(trial.user_attrs["returns"], full)) for trial in played}
+        played = [trial for trial in self.trials if RETURNS in trial.user_attrs]
+        return {trial.number: mean_interval(np.subtract(trial.user_attrs[RETURNS], full)) for trial in played}
 
 
 def write_outputs(findings: Findings, directory: Path) -> tuple[Path, ...]:
@@ -126,7 +126,7 @@ def _document(findings: Findings, places: Mapping[int, str]) -> Json:
         "title": experiment.title,
         "command": [without_passwords(word) for word in findings.command],
         "study": {"name": plan.name, "storage": without_passwords(plan.url)},
-        "trials_done": counts(findings.study)[0],
+        "trials_done": len(done_trials(findings.study)),
         "trials_wanted": plan.trials,
         "sampler": plan.search.sampler,
         "seed": plan.search.seed,
@@ -138,7 +138,7 @@ def _document(findings: Findings, places: Mapping[int, str]) -> Json:
             for row in findings.front
         ],
         "subject": findings.study.user_attrs.get("sweep"),
-        "fp32_returns": findings.study.user_attrs.get("returns"),
+        "fp32_returns": findings.study.user_attrs.get(RETURNS),
         "machine": describe_machine(),
         "trials": [_trial_json(trial, experiment.label(trial)) for trial in findings.trials],
     }
@@ -163,7 +163,7 @@ def _trial_json(trial: FrozenTrial, label: str) -> Json:
         "violations": trial.constraints,
         "parameters": trial.params,
     }
-    for name in (SKIPPED, ERROR, SAME_AS, DRAWN_AT_RANDOM, "returns", "run"):
+    for name in (SKIPPED, ERROR, SAME_AS, DRAWN_AT_RANDOM, RETURNS, "run"):
         if name in attributes:
             value[name] = attributes[name]
     return value
@@ -221,7 +221,7 @@ def _front_table(findings: Findings, places: Mapping[int, str]) -> list[str]:
 def _how_played(study: Study) -> list[str]:
     """After training: the episodes behind a return, and their caveat."""
     subject = study.user_attrs.get("sweep", {})
-    if "acted" not in subject or "returns" not in study.user_attrs:
+    if "acted" not in subject or RETURNS not in study.user_attrs:
         return []
     caveat = study.user_attrs.get(CAVEAT)
     ends = "." if caveat is None else f"; in full precision {caveat}."

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 from accel.sweep.objectives import Constraint, Metric, Values
 
@@ -29,10 +28,6 @@ class Candidate:
     references: Values = field(default_factory=dict)
     unmet: Values = field(default_factory=dict)
 
-    def with_values(self, **values: float) -> Self:
-        """The candidate with some values measured again."""
-        return replace(self, values={**self.values, **values})
-
     def violation(self, constraints: Sequence[Constraint]) -> float:
         """Sum of the shares by which constraints and the sweep's own bounds are missed, 0 if feasible."""
         known = [constraint for constraint in constraints if constraint.metric in self.values]
@@ -53,11 +48,11 @@ def front(
     near = [row for row in rows if row.violation(constraints) <= slack]
     unique = list({row.label: row for row in near[::-1]}.values())
     feasible = [row for row in unique if row.violation(constraints) <= 0.0]
-    best = [row for row in unique if not any(dominates(other, row, objectives, slack) for other in feasible)]
+    best = [row for row in unique if not any(_dominates(other, row, objectives, slack) for other in feasible)]
     return sorted(best, key=lambda row: _signed(row, objectives))
 
 
-def dominates(one: Candidate, other: Candidate, objectives: Sequence[Metric], slack: float = 0.0) -> bool:
+def _dominates(one: Candidate, other: Candidate, objectives: Sequence[Metric], slack: float = 0.0) -> bool:
     """Whether one candidate is no worse in any objective, and in some better by more than a share ``slack``."""
     a, b = _signed(one, objectives), _signed(other, objectives)
     clear = any(y - x > slack * abs(y) for x, y in zip(a, b, strict=True))

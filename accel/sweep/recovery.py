@@ -22,8 +22,9 @@ from accel.supervision.processes import is_running, process_started
 from accel.sweep.storage import storage_errors
 from accel.transport.node_memory import node_name
 
-HEARTBEAT_S = 10
 GRACE_S = 60
+_BEATS = 6
+"""Heartbeats in that time."""
 MAXIMAL_RETRIES = 3
 # Attributes of a trial: its worker, that worker's latest heartbeat, how many workers died of it, and the error that it
 # failed with.
@@ -83,7 +84,7 @@ def heartbeats(trial: Trial, grace_s: float = GRACE_S) -> Iterator[None]:
     lost: tuple[type[Exception], ...] = (*storage_errors(), OSError)
 
     def write() -> None:
-        while not ended.wait(grace_s * HEARTBEAT_S / GRACE_S):
+        while not ended.wait(grace_s / _BEATS):
             try:
                 trial.set_user_attr(HEARTBEAT, time.time())
             except UpdateFinishedTrialError:

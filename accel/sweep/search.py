@@ -15,8 +15,6 @@ from accel.sweep.objectives import Constraint, Metric, choose_metrics, parse_con
 from accel.sweep.recovery import GRACE_S
 from accel.sweep.storage import default_url, storage_file
 
-_SWEEPS = Path("results") / "sweeps"
-
 Bits = Literal["fp32", "int8", "int4"]
 BITS: tuple[Bits, ...] = get_args(Bits)
 
@@ -71,7 +69,7 @@ class SearchOptions(_Options):
 
     def directory(self, name: str) -> Path:
         """The output directory, by default one of the given name."""
-        return (self.out or _SWEEPS / name).absolute()
+        return (self.out or Path("results/sweeps") / name).absolute()
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ import numpy as np
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 from pydantic import BaseModel
 
 from accel.compressors.errors import CompressorError
 from accel.errors import AccelError, SweepError
+from accel.sweep.directory import differences
 from accel.sweep.experiment import Experiment
 from accel.sweep.objectives import Values
 from accel.sweep.recovery import ERROR, StaleTrials, heartbeats, queue_again
@@ -31,10 +32,9 @@ from accel.transport.launcher import detect_launch
 TOO_FAR, DOMINATED, UNBUILT = SKIPS = ("too far from fp32", "dominated", "could not be built")
 """How the reasons begin for which a trial ends before all objectives are measured."""
 SAME_AS, DRAWN_AT_RANDOM = "same_as", "drawn_at_random"
-_RETURNS = "returns"
 _ORDER = ("played", "measured", *SKIPS[:2], "failed", UNBUILT)
 MEASURED, SKIPPED, SUBJECT = "measured", "skipped", "sweep"
-CAVEAT = "caveat"
+RETURNS, CAVEAT = "returns", "caveat"
 _WORKERS = "worker:"
 _MAXIMAL_FAILURES = 3
 _REPETITIONS_TO_DIVERSIFY = 2
@@ -86,19 +86,13 @@ def open_study(plan: StudyPlan, storage: BaseStorage, subject: Mapping[str, obje
         SweepError: the study of that name has another subject, or values that no sweep wrote.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    better = {"maximise": StudyDirection.MAXIMIZE, "minimise": StudyDirection.MINIMIZE}
-    directions = [better[objective.direction] for objective in plan.objectives]
+    directions = [objective.direction.replace("mise", "mize") for objective in plan.objectives]
     try:
-        study = optuna.create_study(
-            storage=storage,
-            study_name=plan.name,
-            directions=directions,
-            load_if_exists=True,
-        )
+        study = optuna.create_study(storage=storage, study_name=plan.name, directions=directions, load_if_exists=True)
         found = _StudyAttributes.model_validate(study.user_attrs).sweep
         for trial in study.get_trials(deepcopy=False):
             _TrialAttributes.model_validate(trial.user_attrs)
-        study.sampler = make_sampler(plan, _worker_entropy(study, plan.search.seed))
+        study.sampler = _sampler(plan, _worker_entropy(study, plan.search.seed))
     except (AccelError, *storage_errors()):  # type: ignore[misc]
         raise
     except Exception as error:  # Optuna checks no values
@@ -115,12 +109,10 @@ def open_study(plan: StudyPlan, storage: BaseStorage, subject: Mapping[str, obje
     wanted = json.loads(json.dumps(described))
     if not found:
         study.set_user_attr(SUBJECT, wanted)
-    elif found != wanted:
-        differing = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    elif what := differences(found, wanted):
         raise SweepError(
-            f"study {plan.name!r} in {without_passwords(plan.url)} has another subject: "
-            + "; ".join(f"{key} was {found.get(key)} and is {wanted.get(key)}" for key in differing)
-            + ". Give another --study and another --out, or the study's own options"
+            f"study {plan.name!r} in {without_passwords(plan.url)} has another subject: {what}. Give another --study "
+            "and another --out, or the study's own options"
         )
     return study
 
@@ -136,7 +128,7 @@ def work(study: Study, plan: StudyPlan, experiment: Experiment) -> None:
     chosen, random = study.sampler, optuna.samplers.RandomSampler(plan.search.seed + len(study.trials))
     repeated = fruitless = 0
     stale.recover(study)
-    while (missing := _remaining(study, plan.trials) > 0) or not stale.all_alive(study):
+    while (missing := _is_missing(study, plan.trials)) or not stale.all_alive(study):
         if plan.search.max_seconds is not None and time.monotonic() - started >= plan.search.max_seconds:
             logger.warning(
                 "stopping after %.0f s, as --max-seconds says; run the same command to continue",
@@ -211,8 +203,8 @@ def _measure(trial: Trial, plan: StudyPlan, experiment: Experiment) -> tuple[flo
 
 
 def _report(study: Study, plan: StudyPlan, experiment: Experiment, trial: FrozenTrial) -> None:
-    done, _ = counts(study)
-    parts = [f"trial {trial.number} ({min(done, plan.trials)}/{plan.trials})", experiment.label(trial)]
+    done = min(len(done_trials(study)), plan.trials)
+    parts = [f"trial {trial.number} ({done}/{plan.trials})", experiment.label(trial)]
     measured: Values = trial.user_attrs.get(MEASURED, {})
     parts += [
         f"{name} {measured[name]:.4g} {metric.unit}".rstrip()
@@ -226,18 +218,19 @@ def _report(study: Study, plan: StudyPlan, experiment: Experiment, trial: Frozen
     logger.info(" | ".join(parts))
 
 
-def counts(study: Study) -> tuple[int, int]:
-    """(done trials, running trials)."""
-    trials = study.get_trials(deepcopy=False)
-    return sum(map(is_done, trials)), sum(trial.state == TrialState.RUNNING for trial in trials)
+def done_trials(study: Study) -> list[FrozenTrial]:
+    """Those that count towards the wanted number."""
+    return [trial for trial in study.get_trials(deepcopy=False) if is_done(trial)]
 
 
-def _remaining(study: Study, trials: int) -> int:
-    return trials - sum(counts(study))
+def _is_missing(study: Study, wanted: int) -> bool:
+    """Whether more trials are wanted than are done and running."""
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return len(done_trials(study)) + len(running) < wanted
 
 
 def _give_up_if_nothing_works(study: Study) -> None:
-    done = [trial for trial in study.get_trials(deepcopy=False) if is_done(trial)]
+    done = done_trials(study)
     if len(done) >= _MAXIMAL_FAILURES and all(ERROR in trial.user_attrs for trial in done):
         raise SweepError(f"all of the first {len(done)} trials failed, the last one with: {done[-1].user_attrs[ERROR]}")
 
@@ -264,22 +257,21 @@ def is_done(trial: FrozenTrial) -> bool:
 
 def _skip(trial: FrozenTrial) -> str:
     """Which of ``SKIPS`` a trial's reason begins with; empty for none."""
-    return next((skip for skip in SKIPS if str(trial.user_attrs.get(SKIPPED, "")).startswith(skip)), "")
+    return str(trial.user_attrs.get(SKIPPED, "")).partition(":")[0]
 
 
-def ending(trial: FrozenTrial) -> str:
-    """How an ended trial ended, as a category."""
+def _ending(trial: FrozenTrial) -> str:
     if ERROR in trial.user_attrs:
         return "failed"
     if trial.state == TrialState.PRUNED:
         return _skip(trial)
-    return "played" if _RETURNS in trial.user_attrs else "measured"
+    return "played" if RETURNS in trial.user_attrs else "measured"
 
 
 def tally(trials: Iterable[FrozenTrial]) -> str:
     """``240 candidates: 18 played, 209 too far from fp32, 13 dominated, 0 could not be built; 17 proposals …``"""
     trials = list(trials)
-    found = Counter(ending(trial) for trial in trials if has_ended(trial))
+    found = Counter(_ending(trial) for trial in trials if has_ended(trial))
     wanted = SKIPS if "played" in found else ()
     parts = [f"{found[name]} {name}" for name in _ORDER if name in found or name in wanted]
     candidates = sum(map(is_done, trials))
@@ -290,8 +282,7 @@ def tally(trials: Iterable[FrozenTrial]) -> str:
     return text + (f", after which {drawn} proposals were sampled at random" if drawn else "")
 
 
-def make_sampler(plan: StudyPlan, entropy: Sequence[int]) -> BaseSampler:
-    """The sampler of a study, seeded for one worker."""
+def _sampler(plan: StudyPlan, entropy: Sequence[int]) -> BaseSampler:
     seed = int(np.random.SeedSequence(list(entropy)).generate_state(1)[0])
     if plan.search.sampler == "tpe":
         return optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(5, min(20, plan.trials // 5)))

@@ -15,7 +15,8 @@ from optuna.trial import Trial
 
 from accel.cli import main
 from accel.compressors.artifact import CompressedPolicy
-from accel.sweep.after_training import AfterTraining, CandidateMeasurements
+from accel.runs.playing import Episodes
+from accel.sweep.after_training import AfterTraining
 from accel.sweep.experiment import Measurement
 from accel.sweep.in_training import InTraining
 from accel.sweep.recovery import WORKER
@@ -45,14 +46,14 @@ def meet(experiment: Experiment) -> None:
 
 def halt() -> None:
     """The third policy that is played, after fp32's and the first candidate's, is never played to its end."""
-    play, played = CandidateMeasurements.play, itertools.count(1)
+    play, played = AfterTraining.play, itertools.count(1)
 
-    def halting(self: CandidateMeasurements, artifact: CompressedPolicy) -> list[float]:
+    def halting(self: AfterTraining, artifact: CompressedPolicy) -> Episodes:
         while next(played) > 2:
             time.sleep(0.05)
         return play(self, artifact)
 
-    CandidateMeasurements.play = halting  # type: ignore[method-assign]
+    AfterTraining.play = halting  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class Plain(Experiment):
     def subject(self) -> dict[str, object]:
         return {"run": "a"}
 
-    def prepare(self, study: optuna.Study, directory: Path) -> None: ...
+    def prepare(self, study: optuna.Study) -> None: ...
 
     def evaluate(self, trial: optuna.Trial) -> Measurement:
         return self._evaluate(trial)
