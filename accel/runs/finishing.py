@@ -19,6 +19,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.int8.input_layers import input_layers, small_input_layers
@@ -123,14 +124,12 @@ class _Choice:
         progress: Progress,
         full: CompressedPolicy,
     ) -> None:
-        self._run, self._cost, self._progress = run, cost, progress
-        self._cpu = None if cpu is None else tuple(cpu)
+        self._run, self._cost, self._progress, self._cpu, self._full = run, cost, progress, cpu, full
         count = len(next(iter(inputs.values())))
         quarter = 0 if count < _FEWEST else count // 4
         parts = [slice(2 * quarter or None), slice(2 * quarter, 3 * quarter or None), slice(3 * quarter, None)]
         self._calibration, *halves = ({name: array[part] for name, array in inputs.items()} for part in parts)
         self._halves = dict(zip(("first", "second"), halves, strict=True))
-        self._full = full
         layers = policy_layers(run.graph, run.policy, {})
         self._macs = _multiply_adds(run, {layer.name: layer.outputs * layer.inputs for layer in layers})
         self._inputs, self._in_floats = input_layers(run.graph), small_input_layers(run.graph)
@@ -208,22 +207,8 @@ class _Choice:
 
 def _multiply_adds(run: TrainedPolicy, sizes: Mapping[str, int]) -> dict[str, int]:
     """Multiply-adds of a row by layer: a convolution's weights count at each of its positions."""
-    counts = dict(sizes)
-
-    def count(name: str, layer: torch.nn.Module) -> None:
-        def hook(_layer: torch.nn.Module, _inputs: object, output: torch.Tensor) -> None:
-            counts[name] = sizes[name] * output[0, 0].numel()
-
-        hooks.append(layer.register_forward_hook(hook))
-
-    hooks: list[torch.utils.hooks.RemovableHandle] = []
-    for name, layer in run.policy.named_modules():
-        if name in sizes and isinstance(layer, torch.nn.Conv1d | torch.nn.Conv2d):
-            count(name, layer)
-    try:
-        with torch.inference_mode():
-            run.policy(*run.example_inputs.values())
-    finally:
-        for handle in hooks:
-            handle.remove()
-    return counts
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        run.policy(*run.example_inputs.values())
+    # two operations each; of a recurrent layer, of which torch counts none, its weights
+    counted = {name.partition(".")[2]: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items()}
+    return {name: counted.get(name) or size for name, size in sizes.items()}
