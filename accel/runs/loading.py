@@ -29,11 +29,7 @@ PREFIX = "network."
 
 @dataclass(frozen=True)
 class TrainedRun(TrainedPolicy):
-    """The policy of a run.
-
-    Attributes:
-        algorithm: its networks with the newest checkpoint's weights, on the CPU.
-    """
+    """The policy of a run; ``algorithm`` has the checkpoint's weights, on the CPU."""
 
     algorithm: Algorithm = field(repr=False)
     which: Which = "newest"
@@ -146,10 +142,11 @@ def _check_shapes(config: TrainConfig, spec: EnvSpec, weights: Mapping[str, torc
     if parse_network(config.policy.network).is_factory:
         return  # not ours: it may need real tensors while it is built
     with torch.device("meta"):
-        wanted = make_algorithm(config, spec, torch.device("meta")).networks.state_dict()
-    for name in wanted.keys() | weights.keys():
-        shapes = [
-            (tensors[name].shape, tensors[name].dtype) if name in tensors else None for tensors in (wanted, weights)
-        ]
-        if shapes[0] != shapes[1]:
-            raise ValueError(f"'{name}' is {shapes[1]} in the checkpoint and {shapes[0]} in the network")
+        networks = make_algorithm(config, spec, torch.device("meta")).networks
+    wanted, found = (
+        {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        for tensors in (networks.state_dict(), weights)
+    )
+    for name in wanted.keys() | found.keys():
+        if wanted.get(name) != found.get(name):
+            raise ValueError(f"'{name}' is {found.get(name)} in the checkpoint and {wanted.get(name)} in the network")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import math
@@ -50,8 +49,8 @@ class Episodes:
         returns: [n] undiscounted sums of the environment's own rewards.
         lengths: [n] steps.
         seconds: wall-clock time, environments included.
-        env_steps: all steps, including those of environments that waited for others. distinct: number of different
-            episodes, by return, length and last observation.
+        env_steps: all steps, including those of environments that waited for others.
+        distinct: number of different episodes, by return, length and last observation.
     """
 
     returns: npt.NDArray[np.float64]
@@ -117,7 +116,6 @@ def play(
 
     Args:
         policy: an artifact, an acting module in torch such as ``run.policy``, or a function from a batch to a session.
-        run: where the environment and the action space come from.
         episodes: n, at least 1.
         seed: of environments and noise; unrelated to the training's.
         greedy: take the most likely actions instead of sampling.
@@ -217,8 +215,7 @@ class _Round:
         environment = self._environment
         last = environment.final_observations if environment.spec.autoreset == "same_step" else observations
         for env in ended:
-            digest = hashlib.blake2b(np.ascontiguousarray(last[env]).tobytes()).digest()
-            self.endings.add((float(self.returns[env]), int(self.lengths[env]), digest))
+            self.endings.add((float(self.returns[env]), int(self.lengths[env]), hash(last[env].tobytes())))
 
 
 def _steps(
@@ -301,15 +298,12 @@ def collect_inputs(
     """Real inputs of the policy, from episodes that it plays by sampling: for calibration and for measuring mismatch.
 
     Args:
-        run: the trained policy.
-        rows: how many inputs.
         seed: of environments, noise and choice.
         policy: the policy that plays; full precision when None.
         envs: environments stepped together.
         steps: vector steps over which the rows are spread evenly, so that they show more than an episode's start.
         random_share: share of actions that are uniformly random instead.
         stream: other episodes of the same seed.
-        progress: advanced after every step.
     Returns:
         Input name to [rows, *shape], in random order; recurrent states are those met on the way. Fewer rows where the
         policy has recorded observations, and no more of them.

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.verify import run_artifact
@@ -26,10 +25,9 @@ from accel.display.progress import Progress
 from accel.envs.spaces import ALLOWED_ABOVE
 from accel.json_object import Json
 from accel.monitor.statistics import Interval, mean_interval
+from accel.runs.player import Array
 from accel.runs.playing import Episodes, collect_inputs
 from accel.runs.trained_policy import Inputs, TrainedPolicy
-
-Floats = npt.NDArray[np.floating]
 
 LEAST_AGREEMENT, MOST_MEAN_ERROR, MOST_TAIL_ERROR, MOST_LOSS = 0.99, 0.01, 0.05, 0.05
 RANDOM_SHARE = 0.2
@@ -86,7 +84,7 @@ class RowQuality:
         return f"{head}same greedy action in {self.agreement:.2%}{lost}"
 
 
-def compare_actions(run: TrainedPolicy, full: Floats, ours: Floats, inputs: str) -> RowQuality:
+def compare_actions(run: TrainedPolicy, full: Array, ours: Array, inputs: str) -> RowQuality:
     """Greedy actions of outputs [N, P] beside those of full precision."""
     action, rows = run.spec.action, len(full)
     theirs, chosen = (np.asarray(run.choose(outputs.astype(np.float32)), np.float64) for outputs in (full, ours))
@@ -97,16 +95,13 @@ def compare_actions(run: TrainedPolicy, full: Floats, ours: Floats, inputs: str)
         tail, greatest = float(np.quantile(errors, 0.99)), float(errors.max())
         return RowQuality(inputs, rows, mean_error=float(errors.mean()), tail_error=tail, greatest_error=greatest)
     agreement = float((theirs == chosen).reshape(rows, -1).all(axis=1).mean())
-    lost = _lost_value(full[:, : action.sizes[0]], chosen) if action.kind == "categorical" else None
-    return RowQuality(inputs, rows, agreement=agreement, lost_value=lost)
-
-
-def _lost_value(values: Floats, chosen: Floats) -> float:
-    allowed = values > ALLOWED_ABOVE
+    if action.kind != "categorical":
+        return RowQuality(inputs, rows, agreement=agreement)
+    values = full[:, : action.sizes[0]].astype(np.float64)
     best = values.max(axis=1)
-    spread = best - values.min(axis=1, where=allowed, initial=np.inf)
-    lost = best - values[np.arange(len(values)), chosen.astype(np.int64)]
-    return float(np.minimum(lost, spread).sum() / max(float(spread.sum()), 1e-12))
+    spread = best - values.min(axis=1, where=values > ALLOWED_ABOVE, initial=np.inf)
+    lost = np.minimum(best - values[np.arange(rows), chosen.astype(np.int64)], spread)
+    return RowQuality(inputs, rows, agreement=agreement, lost_value=float(lost.sum() / max(spread.sum(), 1e-12)))
 
 
 @dataclass(frozen=True)
@@ -196,11 +191,10 @@ class Returns:
         }
 
 
-def paired_difference(episodes: Episodes, baseline: Episodes, *, confidence: float = 0.95) -> Interval | None:
-    """Mean of return − baseline's return over episodes of equal seeds, Student's t; None for a single episode."""
-    if len(episodes.returns) < 2:
-        return None
-    return mean_interval(episodes.returns - baseline.returns, confidence=confidence)
+def paired_difference(episodes: Episodes, baseline: Episodes) -> Interval | None:
+    """Mean of return − baseline's return over episodes of equal seeds, with Student's 95 % interval; None for a single
+    episode."""
+    return mean_interval(episodes.returns - baseline.returns) if len(episodes.returns) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -302,9 +296,6 @@ def measure_rows(
 ) -> tuple[RowQuality, ...]:
     """Greedy actions of an artifact beside full precision's, on rows of each kind."""
     return tuple(
-        compare_actions(run, _outputs(full, rows), _outputs(artifact, rows), name) for name, rows in judged.items()
+        compare_actions(run, run_artifact(full, rows)[0], run_artifact(artifact, rows)[0], name)
+        for name, rows in judged.items()
     )
-
-
-def _outputs(artifact: CompressedPolicy, rows: Inputs) -> Floats:
-    return run_artifact(artifact, rows)[0].astype(np.float64)

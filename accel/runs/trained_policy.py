@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -200,20 +200,14 @@ class TrainedPolicy(ABC):
         """New environments of the kind that the policy was trained on.
 
         Args:
-            num_envs: B.
-            seed: of the first reset.
-            render: whether ``VectorEnvironment.render`` has to work.
+            seed: of the first reset. render: whether ``VectorEnvironment.render`` has to work.
         Raises:
-            EnvError: it cannot be made, or its layout is not the one that the policy was trained on.
+            EnvError: they cannot be made, or their layout is not the one that the policy was trained on.
         """
         environment = make_env(self.config, num_envs, seed, render=render)
         ours, theirs = self.spec, environment.spec
-        if (ours.observation_shape, ours.observation_dtype, ours.parts, ours.action) != (
-            theirs.observation_shape,
-            theirs.observation_dtype,
-            theirs.parts,
-            theirs.action,
-        ):
+        layout = attrgetter("observation_shape", "observation_dtype", "parts", "action")
+        if layout(ours) != layout(theirs):
             environment.close()
             raise EnvError(
                 f"environment {self.config.environment.env!r} is not the one that {self.path} was trained on: "
@@ -240,9 +234,7 @@ class TrainedPolicy(ABC):
         Raises:
             ConfigError: the observation has another shape. EnvError: the environment cannot be made.
         """
-        rows, single = self._scripted.rows(observation)
-        actions = self._scripted.act(rows, first, greedy)
-        return actions[0] if single else actions
+        return self._scripted.act(observation, first, greedy)
 
     @cached_property
     def _scripted(self) -> _ScriptedActor:
@@ -262,36 +254,34 @@ class _ScriptedActor:
         self._player: Player | None = None
         self._batch = 0
 
-    def rows(self, observation: object) -> tuple[Array, bool]:
-        """Observations as they travel, [B, *shape], and whether it was one alone. Raises ConfigError."""
-        spec, layout = self._trained.spec, self._layout
-        if not spec.parts:
-            return _plain_rows(spec, cast(npt.ArrayLike, observation))
-        if layout.holds(observation):
-            rows = layout.empty(1)
-            layout.write(observation, rows[0])
-            return rows, True
+    def act(self, observation: object, first: bool, greedy: bool) -> Array:
+        """See ``TrainedPolicy.act``."""
+        trained = self._trained
+        single, rows = self._rows(observation) if trained.spec.parts else _plain_rows(trained.spec, observation)
+        batch = len(rows)
+        if self._player is None or batch != self._batch:
+            session = TorchSession(trained.policy, trained.example_inputs, batch)
+            self._player, self._batch, first = Player(session, trained.spec), batch, True
+        params = self._player.params(rows, np.ones(batch, np.bool_) if first else None)
+        actions = self._to_env(trained.choose(params, None if greedy else self._rng))
+        return actions[0] if single else actions
+
+    def _rows(self, observation: object) -> tuple[bool, Array]:
+        """Whether it is one Dict observation alone, and all of them as they travel, [B, *shape]. Raises ConfigError."""
+        layout = self._layout
+        single = layout.holds(observation)
         try:
-            rows = layout.empty(len(_first_leaf(observation)))
-            layout.write(observation, rows)
-            return rows, False
+            rows = layout.empty(1 if single else len(_first_leaf(observation)))
+            layout.write(observation, rows[0] if single else rows)
+            return single, rows
         except (TypeError, KeyError, ValueError, IndexError) as error:
             raise ConfigError(
                 f"the observation is none of {layout.space}, nor a batch of them ({type(error).__name__}: {error}): "
                 "give a dictionary, as the environment does"
             ) from error
 
-    def act(self, observations: Array, first: bool, greedy: bool) -> Array:
-        """[B, *obs] to [B, *action]."""
-        trained, batch = self._trained, len(observations)
-        if self._player is None or batch != self._batch:
-            session = TorchSession(trained.policy, trained.example_inputs, batch)
-            self._player, self._batch, first = Player(session, trained.spec), batch, True
-        params = self._player.params(observations, np.ones(batch, np.bool_) if first else None)
-        return self._to_env(trained.choose(params, None if greedy else self._rng))
 
-
-def _plain_rows(spec: EnvSpec, observation: npt.ArrayLike) -> tuple[Array, bool]:
+def _plain_rows(spec: EnvSpec, observation: object) -> tuple[bool, Array]:
     shape = spec.observation_shape
     rows = np.asarray(observation, spec.observation_dtype)
     if rows.shape not in (shape, (len(rows), *shape) if rows.ndim else shape):
@@ -299,7 +289,7 @@ def _plain_rows(spec: EnvSpec, observation: npt.ArrayLike) -> tuple[Array, bool]
             f"the observation has shape {rows.shape}, and the policy takes {shape}, or a batch of them: flatten it "
             "with gymnasium.spaces.flatten, or apply the environment's wrappers"
         )
-    return rows.reshape(-1, *shape), rows.shape == shape
+    return rows.shape == shape, rows.reshape(-1, *shape)
 
 
 def _first_leaf(observation: object) -> Array:
