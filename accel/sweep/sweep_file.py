@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal, cast
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from accel.config import TrainConfig, did_you_mean
@@ -22,6 +23,9 @@ _TABLES = ("train", "space", "sweep")
 _OWN_FIELDS = ("name", "results_dir")
 
 
+Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -33,9 +37,6 @@ class _Float(_Strict):
     log: bool = False
     step: float | None = None
 
-    def distribution(self) -> BaseDistribution:
-        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
-
 
 class _Int(_Strict):
     type: Literal["int"]
@@ -44,20 +45,17 @@ class _Int(_Strict):
     log: bool = False
     step: int = 1
 
-    def distribution(self) -> BaseDistribution:
-        return IntDistribution(self.low, self.high, log=self.log, step=self.step)
-
 
 class _Categorical(_Strict):
     type: Literal["categorical"]
     choices: Annotated[list[str | bool | int | float], Field(min_length=1)]
 
-    def distribution(self) -> BaseDistribution:
-        return CategoricalDistribution(self.choices)
-
 
 _SPACE: TypeAdapter[_Float | _Int | _Categorical] = TypeAdapter(
     Annotated[_Float | _Int | _Categorical, Field(discriminator="type")]
+)
+_DISTRIBUTIONS: Mapping[str, Callable[..., Distribution]] = MappingProxyType(
+    {"float": FloatDistribution, "int": IntDistribution, "categorical": CategoricalDistribution}
 )
 
 
@@ -73,7 +71,7 @@ class SweepFile:
     """
 
     base: TrainConfig
-    space: Mapping[str, BaseDistribution]
+    space: Mapping[str, Distribution]
     sweep: Mapping[str, object]
     preset: str | None = None
 
@@ -129,13 +127,14 @@ def _table(tables: Mapping[str, object], name: str, path: Path) -> dict[str, obj
     return {str(key): item for key, item in value.items()}
 
 
-def _distribution(name: str, description: object, base: TrainConfig, path: Path) -> BaseDistribution:
-    fields = [field for field in base.options() if field not in _OWN_FIELDS]
+def _distribution(name: str, description: object, base: TrainConfig, path: Path) -> Distribution:
+    known = [field for field in base.options() if field not in _OWN_FIELDS]
     where = f"{path}: [space.{name}]"
-    if name not in fields:
-        raise ConfigError(f"{where}: there is no such field{did_you_mean(name, fields)}")
+    if name not in known:
+        raise ConfigError(f"{where}: there is no such field{did_you_mean(name, known)}")
     try:
-        distribution = _SPACE.validate_python(description).distribution()
+        found = _SPACE.validate_python(description)
+        distribution = _DISTRIBUTIONS[found.type](**found.model_dump(exclude={"type"}))
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][-1]) + ": " if first["loc"] else ""
@@ -156,12 +155,10 @@ def _depends_on_others(error: ConfigError, name: str) -> bool:
     return not str(error).startswith((f"option '{name}'", f"option '{name.replace('_', '-')}'", "unknown"))
 
 
-def _extremes(distribution: BaseDistribution) -> Sequence[Value]:
+def _extremes(distribution: Distribution) -> Sequence[Value]:
     if isinstance(distribution, CategoricalDistribution):
         return cast(Sequence[Value], distribution.choices)
-    if isinstance(distribution, IntDistribution | FloatDistribution):
-        return [distribution.low, distribution.high]
-    return []
+    return [distribution.low, distribution.high]
 
 
 def parameters_text(parameters: Mapping[str, object]) -> str:
@@ -170,9 +167,7 @@ def parameters_text(parameters: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
-def _contains(distribution: BaseDistribution, value: object) -> bool:
+def _contains(distribution: Distribution, value: object) -> bool:
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices
-    if isinstance(distribution, FloatDistribution | IntDistribution) and isinstance(value, int | float):
-        return distribution.low <= value <= distribution.high
-    return False
+    return isinstance(value, int | float) and distribution.low <= value <= distribution.high
