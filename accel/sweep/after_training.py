@@ -29,9 +29,9 @@ from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import ERROR
 from accel.sweep.scheme_space import SchemeSpace
 from accel.sweep.search import CandidateOptions, StudyPlan
-from accel.sweep.study import CAVEAT, DOMINATED, MEASURED, RETURNS, SAME_AS, SKIPPED, TOO_FAR, UNBUILT, has_ended
+from accel.sweep.study import DOMINATED, MEASURED, RETURNS, SAME_AS, SKIPPED, TOO_FAR, UNBUILT, has_ended
 
-_SCHEME, _REFERENCES = "scheme", "references"
+_SCHEME, _REFERENCES, _CAVEAT = "scheme", "references", "caveat"
 # A candidate counts as dominated only if it is slower than another by more than measurements vary.
 _LATENCY_MARGIN = 1.05
 _REFERENCE_MEASUREMENTS = 8
@@ -57,6 +57,7 @@ class AfterTraining(Experiment):
         torch.set_num_threads(1)
         self._run, self._options, self._plan = run, options, plan
         self._batch = options.batch or run.config.acting.envs_per_actor
+        self._acted = "sampled" if options.sample else "greedy"
         layers = policy_layers(run.graph, run.policy, prunable_units(run.policy, run.example_inputs))
         self._schemes = SchemeSpace(layers, options)
         self.title = f"{run.config.environment.env}, {run.architecture}, {run.path.name}"
@@ -72,7 +73,7 @@ class AfterTraining(Experiment):
             **self._options.model_dump(mode="json", exclude={"sample"}),
             "batch": self._batch,
             "episode_seed": self._plan.search.seed,
-            "acted": "sampled" if self._options.sample else "greedy",
+            "acted": self._acted,
         }
 
     def prepare(self, study: Study) -> None:
@@ -92,9 +93,9 @@ class AfterTraining(Experiment):
                 study.set_user_attr(RETURNS, episodes.returns.tolist())
                 if episodes.caveat is not None:
                     logger.warning("%s (--sample)", episodes.caveat)
-                    study.set_user_attr(CAVEAT, episodes.caveat)
+                    study.set_user_attr(_CAVEAT, episodes.caveat)
             study.set_user_attr(_REFERENCES, known)
-        self.references = known
+        self.references, self._caveat = known, study.user_attrs.get(_CAVEAT)
         if not study.get_trials(deepcopy=False):
             for parameters in islice(self._schemes.uniform(), self._plan.trials):
                 study.enqueue_trial(dict(parameters), skip_if_exists=True)
@@ -158,13 +159,17 @@ class AfterTraining(Experiment):
 
     def how_measured(self) -> str:
         """See ``Experiment.how_measured``."""
-        batch, latency = self._batch, self.references["latency"]
-        return (
+        batch, episodes, latency = self._batch, self._options.episodes, self.references["latency"]
+        text = (
             f"Latency: median of a policy call of {batch} observation{'' if batch == 1 else 's'} as actors run it, "
             f"this machine, one thread, relative to fp32 measured in turns, scaled to fp32's {latency:.4g} µs. The "
             "Pareto front was measured again, all in turns, with quartiles in pareto.json. Devices usually act on one "
             "observation: `--batch 1`."
         )
+        if "return" not in self._wanted:
+            return text
+        ends = "." if self._caveat is None else f"; in full precision {self._caveat}."
+        return f"A return is the mean of {episodes} {self._acted} episodes on the same seeds{ends}\n\n{text}"
 
     def measure_again(self, rows: Sequence[Candidate]) -> list[Candidate]:
         """See ``Experiment.measure_again``: latencies of all in turns, with fp32 among them."""

@@ -23,7 +23,7 @@ from accel.sweep.plots import pareto_figure
 from accel.sweep.recovery import ERROR
 from accel.sweep.search import StudyPlan
 from accel.sweep.storage import without_passwords
-from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, RETURNS, SAME_AS, SKIPPED, done_trials, tally
+from accel.sweep.study import DRAWN_AT_RANDOM, MEASURED, RETURNS, SAME_AS, SKIPPED, done_trials, tally
 from accel.system.atomic import write_atomically
 from accel.system.machine import describe_machine
 
@@ -39,7 +39,6 @@ class Findings:
     """The results of a sweep, ready to be written.
 
     Attributes:
-        experiment, plan, study: what was searched, and how.
         rows: all candidates. front: the Pareto front.
         command: the command line.
         exports: commands that export the front, in its order; none in training.
@@ -77,8 +76,7 @@ class Findings:
 def write_outputs(findings: Findings, directory: Path) -> tuple[Path, ...]:
     """Write ``pareto.json``, ``pareto.md``, ``best/*.toml``, and the figure ``pareto`` in every format.
 
-    Returns:
-        The configurations, in the front's order.
+    Returns the configurations, in the front's order.
     """
     experiment, plan = findings.experiment, findings.plan
     files = _write_configurations(findings, directory)
@@ -182,7 +180,6 @@ def _markdown(findings: Findings, places: Mapping[int, str]) -> str:
         + ", ".join(f"{q.name} ({q.direction})" for q in plan.objectives)
         + f". Constraints: {constraints}.",
         "",
-        *_how_played(findings.study),
         experiment.how_measured(),
         "",
     ]
@@ -216,16 +213,6 @@ def _front_table(findings: Findings, places: Mapping[int, str]) -> list[str]:
     return markdown_table(
         [columns[place] for place in kept], [[row[place] for place in kept] for row in rows], left=("trial", *last[1:])
     )
-
-
-def _how_played(study: Study) -> list[str]:
-    """After training: the episodes behind a return, and their caveat."""
-    subject = study.user_attrs.get("sweep", {})
-    if "acted" not in subject or RETURNS not in study.user_attrs:
-        return []
-    caveat = study.user_attrs.get(CAVEAT)
-    ends = "." if caveat is None else f"; in full precision {caveat}."
-    return [f"A return is the mean of {subject['episodes']} {subject['acted']} episodes on the same seeds{ends}", ""]
 
 
 def _value_text(value: float | None) -> str:
