@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.sweep.driver import SweepResult
     from accel.sweep.pareto import Candidate
 
-_SEARCH = ("trials", "objectives", "sampler", "seed", "storage", "study", "out", "max_seconds")
+_SEARCH = ("trials", "objectives", "sampler", "seed", "storage", "study", "out")
 _CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "sample", "max_kl")
 _LISTS = {"objectives", "bits", "prune", "rank"}
 _PARTS_OF_LATENCY = ("policy_us", "fp32_us", "latency_q1", "latency_q3")
@@ -61,7 +61,8 @@ class SweepOptions(PolicySource):
         ),
     ] = None
     constraint: Annotated[
-        tuple[str, ...], tyro.conf.arg(help="such as return>=0.95*fp32 or latency<=50; may be repeated")
+        tuple[str, ...],
+        tyro.conf.arg(help="such as latency<=50 or, after training, return>=0.95*fp32; may be repeated"),
     ] = ()
     sampler: Annotated[str | None, argument("tpe or random; default: tpe")] = None
     seed: Annotated[int | None, argument("seed of sampler and episodes; default: 0")] = None
@@ -71,7 +72,6 @@ class SweepOptions(PolicySource):
     ] = None
     study: Annotated[str | None, argument("the study's name in the storage; default: OUT's name")] = None
     out: Annotated[Path | None, argument("output directory; default: results/sweeps/NAME")] = None
-    max_seconds: Annotated[float | None, tyro.conf.arg(help="start no trial after this time")] = None
     bits: Annotated[str | None, argument("number formats of a layer; default: fp32,int8,int4")] = None
     prune: Annotated[str | None, argument("shares of units to remove; default: 0,0.25,0.5,0.75")] = None
     rank: Annotated[str | None, argument("ranks as shares of the full one; default: 1,0.5,0.25")] = None

@@ -58,8 +58,6 @@ def run_sweep(experiment: Experiment, plan: StudyPlan, directory: Path, command:
     """Create or join a study, work on it until it is complete, and write its outputs.
 
     Args:
-        experiment: the kind of trials.
-        plan: how the study searches.
         directory: for outputs; created after all other input is checked.
         command: the command line, for the record.
     Raises:

@@ -21,7 +21,7 @@ class Measurement:
     """The measurements of one trial.
 
     Attributes:
-        measured: by metric; further values may be among them.
+        measured: by metric, and further values.
         violations: of the sweep's own bounds, above 0 where they are not met.
         skipped: why the trial ended before all objectives were measured, one of ``study.SKIPS`` and the figures behind
             it; None for a complete one.

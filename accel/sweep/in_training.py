@@ -10,7 +10,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
 from accel.display.text import count, format_return
-from accel.errors import AccelError, ConfigError, SweepError
+from accel.errors import AccelError, ConfigError
 from accel.json_object import Json
 from accel.sweep.experiment import Experiment, Measurement
 from accel.sweep.objectives import IN_TRAINING, Values
@@ -18,7 +18,7 @@ from accel.sweep.search import StudyPlan
 from accel.sweep.sweep_file import SweepFile, parameters_text
 from accel.sweep.training_run import Record, TrainingRun, measured_values
 
-_RUN, _REFERENCES, _BASELINE = "run", "references", "fp32"
+_RUN = "run"
 
 logger = logging.getLogger("accel")
 
@@ -30,8 +30,10 @@ class InTraining(Experiment):
     kind = "in training"
 
     def __init__(self, file: SweepFile, plan: StudyPlan, directory: Path) -> None:
-        """Raises ConfigError: a time without a threshold, bytes without ONNX."""
+        """Raises ConfigError: a bound relative to fp32, a time without a threshold, bytes without ONNX."""
         wanted = plan.metrics
+        if relative := [constraint.text for constraint in plan.constraints if constraint.relative]:
+            raise ConfigError(f"constraint {relative[0]!r}: training runs are not compared with fp32: give a number")
         if "training_s" in wanted and file.base.run.stop_at_return is None:
             raise ConfigError("training_s is the time until stop_at_return: set stop_at_return in [train]")
         if "bytes" in wanted and file.base.acting.actor_runtime == "torch" and "actor_runtime" not in file.space:
@@ -49,16 +51,10 @@ class InTraining(Experiment):
         return {"kind": self.kind, **self._file.subject()}
 
     def prepare(self, study: Study) -> None:
-        """See ``Experiment.prepare``: fp32's run if a constraint is relative; the base configuration first."""
-        if any(constraint.relative for constraint in self._plan.constraints):
-            known = study.user_attrs.get(_REFERENCES)
-            if known is None:
-                known = dict(self._train_baseline())
-                study.set_user_attr(_REFERENCES, known)
-            self.references = dict(known)
-        if not study.get_trials(deepcopy=False):
-            if own := self._file.own_parameters():
-                study.enqueue_trial(own, skip_if_exists=True)
+        """See ``Experiment.prepare``: the base configuration first."""
+        own = self._file.own_parameters()
+        if own and not study.get_trials(deepcopy=False):
+            study.enqueue_trial(own, skip_if_exists=True)
 
     def evaluate(self, trial: Trial) -> Measurement:
         """See ``Experiment.evaluate``; a run that a killed worker began is resumed."""
@@ -118,19 +114,3 @@ class InTraining(Experiment):
         if threshold is None or "training_s" not in self._wanted:
             return {}
         return {"stop_at_return": (threshold - measured["return"]) / max(abs(threshold), 1e-12)}
-
-    def _train_baseline(self) -> Values:
-        """The base configuration in fp32."""
-        config = self._file.configure({"compressor": "fp32"})
-        run = TrainingRun(config, self._directory, _BASELINE)
-        logger.info("training the base configuration in fp32 first, as the reference of constraints")
-        run.train()
-        measured = measured_values(run.path)
-        timed = [c for c in self._plan.constraints if c.relative and c.metric == "training_s"]
-        threshold = config.run.stop_at_return
-        if timed and threshold is not None and measured["return"] < threshold:
-            raise SweepError(
-                f"fp32 came to a return of {measured['return']:g} and not to {threshold:g} (stop_at_return), so that "
-                "its training_s is no reference: lower stop_at_return, raise total_env_steps, or give seconds"
-            )
-        return measured

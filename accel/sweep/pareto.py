@@ -13,11 +13,8 @@ class Candidate:
     """One measured trial.
 
     Attributes:
-        number: the trial's.
         label: the scheme, or the parameters.
-        values: all measurements by metric.
-        parameters: the trial's.
-        references: fp32's.
+        values: all measurements by metric. references: fp32's.
         unmet: the sweep's own bounds that the trial misses, and by which share.
     """
 
@@ -41,7 +38,6 @@ def front(
     """Feasible candidates that no feasible one dominates, best in the first objective first; one per label.
 
     Args:
-        rows, objectives, constraints: the candidates, and what counts.
         slack: share by which a candidate may miss a constraint, or be worse than another in every objective, and still
             be kept, for noisy values. One that misses a constraint dominates no other.
     """

@@ -47,7 +47,7 @@ _FIXED = (
     "algorithm", "duelling", "atoms", "store", "schedule", "optimizer", "corrector", "actors", "learners", "device",
     "actor_runtime",
 )  # fmt: skip
-_READ = ("seed", "out", "max_seconds")
+_READ = ("seed", "out")
 
 logger = logging.getLogger("accel")
 
@@ -57,7 +57,6 @@ class Member:
     """One member in one generation.
 
     Attributes:
-        generation, number: which.
         parent: number of the member of the generation before whose checkpoint it begins with; None in the first.
         parameters: those it trains with.
     """
@@ -119,17 +118,15 @@ class Population:
         """Check everything; nothing is started or written.
 
         Args:
-            file: base configuration and space.
-            search: the seed of the first parameters, selection and perturbation, and the time limit of this command.
+            search: the seed of the first parameters, selection and perturbation.
             directory: of the journal and the runs; it exists when training starts.
-            members: trained side by side, at least 2.
-            generations: parts of every member's training.
+            members: trained side by side, at least 2. generations: parts of every member's training.
             train: trains a member; None: as a training run.
         Raises:
             ConfigError: too few members or generations, a field that cannot change between two parts of a run, or
                 generations shorter than a batch.
         """
-        self._file, self._search, self._directory = file, search, directory
+        self._file, self._search, self._directory, self._runs = file, search, directory, directory / RUNS
         self._members, self._generations = members, generations
         self._train = train or self._train_run
         self._check()
@@ -140,20 +137,16 @@ class Population:
         return {"kind": "population", **counts, **self._file.subject()}
 
     def train(self) -> list[Generation]:
-        """Train what is not yet trained; returns the complete generations, all of them unless time ran out.
+        """Train what is not yet trained; returns all generations, fewer where a member reached stop_at_return.
 
         Raises:
             SweepError: every member of a generation failed, or an outcome is damaged.
         """
-        started, limit_s = time.monotonic(), self._search.max_seconds
-        (self._directory / RUNS).mkdir(exist_ok=True)
+        self._runs.mkdir(exist_ok=True)
         generations: list[Generation] = []
         while not self._is_over(generations):
             members = self._next(generations)
             while missing := [member for member in members if self._outcome(member) is None]:
-                if limit_s is not None and time.monotonic() - started >= limit_s:
-                    logger.warning("stopping after %.0f s; run the same command to continue", limit_s)
-                    return generations
                 if not any(map(self._claim, missing)):  # Other commands train them all.
                     time.sleep(_POLL_S)
             generations.append([(m, outcome) for m in members if (outcome := self._outcome(m)) is not None])
@@ -182,7 +175,7 @@ class Population:
                     "search it with trials, without --population"
                 )
         if base.run.max_seconds is not None:
-            raise ConfigError("[train] max_seconds would end members unevenly: give the sweep's own --max-seconds")
+            raise ConfigError("[train] max_seconds would end members unevenly: leave it out")
         steps = base.run.total_env_steps // self._generations
         batch = base.acting.unroll_length * base.acting.envs_per_actor * base.store.held_unrolls
         if steps < batch:
@@ -209,22 +202,21 @@ class Population:
 
     def _claim(self, member: Member) -> bool:
         """Train a member unless it is trained, or another command is at it; whether this was done."""
-        path = self._directory / RUNS / f".{member.name}.lock"
-        with path.open("w") as file:
+        with (self._runs / f".{member.name}.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
             if self._outcome(member) is None:
                 outcome = self._train(member)
-                write_atomically(self._outcome_file(member), json.dumps(asdict(outcome)).encode() + b"\n")
+                write_atomically(self._runs / f"{member.name}.json", json.dumps(asdict(outcome)).encode() + b"\n")
                 logger.info(_line(member, outcome))
         return True
 
     def _train_run(self, member: Member) -> Outcome:
         """See ``Population.__init__``."""
-        runs, base = self._directory / RUNS, self._file.base
-        origin = None if member.parent is None else runs / run_name(member.generation - 1, member.parent)
+        base = self._file.base
+        origin = None if member.parent is None else self._runs / run_name(member.generation - 1, member.parent)
         own = {
             "seed": base.run.seed + member.generation * self._members + member.number,
             "stop_at_env_steps": self._stop_at(member.generation),
@@ -232,7 +224,7 @@ class Population:
         try:
             config = self._file.configure({**member.parameters, **own})
             # One process trains the same policy every time, as long as it is not begun in the middle.
-            run = TrainingRun(config, runs, member.name, origin=origin, whole=base.acting.actors == 0)
+            run = TrainingRun(config, self._runs, member.name, origin=origin, whole=base.acting.actors == 0)
             summary = run.train()
         except (ConfigError, SweepError) as error:
             return Outcome(None, 0, str(error))
@@ -240,19 +232,15 @@ class Population:
             raise SweepError(f"run {member.name} {summary.reason}: run the same command to continue")
         return Outcome(summary.return_mean, summary.env_steps)
 
-    def _outcome_file(self, member: Member) -> Path:
-        return self._directory / RUNS / f"{member.name}.json"
-
     def _outcome(self, member: Member) -> Outcome | None:
-        path = self._outcome_file(member)
+        path = self._runs / f"{member.name}.json"
         try:
             if not path.exists():
                 return None
             return TypeAdapter(Outcome).validate_json(read_file(path, MAX_JSON_BYTES), strict=True)
         except ValueError as error:
-            raise SweepError(
-                f"{path} is damaged ({_in_a_line(error)}): remove it, so that its run is looked at again"
-            ) from error
+            reason = " ".join(str(error).split())
+            raise SweepError(f"{path} is damaged ({reason}): remove it, so that its run is looked at again") from error
 
     def _close(self, generations: Sequence[Generation]) -> None:
         """List the complete generations, and remove what nobody begins with any more. Raises SweepError: all failed."""
@@ -260,7 +248,7 @@ class Population:
         if all(outcome.error is not None for outcome in outcomes):
             raise SweepError(
                 f"every member of generation {number} failed, the last one with: {outcomes[-1].error}. To try again, "
-                f"remove {self._directory / RUNS / run_name(number, 0)[:-2]}*.json"
+                f"remove {self._runs / run_name(number, 0)[:-2]}*.json"
             )
         lines = [
             json.dumps([{"member": asdict(m), "outcome": asdict(outcome)} for m, outcome in generation]) + "\n"
@@ -270,7 +258,7 @@ class Population:
             write_atomically(self._directory / JOURNAL, "".join(lines).encode())
         for member, _ in generations[number - 1] if number else ():
             for unused in ("checkpoints", "replay"):
-                shutil.rmtree(self._directory / RUNS / member.name / unused, ignore_errors=True)
+                shutil.rmtree(self._runs / member.name / unused, ignore_errors=True)
 
 
 def best_member(generation: Generation) -> int:
@@ -294,7 +282,7 @@ class PopulationResult:
 
     Attributes:
         directory: of all outputs.
-        generations: the complete ones.
+        generations: all of them.
         best: the run of the best member of the last one.
     """
 
@@ -321,9 +309,9 @@ def sweep_population(
     """Train a population: copy the better to the worse after every generation, and perturb their options.
 
     Args:
-        file: TOML with [train], [space.FIELD] and [sweep]; of the latter seed, out and max_seconds are read.
+        file: TOML with [train], [space.FIELD] and [sweep]; of the latter seed and out are read.
         population: members. generations: parts of ``total_env_steps``, at whose ends they are compared.
-        search: seed, out and max_seconds, instead of the file's.
+        search: seed and out, instead of the file's.
         command: the command line, for the record.
     Raises:
         AccelError: one clear message; nothing is written before all input is checked.
@@ -341,8 +329,6 @@ def sweep_population(
             check_directory(directory, about)
             write_about(directory, about)
         found = trained.train()
-        if not found:
-            raise SweepError("no generation is complete yet: run the same command to continue")
         with one_at_a_time(directory):
             title = f"{loaded.base.environment.env}, {loaded.base.policy.network}"
             text = _markdown(found, title, generations, search.seed, command)
@@ -365,8 +351,9 @@ def _markdown(generations: Sequence[Generation], title: str, wanted: int, seed: 
     line = []
     for generation, number in zip(generations, lineage(generations), strict=True):
         member, outcome = generation[number]
-        steps, parameters = f"{outcome.env_steps:,}", f"`{parameters_text(member.parameters)}`"
-        line.append([str(member.generation), str(number), steps, _earned(outcome), parameters])
+        earned = "" if outcome.return_mean is None else f"{outcome.return_mean:.4g}"
+        parameters = f"`{parameters_text(member.parameters)}`"
+        line.append([str(member.generation), str(number), f"{outcome.env_steps:,}", earned, parameters])
     lines = [
         f"# Population of {title}",
         "",
@@ -378,16 +365,6 @@ def _markdown(generations: Sequence[Generation], title: str, wanted: int, seed: 
         "",
     ]
     return "\n".join(lines)
-
-
-def _in_a_line(error: ValueError) -> str:
-    return " ".join(str(error).split())
-
-
-def _earned(outcome: Outcome) -> str:
-    if outcome.error is not None:
-        return "failed"
-    return "" if outcome.return_mean is None else f"{outcome.return_mean:.4g}"
 
 
 def _figure(generations: Sequence[Generation], file: SweepFile, title: str) -> Figure:

@@ -104,9 +104,7 @@ def heartbeats(trial: Trial, grace_s: float = GRACE_S) -> Iterator[None]:
 def queue_again(study: Study, trial: FrozenTrial, *, interrupted: bool = False) -> None:
     """Queue a failed trial again; after ``MAXIMAL_RETRIES`` killed workers it is given up.
 
-    Args:
-        study, trial: which.
-        interrupted: whether its worker was asked to stop, as often as it likes.
+    Args: interrupted: whether its worker was asked to stop, as often as it likes.
     """
     attributes = {name: value for name, value in trial.user_attrs.items() if name not in (WORKER, HEARTBEAT)}
     if not interrupted:

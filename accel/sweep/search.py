@@ -49,7 +49,6 @@ class SearchOptions(_Options):
         sampler: Optuna's.
         seed: of the sampler; each worker derives its own.
         storage: URL of an Optuna storage. study: name within it. out: output directory.
-        max_seconds: this worker starts no trial after this time; None for no limit.
     """
 
     trials: Annotated[int, Field(ge=1)] | None = None
@@ -60,7 +59,6 @@ class SearchOptions(_Options):
     storage: str | None = None
     study: str | None = None
     out: Path | None = None
-    max_seconds: Annotated[float, Field(gt=0)] | None = None
 
     def over(self, other: SearchOptions) -> SearchOptions:
         """The options given here, those given there, and defaults."""
@@ -77,10 +75,7 @@ class StudyPlan:
     """What one study searches for, and where it is stored: search options with all defaults known and names looked up.
 
     Attributes:
-        search: sampler, seed and time limit.
         name: of the study within its storage. url: of the storage.
-        objectives, constraints: metrics, at least one objective.
-        trials: as ``SearchOptions`` has them.
         grace_s: seconds without a sign of life after which a worker on another host counts as dead.
     """
 
@@ -99,14 +94,9 @@ class StudyPlan:
 
     @classmethod
     def of(
-        cls,
-        search: SearchOptions,
-        known: Mapping[str, Metric],
-        directory: Path,
-        trials: int,
-        objectives: Sequence[str],
+        cls, search: SearchOptions, known: Mapping[str, Metric], directory: Path, trials: int, objectives: Sequence[str]
     ) -> Self:
-        """The plan of these options, with the sweep's defaults. Raises ConfigError, SweepError."""
+        """The plan of these options, with the sweep's default trials and objectives. Raises ConfigError, SweepError."""
         url = search.storage or default_url(directory)
         storage_file(url)
         return cls(

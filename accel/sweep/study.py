@@ -34,7 +34,7 @@ TOO_FAR, DOMINATED, UNBUILT = SKIPS = ("too far from fp32", "dominated", "could 
 SAME_AS, DRAWN_AT_RANDOM = "same_as", "drawn_at_random"
 _ORDER = ("played", "measured", *SKIPS[:2], "failed", UNBUILT)
 MEASURED, SKIPPED, SUBJECT = "measured", "skipped", "sweep"
-RETURNS, CAVEAT = "returns", "caveat"
+RETURNS = "returns"
 _WORKERS = "worker:"
 _MAXIMAL_FAILURES = 3
 _REPETITIONS_TO_DIVERSIFY = 2
@@ -79,8 +79,6 @@ def open_study(plan: StudyPlan, storage: BaseStorage, subject: Mapping[str, obje
     """Join the study, or create it.
 
     Args:
-        plan: how it searches.
-        storage: that holds it.
         subject: plain JSON that identifies what is swept; a study has one subject.
     Raises:
         SweepError: the study of that name has another subject, or values that no sweep wrote.
@@ -124,17 +122,11 @@ def work(study: Study, plan: StudyPlan, experiment: Experiment) -> None:
         SweepError: the first trials all failed; the message has the reason of the last one.
         KeyboardInterrupt: the current trial was queued again.
     """
-    started, stale = time.monotonic(), StaleTrials(plan.grace_s)
+    stale = StaleTrials(plan.grace_s)
     chosen, random = study.sampler, optuna.samplers.RandomSampler(plan.search.seed + len(study.trials))
     repeated = fruitless = 0
     stale.recover(study)
     while (missing := _is_missing(study, plan.trials)) or not stale.all_alive(study):
-        if plan.search.max_seconds is not None and time.monotonic() - started >= plan.search.max_seconds:
-            logger.warning(
-                "stopping after %.0f s, as --max-seconds says; run the same command to continue",
-                plan.search.max_seconds,
-            )
-            break
         if not missing:
             time.sleep(_WAIT_S)
             stale.recover(study)

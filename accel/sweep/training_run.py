@@ -51,12 +51,9 @@ class TrainingRun:
     def __init__(
         self, config: TrainConfig, directory: Path, name: str, *, origin: Path | None = None, whole: bool = False
     ) -> None:
-        """Describe a run; nothing is started or written.
+        """Describe run ``name`` in a directory of runs; nothing is started or written.
 
         Args:
-            config: of the run.
-            directory: for run directories.
-            name: of this one.
             origin: the run with whose newest checkpoint this one begins; None: a new one.
             whole: begin an interrupted run anew, so that a deterministic one ends as if it had never been interrupted.
         """
@@ -67,12 +64,9 @@ class TrainingRun:
         self._file, self._log = (self.path.with_name(f"{name}.{ending}") for ending in ("toml", "log"))
 
     def train(self, follow: Callable[[Record], object] = lambda _: None) -> Summary:
-        """Train to the end, resuming from an earlier attempt's checkpoint.
+        """Train to the end, resuming from an earlier attempt's checkpoint; ``follow`` gets each record of its metrics.
 
-        Args:
-            follow: called with each record of ``metrics.jsonl``.
-        Raises:
-            SweepError: the run failed, with its error message, or the directory holds another configuration's run.
+        Raises: SweepError: the run failed, with its error message, or the directory holds another configuration's run.
         """
         self._check_directory()
         if not self.is_complete():
@@ -160,8 +154,7 @@ class TrainingRun:
 def measured_values(path: Path) -> Values:
     """A finished run's metrics; without bytes if actors ran torch, which publishes no compressed policy.
 
-    Raises:
-        AccelError: no episode ended, or nothing was trained.
+    Raises: AccelError: no episode ended, or nothing was trained.
     """
     run, summary = load_run_record(path), Summary.read(path)
     if summary.return_mean is None:

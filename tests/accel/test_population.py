@@ -198,16 +198,6 @@ def test_a_member_that_reaches_the_return_ends_the_population(tmp_path: Path) ->
     assert population(tmp_path, train).train() == found
 
 
-def test_time_that_runs_out_starts_no_further_member(tmp_path: Path) -> None:
-    def train(member: Member) -> Outcome:
-        time.sleep(0.03)
-        return earn(member)
-
-    stopped = population(tmp_path, train, max_seconds=0.25).train()
-    assert len(stopped) < 4
-    assert len(population(tmp_path, train).train()) == 4
-
-
 def test_a_generation_in_which_all_fail_is_told(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="every member of generation 0 failed, the last one with: broken"):
         population(tmp_path, lambda _: Outcome(None, 0, "broken")).train()

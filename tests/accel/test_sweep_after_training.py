@@ -254,7 +254,6 @@ def test_the_command_line_says_what_is_wrong_in_one_message(
         ((), "to sweep a trained policy, or --config FILE", 2),
         (("--run", run, "--trials", 0), "trials = 0", 2),
         (("--run", run, "--sampler", "best"), "sampler = 'best'", 2),
-        (("--run", run, "--max-seconds", -1), "--max-seconds = -1.0", 2),
         (("--run", run, "--bits", "int9"), "--bits = 'int9'", 2),
         (("--run", run, "--prune", "half"), "--prune = 'half'", 2),
         (("--run", run, "--max-kl", -1), "--max-kl = -1.0", 2),
