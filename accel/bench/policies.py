@@ -211,7 +211,7 @@ def environment_spec(config: TrainConfig) -> EnvSpec:
 
 def _untrained(config: TrainConfig, spec: EnvSpec) -> TrainedRun:
     algorithm = make_algorithm(config.replace(seed=_SEED), spec, torch.device("cpu"))
-    return TrainedRun(Path(), config, spec, 0, 0, algorithm)
+    return TrainedRun.of(algorithm, Path(), config, spec, 0, 0)
 
 
 def _on_random_inputs(config: TrainConfig, spec: EnvSpec) -> MeasuredPolicy:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 import xxhash
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import nn
 
 from accel.acting.rules import RuleSpec, make_rule
-from accel.algorithms.distributions import ActionDistribution, PolicyDivergence, make_distribution
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.faithful import check_faithful, check_source
 from accel.config import TrainConfig
@@ -40,49 +39,18 @@ GREEDY, STOCHASTIC = "greedy", "stochastic"
 _RULES: Mapping[str, str] = {GREEDY: greedy.RULE}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImportedPolicy(TrainedPolicy):
-    """A policy trained elsewhere, with the environment that it plays.
+    """A policy trained elsewhere, with the environment that it plays; ``space``: the actions of a policy that has
+    recorded observations in place of an environment."""
 
-    Attributes:
-        adapted: the module that acts.
-        name: what it is called in tables and cards.
-        acts_by: how its outputs become actions.
-        source: the command-line arguments that name it; None where it was not given by such.
-        rows: recorded inputs in place of an environment. space: its action space then.
-    """
-
-    adapted: AdaptedPolicy = field(repr=False)
-    name: str
-    acts_by: RuleSpec
-    source: tuple[str, ...] | None = field(repr=False)
-    rows: Inputs | None = field(default=None, repr=False)
+    policy: AdaptedPolicy = field(repr=False)
     space: spaces.Space[object] | None = None
-
-    @property
-    def policy(self) -> AdaptedPolicy:
-        """See ``TrainedPolicy.policy``."""
-        return self.adapted
-
-    @property
-    def rule_spec(self) -> RuleSpec:
-        """See ``TrainedPolicy.rule_spec``."""
-        return self.acts_by
 
     @property
     def has_distribution(self) -> bool:
         """See ``TrainedPolicy.has_distribution``."""
-        return self.acts_by.name != greedy.RULE
-
-    @property
-    def arguments(self) -> tuple[str, ...] | None:
-        """See ``TrainedPolicy.arguments``."""
-        return self.source
-
-    @property
-    def recorded(self) -> Inputs | None:
-        """See ``TrainedPolicy.recorded``."""
-        return self.rows
+        return self.rule_spec.name != greedy.RULE
 
     def make_env(self, num_envs: int, seed: Seed, *, render: bool = False) -> VectorEnvironment:
         """See ``TrainedPolicy.make_env``; what cannot be played where observations are recorded."""
@@ -94,28 +62,18 @@ class ImportedPolicy(TrainedPolicy):
     def identity(self) -> dict[str, str | int]:
         """See ``TrainedPolicy.identity``."""
         digest = xxhash.xxh3_64()
-        for name, tensor in self.adapted.state_dict().items():
+        for name, tensor in self.policy.state_dict().items():
             digest.update(name.encode())
             digest.update(tensor.numpy().tobytes())
-        return {"policy": self.name, "file": str(self.path), "weights": digest.hexdigest()}
-
-    @property
-    def architecture(self) -> str:
-        """The module's name, or algorithm and layers of a file."""
-        return self.name
-
-    @property
-    def divergence(self) -> PolicyDivergence:
-        """See ``TrainedPolicy.divergence``."""
-        return PolicyDivergence(self.spec.action)
+        return {"policy": self.architecture, "file": str(self.path), "weights": digest.hexdigest()}
 
     @property
     def normalisation(self) -> str:
         """See ``TrainedPolicy.normalisation``."""
         if self.spec.observation_dtype == "uint8":
-            return "divided by 255" if self.adapted.scales_images else "the policy's own"
-        if isinstance(self.adapted.normaliser, FixedNormaliser):
-            clip = self.adapted.normaliser.clip
+            return "divided by 255" if self.policy.scales_images else "the policy's own"
+        if isinstance(self.policy.normaliser, FixedNormaliser):
+            clip = self.policy.normaliser.clip
             return f"(x - mean) / deviation over training, clipped to [-{clip:g}, {clip:g}]"
         return "none"
 
@@ -123,10 +81,6 @@ class ImportedPolicy(TrainedPolicy):
     def scheme(self) -> str:
         """int8."""
         return "int8"
-
-    def distribution(self, outputs: Tensor) -> ActionDistribution:
-        """The action space's own distribution."""
-        return make_distribution(self.spec.action, outputs)
 
 
 def import_policy(
@@ -209,10 +163,19 @@ def _adopted(
         normaliser=None if normaliser is None else read_normaliser(normaliser, _shape_of_numbers(spec)),
         scales_images=read.scales_images or _makes_bytes(config),
     )
-    acts_by = _rule(rule, adapted, spec)
-    found = ImportedPolicy(path, config, spec, read.env_steps, 0, adapted, read.architecture, acts_by, arguments)
-    if recorded is not None:
-        found = replace(found, rows=recorded.inputs(adapted), space=space)
+    found = ImportedPolicy(
+        path=path,
+        config=config,
+        spec=spec,
+        env_steps=read.env_steps,
+        version=0,
+        policy=adapted,
+        rule_spec=_rule(rule, adapted, spec),
+        architecture=read.architecture,
+        arguments=arguments,
+        recorded=None if recorded is None else recorded.inputs(adapted),
+        space=None if recorded is None else space,
+    )
     return _proved(found, read.source)
 
 
@@ -244,15 +207,15 @@ def _proved(policy: ImportedPolicy, source: Source | None) -> ImportedPolicy:
 
 def _require_logits(policy: ImportedPolicy, inputs: Inputs) -> None:
     """Raise ConfigError where actions would be sampled by the exponentials of probabilities."""
-    if policy.acts_by.name != STOCHASTIC or policy.spec.action.kind != "categorical":
+    if policy.rule_spec.name != STOCHASTIC or policy.spec.action.kind != "categorical":
         return
     with torch.no_grad():
         outputs, *_ = policy.policy(*map(torch.from_numpy, inputs.values()))
     if bool((outputs >= 0.0).all()) and bool(((outputs.sum(1) - 1.0).abs() < 1e-4).all()):
         raise ConfigError(
-            f"--rule stochastic samples from logits, and the outputs of {policy.name} are probabilities: in every row "
-            "they are at least 0 and sum to 1; give what its softmax takes, or the logarithm of what it gives, or "
-            "choose greedy"
+            f"--rule stochastic samples from logits, and the outputs of {policy.architecture} are probabilities: in "
+            "every row they are at least 0 and sum to 1; give what its softmax takes, or the logarithm of what it "
+            "gives, or choose greedy"
         )
 
 

@@ -168,8 +168,8 @@ def _normaliser_of(source: Source) -> tuple[Tensor, Tensor] | nn.Module | None:
     """(mean, 1/deviation) of a file, or a run's own module; None where observations are not normalised."""
     if isinstance(source, TrainedRun):
         return source.network.normaliser
-    fixed = next((part for part in source.adapted.modules() if isinstance(part, FixedNormaliser)), None)
-    if fixed is not None and fixed is source.adapted.normaliser and fixed.clip != CLIP:
+    fixed = next((part for part in source.policy.modules() if isinstance(part, FixedNormaliser)), None)
+    if fixed is not None and fixed is source.policy.normaliser and fixed.clip != CLIP:
         raise ConfigError(
             f"{source.path} clips normalised observations at {fixed.clip:g}, and training does at {CLIP:g}: write "
             f"the statistics with clip = {CLIP:g}, where that makes no difference"

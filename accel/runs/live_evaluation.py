@@ -77,8 +77,8 @@ class ProcessEvaluation(LiveEvaluation):
     """Plays in a process of its own, which takes policies from memory that both see.
 
     Args:
-        run: the run directory, whose config.toml is written.
-        spec: the environment's layout, JSON. every: environment steps between two evaluations. env_steps: done so far.
+        run: the run directory, whose config.toml is written. spec: the environment's layout, JSON.
+        every: environment steps between two evaluations. env_steps: done so far.
         waits: whether ``offer`` waits for the evaluation before.
         cores: how many cores this process might use before it was pinned; None: it was not.
         limits_s: how long a step of the environments may take, and their construction or a reset.
@@ -225,7 +225,7 @@ class _Evaluator:
 
         self._algorithm.networks.load_state_dict(load(weights))
         env_steps, version = int(str(played["env_steps"])), int(str(played["version"]))
-        run = TrainedRun(self._run.path, self._config, self._spec, env_steps, version, self._algorithm)
+        run = TrainedRun.of(self._algorithm, self._run.path, self._config, self._spec, env_steps, version)
         episodes, seed = self._config.run.evaluation_episodes, FIRST_SEED + self._config.run.seed
         policy = CompressedPolicy.from_bytes(artifact) if artifact else run.policy
         self._activity.enter(PREPARING)

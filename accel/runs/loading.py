@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import torch
 
-from accel.acting.rules import RuleSpec
 from accel.algorithms.base import Algorithm, make_divergence
 from accel.algorithms.catalogue import make_algorithm
 from accel.algorithms.distributions import ActionDistribution, PolicyDivergence
@@ -18,7 +16,6 @@ from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.networks import PolicyNetwork, parse_network
-from accel.networks.policy import ActingModule
 from accel.runs.directory import RunDirectory, Which
 from accel.runs.summary import Summary
 from accel.runs.trained_policy import TrainedPolicy
@@ -27,27 +24,43 @@ from accel.tuning.choice import FULL_PRECISION, parse_choice
 PREFIX = "network."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainedRun(TrainedPolicy):
     """The policy of a run; ``algorithm`` has the checkpoint's weights, on the CPU."""
 
     algorithm: Algorithm = field(repr=False)
-    which: Which = "newest"
+    which: Which
 
-    @cached_property
-    def network(self) -> PolicyNetwork:
-        """The network whose policy side acts, in evaluation mode."""
-        return self.algorithm.network.eval().requires_grad_(False)
-
-    @cached_property
-    def policy(self) -> ActingModule:
-        """The policy's side of the network: observations and state to distribution parameters and next state."""
-        return self.network.acting_module().eval()
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        path: Path,
+        config: TrainConfig,
+        spec: EnvSpec,
+        env_steps: int,
+        version: int,
+        which: Which = "newest",
+    ) -> Self:
+        """What acts of an algorithm's network, which is for evaluation from now on."""
+        return cls(
+            path=path,
+            config=config,
+            spec=spec,
+            env_steps=env_steps,
+            version=version,
+            policy=algorithm.network.eval().requires_grad_(False).acting_module().eval(),
+            rule_spec=algorithm.rule,
+            architecture=config.policy.network,
+            arguments=(str(path), *(("--which", which) if which != "newest" else ())),
+            algorithm=algorithm,
+            which=which,
+        )
 
     @property
-    def rule_spec(self) -> RuleSpec:
-        """See ``TrainedPolicy.rule_spec``."""
-        return self.algorithm.rule
+    def network(self) -> PolicyNetwork:
+        """The network whose policy side acts."""
+        return self.algorithm.network
 
     @property
     def identity(self) -> dict[str, str | int]:
@@ -55,19 +68,9 @@ class TrainedRun(TrainedPolicy):
         return {"run": str(self.path), "policy_version": self.version}
 
     @property
-    def arguments(self) -> tuple[str, ...]:
-        """See ``TrainedPolicy.arguments``."""
-        return (str(self.path), *(("--which", self.which) if self.which != "newest" else ()))
-
-    @property
     def divergence(self) -> PolicyDivergence:
         """See ``TrainedPolicy.divergence``."""
         return make_divergence(self.algorithm)
-
-    @property
-    def architecture(self) -> str:
-        """The network's text."""
-        return self.config.policy.network
 
     @property
     def normalisation(self) -> str:
@@ -134,7 +137,7 @@ def load_run(path: Path, *, which: Which = "newest") -> TrainedRun:
         raise CheckpointError(
             f"the checkpoint of {run.path} does not fit network {config.policy.network!r} of its config.toml: {error}"
         ) from error
-    return TrainedRun(run.path, config, spec, state.env_steps, version, algorithm, which)
+    return TrainedRun.of(algorithm, run.path, config, spec, state.env_steps, version, which)
 
 
 def _check_shapes(config: TrainConfig, spec: EnvSpec, weights: Mapping[str, torch.Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from accel.acting.rules import ActionRule, ActorPlace, RuleSpec, make_rule
-from accel.algorithms.distributions import ActionDistribution, PolicyDivergence
-from accel.compressors.artifact import CompressedPolicy, Json
+from accel.algorithms.distributions import ActionDistribution, PolicyDivergence, make_distribution
+from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.graph.policy_graph import PolicyGraph, export_policy
-from accel.compressors.pipeline import Compressor, make_compressor
+from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Plan
 from accel.config import TrainConfig
 from accel.envs.actions import action_converter
@@ -38,7 +38,7 @@ _DISTILL, _TRAINED_ROUNDED = "distill", "qat"
 _DISTILL_STEPS, _DISTILL_BATCH, _DISTILL_ROWS = 2000, 256, 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainedPolicy(ABC):
     """A policy in torch, its environment and its action rule.
 
@@ -47,6 +47,11 @@ class TrainedPolicy(ABC):
         config: its environment, seed and how many inputs calibrate; of a run, all that it was trained with.
         spec: the environment's layout.
         env_steps: environment steps behind the weights. version: the policy version behind them.
+        policy: the module that acts, in evaluation mode: observations and state to outputs and next state.
+        rule_spec: the rule that turns outputs into actions, by name.
+        architecture: the network in a short text, for tables and cards.
+        arguments: the command-line arguments that name it; None for a module that only this process has.
+        recorded: recorded inputs in place of an environment, by name [N, *shape]; None for a policy that can be played.
     """
 
     path: Path
@@ -54,16 +59,11 @@ class TrainedPolicy(ABC):
     spec: EnvSpec
     env_steps: int
     version: int
-
-    @property
-    @abstractmethod
-    def policy(self) -> PolicyModule:
-        """The module that acts, in evaluation mode: observations and state to outputs and next state."""
-
-    @property
-    @abstractmethod
-    def rule_spec(self) -> RuleSpec:
-        """The rule that turns outputs into actions, by name."""
+    policy: PolicyModule = field(repr=False)
+    rule_spec: RuleSpec
+    architecture: str
+    arguments: tuple[str, ...] | None
+    recorded: Inputs | None = field(default=None, repr=False)
 
     @property
     def has_distribution(self) -> bool:
@@ -72,29 +72,14 @@ class TrainedPolicy(ABC):
         return True
 
     @property
-    def recorded(self) -> Inputs | None:
-        """Recorded inputs in place of an environment, by name [N, *shape]; None for a policy that can be played."""
-        return None
-
-    @property
     @abstractmethod
     def identity(self) -> dict[str, str | int]:
         """What identifies the policy and its weights, in plain JSON."""
 
     @property
-    @abstractmethod
-    def arguments(self) -> tuple[str, ...] | None:
-        """The command-line arguments that name it; None for a module that only this process has."""
-
-    @property
-    @abstractmethod
     def divergence(self) -> PolicyDivergence:
-        """The divergence between two policies with these outputs."""
-
-    @property
-    @abstractmethod
-    def architecture(self) -> str:
-        """The network in a short text, for tables and cards."""
+        """The divergence between two policies with these outputs: by default that of the action space."""
+        return PolicyDivergence(self.spec.action)
 
     @property
     @abstractmethod
@@ -106,9 +91,9 @@ class TrainedPolicy(ABC):
     def scheme(self) -> str:
         """The default compression scheme."""
 
-    @abstractmethod
     def distribution(self, outputs: Tensor) -> ActionDistribution:
-        """The action distribution of outputs [..., P]."""
+        """The action distribution of outputs [..., P]: by default that of the action space."""
+        return make_distribution(self.spec.action, outputs)
 
     @cached_property
     def rule(self) -> ActionRule:
@@ -137,17 +122,6 @@ class TrainedPolicy(ABC):
         """The exported policy, which every scheme that reduces nothing begins with. Raises GraphError."""
         return export_policy(self.policy, self.example_inputs, self.policy.output_names)
 
-    @property
-    def metadata(self) -> dict[str, Json]:
-        """Metadata of artifacts: the action space, the environment and the network's text."""
-        action = self.spec.action.to_json()
-        return {"action": action, "env": self.config.environment.env, "network": self.architecture}  # type: ignore[dict-item]
-
-    def compressor(self, scheme: str, *, cpu: Iterable[str] | None = None) -> Compressor:
-        """The Compressor of a scheme, with what distillation needs. Raises SchemeError."""
-        student = StudentFactory(self.spec, self.config.policy.activation, self.config.run.seed)
-        return make_compressor(scheme, cpu=cpu, student_factory=student, divergence=self.divergence)
-
     def compress(
         self, scheme: str, calibration: Inputs | None = None, *, cpu: Iterable[str] | None = None
     ) -> CompressedPolicy:
@@ -170,13 +144,16 @@ class TrainedPolicy(ABC):
         return plan.fit(self.policy, calibration, version=self.version)
 
     def bind(self, scheme: str, calibration: Inputs | None = None, *, cpu: Iterable[str] | None = None) -> Plan:
-        """The plan behind ``compress``, whose student, if it has one, is not taught."""
-        return self.compressor(scheme, cpu=cpu).bind(
+        """The plan behind ``compress``, whose student, if it has one, is not taught. Raises SchemeError."""
+        student = StudentFactory(self.spec, self.config.policy.activation, self.config.run.seed)
+        action = self.spec.action.to_json()
+        compressor = make_compressor(scheme, cpu=cpu, student_factory=student, divergence=self.divergence)
+        return compressor.bind(
             self.policy,
             self.example_inputs,
             None if _DISTILL in scheme else calibration,  # the taught student is calibrated instead
             output_names=self.policy.output_names,
-            metadata=self.metadata,
+            metadata={"action": action, "env": self.config.environment.env, "network": self.architecture},  # type: ignore[dict-item]
             graph=self.graph,
         )
 

@@ -125,10 +125,8 @@ def measure(path: Path) -> Iterator[Row]:
         yield {"arm": "refused", "why": str(error).partition(":")[0].replace(str(path), path.name)}
         return
     inputs, judged, full = calibration_inputs(run, "int8", SEED), judged_inputs(run, SEED), run.compress("fp32")
-    plan = run.compressor("int8").bind(
-        run.policy, run.example_inputs, inputs, output_names=run.policy.output_names, metadata=run.metadata
-    )
-    arms = {"published": plan.refresh(run.policy, 0), "int8": finish(run, "int8", inputs).artifact}
+    published = run.bind("int8", inputs).refresh(run.policy, 0)
+    arms = {"published": published, "int8": finish(run, "int8", inputs).artifact}
     games = None if run.recorded is not None else _Games(run, full)
     turns = time_in_turns([full, *arms.values()], inputs, 1, rounds=ROUNDS, round_s=ROUND_S)
     times = [float(median) for median in np.median(turns, axis=1)]

@@ -218,7 +218,7 @@ def test_the_deviation_assumed_of_a_squashing_policy_does_not_depend_on_the_boun
     config = PENDULUM.replace(wrapper=(f"{HERE}:{'wide' if bound > 1 else 'narrow'}",))
     policy = import_policy(path, config)
     assert policy.spec.action.high == (bound,)
-    assert policy.adapted.log_std is not None and float(policy.adapted.log_std) == pytest.approx(np.log(0.1))
+    assert policy.policy.log_std is not None and float(policy.policy.log_std) == pytest.approx(np.log(0.1))
 
 
 def test_no_action_is_sampled_with_a_deviation_that_is_assumed(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_bytes_are_what_stable_baselines3_makes_of_them(tmp_path: Path) -> None:
     for options, scale in (({}, 255), ({"normalize_images": False}, 1)):
         policy = import_policy(write_zip(tmp_path / "a.zip", weights, options), config)
         with torch.no_grad():
-            (logits,) = policy.adapted(torch.from_numpy(x))
+            (logits,) = policy.policy(torch.from_numpy(x))
         assert np.allclose(logits.numpy(), ppo_outputs(weights, x.reshape(8, -1) / np.float32(scale)), atol=1e-4)
     refuses("observes bytes: leave it out", tmp_path / "a.zip", config, normaliser=tmp_path / "statistics.npz")
     board = config.replace(wrapper=(f"{HERE}:from_zero", f"{HERE}:as_a_board"))
