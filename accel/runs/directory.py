@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import tomlkit
+from pydantic import TypeAdapter
 
 from accel.config import did_you_mean
 from accel.config.base import PLAIN_NAME, is_plain_name
@@ -27,7 +28,7 @@ from accel.errors import CheckpointError, RunDirectoryError
 from accel.json_object import finite
 from accel.monitor.line_file import read_lines
 from accel.system.atomic import remove_partial_files, write_atomically
-from accel.system.untrusted import MAX_JSON_BYTES, parse_json, read_file
+from accel.system.untrusted import MAX_JSON_BYTES, read_file
 
 if TYPE_CHECKING:
     from accel.runs.checkpoint import CheckpointState
@@ -51,8 +52,11 @@ class Start:
     """A process that began to work on a run: Unix time, host and process number; NaN, empty and 0 where damaged."""
 
     unix_time_s: float
-    host: str
-    pid: int
+    host: str = ""
+    pid: int = 0
+
+
+_START = TypeAdapter(Start)
 
 
 class RunDirectory(AbstractContextManager["RunDirectory"]):
@@ -265,12 +269,9 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
 
 def _parse_start(line: bytes) -> Start:
     try:
-        value = parse_json(line)
-        if not isinstance(value, dict):
-            raise TypeError("no object")
-        return Start(float(value["unix_time_s"]), str(value.get("host", "")), int(value.get("pid", 0)))
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return Start(math.nan, "", 0)
+        return _START.validate_json(line)
+    except ValueError:
+        return Start(math.nan)
 
 
 def _similar_run(path: Path) -> str:
