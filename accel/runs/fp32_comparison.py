@@ -18,8 +18,7 @@ from accel.envs.spaces import ActionSpec
 from accel.runs.summary import SchemeComparison
 from accel.system.timing import interleave, timed_calls
 
-ROUNDS = 25
-ROUND_S = 0.002
+_ROUNDS, _ROUND_S = 25, 0.002
 
 Array = npt.NDArray[np.generic]
 
@@ -38,19 +37,16 @@ def compare_with_fp32(
     """Time both policies in turns and compare their outputs; takes about a tenth of a second.
 
     Args:
-        artifact: the compressed policy. fp32: the same weights, uncompressed.
         inputs: [N, *shape] by input name, real ones.
-        distribution: of outputs [N, P]. action: the action space.
+        distribution: of outputs [N, P].
         batch: rows per call, as on an actor.
         env_us: duration of a vector step of the environments, for comparison.
         runtime: see ``PolicySession``.
     """
-    samples = time_in_turns((artifact, fp32), inputs, batch, rounds=ROUNDS, round_s=ROUND_S, runtime=runtime)
+    samples = time_in_turns((artifact, fp32), inputs, batch, rounds=_ROUNDS, round_s=_ROUND_S, runtime=runtime)
     params = [torch.from_numpy(run_artifact(policy, inputs)[0]) for policy in (artifact, fp32)]
     compressed, full = (distribution(p) for p in params)
-    agreement = None
-    if action.kind != "gaussian":
-        agreement = float((compressed.mode() == full.mode()).float().mean())
+    discrete = action.kind != "gaussian"
     return SchemeComparison(
         scheme=artifact.scheme,
         batch=batch,
@@ -58,7 +54,7 @@ def compare_with_fp32(
         fp32_us=float(np.median(samples[1])),
         env_us=env_us,
         kl=float(full.kl(compressed).mean()),
-        agreement=agreement,
+        agreement=float((compressed.mode() == full.mode()).float().mean()) if discrete else None,
         bytes=len(artifact.to_bytes()),
         fp32_bytes=len(fp32.to_bytes()),
         weight_only=bool(weight_only_layers(artifact)),

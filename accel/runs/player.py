@@ -51,9 +51,7 @@ class TorchSession:
 class Player:
     """Steps a session, as actors do.
 
-    Args:
-        session: its inputs are observations, then recurrent states; its outputs parameters, then the next states.
-        spec: the environment's layout.
+    Args: session: its inputs are observations, then recurrent states; its outputs parameters, then the next states.
     """
 
     def __init__(self, session: InPlaceSession, spec: EnvSpec) -> None:
@@ -67,11 +65,9 @@ class Player:
         self._before = [np.zeros_like(state) for state in states]
 
     def params(self, observations: Array, first: Bools | None) -> Floats:
-        """Distribution parameters [B, P] of one step, valid until the next.
+        """Distribution parameters [B, P] of observations [B, *obs], valid until the next step.
 
-        Args:
-            observations: [B, *obs].
-            first: [B], where an episode begins and the state is zeroed; None for nowhere.
+        Args: first: [B], where an episode begins and the state is zeroed; None for nowhere.
         """
         for name, part in self._spec.split(observations).items():
             self._observed[name][...] = part
@@ -90,12 +86,7 @@ class Player:
 
 
 class RandomActions:
-    """Puts a share of uniformly random actions among those of a policy.
-
-    Args:
-        action: the action space; a number without bounds is random in [-1, 1].
-        share: of all actions. seed: of the noise.
-    """
+    """Puts a share of uniformly random actions among those of a policy; without bounds they are in [-1, 1]."""
 
     def __init__(self, action: ActionSpec, share: float, seed: Sequence[int]) -> None:
         self._action, self._share = action, share

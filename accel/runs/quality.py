@@ -110,7 +110,6 @@ class Returns:
 
     Attributes:
         episodes: of the compressed policy. full: of full precision. random: of random actions.
-        seed: of all. greedy: most likely actions instead of samples.
         engine: what the compressed policy was played on.
     """
 
@@ -148,30 +147,29 @@ class Returns:
     @property
     def holds(self) -> bool | None:
         """Whether the loss is within the bar; None where the episodes do not decide it."""
-        difference, most = self.difference, MOST_LOSS * self.gain
-        if difference is None or self.caveat is not None or self.gain <= 0:
-            return None
-        if -difference.low <= most:
-            return True
-        return False if -difference.high > most else None
+        return self._judgement[0]
 
     @property
     def verdict(self) -> str:
         """What the interval says of the loss, in words."""
-        difference = self.difference
+        return self._judgement[1]
+
+    @property
+    def _judgement(self) -> tuple[bool | None, str]:
+        difference, over = self.difference, f"random play ({self.random.returns.mean():.5g})"
         if difference is None:
-            return "undecided: one episode says nothing"
+            return None, "undecided: one episode says nothing"
         if self.caveat is not None:
-            return f"undecided: {self.caveat}"
+            return None, f"undecided: {self.caveat}"
         if self.gain <= 0:
-            return f"undecided: full precision gains nothing over random play ({self.random.returns.mean():.5g})"
-        loss, gain = (f"{100 * end / self.gain:.3g} %" for end in (-difference.low, difference.high))
-        over = f"of the gain over random play ({self.random.returns.mean():.5g})"
-        if self.holds:
-            return f"kept: the loss is at most {max(-difference.low, 0.0) / self.gain + 0.0:.2%} {over}"
-        if self.holds is False:
-            return f"lost: at least {-difference.high / self.gain:.2%} {over}"
-        return f"undecided: the loss may be up to {loss}, the gain up to {gain}, {over}"
+            return None, f"undecided: full precision gains nothing over {over}"
+        least, most = -difference.high / self.gain, -difference.low / self.gain
+        over = f"of the gain over {over}"
+        if most <= MOST_LOSS:
+            return True, f"kept: the loss is at most {max(0.0, most):.2%} {over}"
+        if least > MOST_LOSS:
+            return False, f"lost: at least {least:.2%} {over}"
+        return None, f"undecided: the loss may be up to {100 * most:.3g} %, the gain up to {-100 * least:.3g} %, {over}"
 
     def to_json(self) -> Json:
         """A plain JSON object, every return included."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import io
 import logging
 import os
@@ -11,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, cast
@@ -62,10 +61,8 @@ def record_episode(
     """Record one episode as a video; the file appears when it is complete.
 
     Args:
-        policy: the policy that plays.
-        run: where the environment comes from.
         path: an .mp4 or .gif file, replaced if it is there.
-        seed, greedy, progress: as for ``play``.
+        policy, run, seed, greedy, progress: as for ``play``.
     Raises:
         ConfigError: another kind of file, or one that cannot be written.
         MissingExtraError: the video writer or the environment's renderer is not installed.
@@ -81,10 +78,14 @@ def record_episode(
     content = io.BytesIO()
     try:
         writer = cast(_Writer, imageio.get_writer(content, suffix, "I", **_OPTIONS[suffix]))
+
+        def append(picture: Picture) -> None:
+            height, width = (size // 2 * 2 for size in picture.shape[:2])  # encoders take even sizes only
+            writer.append_data(picture[:height, :width].copy())
+
         try:
             with _quiet_libraries():
-                show = functools.partial(_append, writer)
-                episodes = play(policy, run, episodes=1, seed=seed, greedy=greedy, frame=show, progress=progress)
+                episodes = play(policy, run, episodes=1, seed=seed, greedy=greedy, frame=append, progress=progress)
         except EnvError as error:
             if remedy := _remedy(error):
                 raise EnvError(f"{error}; {remedy}") from error
@@ -103,14 +104,9 @@ def _require_writer(path: Path, suffix: str) -> None:
     """Raise ConfigError for another kind of file, MissingExtraError where what writes it is not installed."""
     if suffix not in _NEEDS:
         raise ConfigError(f"video {path} must end in {' or '.join(_NEEDS)}")
-    for module in _NEEDS[suffix]:
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            other = ", or give a .gif file" if suffix == ".mp4" and module != "imageio" else ""
-            raise MissingExtraError(
-                f"writing {suffix} files needs {module}: {install_command('video')}{other}"
-            ) from None
+    if missing := [module for module in _NEEDS[suffix] if find_spec(module) is None]:
+        other = ", or give a .gif file" if missing == ["imageio_ffmpeg"] else ""
+        raise MissingExtraError(f"writing {suffix} files needs {missing[0]}: {install_command('video')}{other}")
 
 
 def _set_up_drawing() -> None:
@@ -142,9 +138,3 @@ def _remedy(error: EnvError) -> str:
     way = os.environ.get("MUJOCO_GL", "glfw")
     install = f"install {_LIBRARIES[way]}, or " if way in _LIBRARIES else ""
     return f"MuJoCo renders with MUJOCO_GL={way} here: {install}set MUJOCO_GL to another of {', '.join(_LIBRARIES)}"
-
-
-def _append(writer: _Writer, picture: Picture) -> None:
-    """Encoders take even sizes only."""
-    height, width = picture.shape[:2]
-    writer.append_data(picture[: height // 2 * 2, : width // 2 * 2].copy())

@@ -41,9 +41,7 @@ class Upload:
 class WandbUpload(Upload):
     """One run of a project on Weights & Biases; a resumed run goes on in the same one.
 
-    Args:
-        project: its name. directory: the run directory, which gets wandb's own files in ``wandb/``.
-        options: the run's configuration.
+    Args: directory: the run directory, which gets wandb's own files in ``wandb/``. options: the run's configuration.
     """
 
     def __init__(self, project: str, directory: Path, options: Mapping[str, object]) -> None:
