@@ -29,7 +29,7 @@ torch.set_num_threads(1)
     [
         ("return>=0.95*fp32", 400.0, 380.0, 380.0, 379.0),
         ("return >= 0.95 * fp32", -20.0, -21.0, -21.0, -21.5),
-        ("return≥0.95*fp32", 0.0, 0.0, 0.0, -0.1),
+        ("return>=.95*fp32", 0.0, 0.0, 0.0, -0.1),
         ("latency<=0.5*fp32", 10.0, 5.0, 5.0, 5.1),
         ("bytes<=4e3", 9000.0, 4000.0, 3999.0, 4001.0),
     ],
@@ -45,20 +45,12 @@ def test_a_constraint_is_met_on_its_side_of_the_bound(
     assert parse_constraint(constraint.text, AFTER_TRAINING) == constraint
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("retrun>=1", "unknown constraint on 'retrun' .did you mean 'return'"),
-        ("return>1", "not of the form"),
-        ("return>=0.9*int8", "a number times fp32"),
-        ("return>=high", "'high' is not a number"),
-        ("return>=nan", "give a number"),
-        ("", "not of the form"),
-    ],
-)
-def test_a_constraint_that_means_nothing_says_what_it_should_be(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_constraint(text, AFTER_TRAINING)
+def test_a_constraint_that_means_nothing_says_what_it_should_be() -> None:
+    for text in ("return>1", "return>=0.9*int8", "return>=high", "return>=nan", "return>=1e", ""):
+        with pytest.raises(ConfigError, match=r"is not of the form NAME>=NUMBER, .*such as return>=0.95\*fp32"):
+            parse_constraint(text, AFTER_TRAINING)
+    with pytest.raises(ConfigError, match=r"unknown constraint on 'retrun' .did you mean 'return'"):
+        parse_constraint("retrun>=1", AFTER_TRAINING)
 
 
 def test_objectives_are_known_and_each_once() -> None:
