@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
-from accel.display.text import count, format_return
 from accel.errors import AccelError, ConfigError
 from accel.json_object import Json
 from accel.sweep.experiment import Experiment, Measurement
 from accel.sweep.objectives import IN_TRAINING, Values
 from accel.sweep.search import StudyPlan
 from accel.sweep.sweep_file import SweepFile, parameters_text
-from accel.sweep.training_run import Record, TrainingRun, measured_values
+from accel.sweep.training_run import TrainingRun, measured_values
 
 _RUN = "run"
 
@@ -62,18 +62,9 @@ class InTraining(Experiment):
         name = str(trial.user_attrs.get(_RUN, f"trial-{trial.number:04d}"))
         trial.set_user_attr(_RUN, name)
         run = TrainingRun(config, self._directory, name)
-        quarters, total = 0, config.run.total_env_steps
-        logger.info("trial %d starts: %s", trial.number, parameters_text(trial.params))
-
-        def follow(record: Record) -> None:
-            nonlocal quarters
-            steps, earned = record.get("env_steps"), record.get("return_mean")
-            if isinstance(steps, int) and (passed := 4 * steps // total) > quarters:
-                quarters = passed
-                shown = f"return {format_return(earned)}" if isinstance(earned, float) else "no episode ended"
-                logger.info("trial %d | %s of %s steps | %s", trial.number, count(steps), count(total), shown)
-
-        run.train(follow)
+        text, path = parameters_text(trial.params), shlex.quote(str(run.path))
+        logger.info("trial %d starts: %s; follow it with accel watch %s", trial.number, text, path)
+        run.train()
         measured = measured_values(run.path)
         if missing := self._wanted - measured.keys():
             raise AccelError(

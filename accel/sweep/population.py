@@ -15,7 +15,7 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -105,35 +105,24 @@ def run_name(generation: int, member: int) -> str:
 class Population:
     """A population in its directory, trained by one command or several at once."""
 
-    def __init__(
-        self,
-        file: SweepFile,
-        search: SearchOptions,
-        directory: Path,
-        *,
-        members: int,
-        generations: int,
-        train: Callable[[Member], Outcome] | None = None,
-    ) -> None:
+    def __init__(self, file: SweepFile, seed: int, directory: Path, *, members: int, generations: int) -> None:
         """Check everything; nothing is started or written.
 
         Args:
-            search: the seed of the first parameters, selection and perturbation.
+            seed: of the first parameters, selection and perturbation.
             directory: of the journal and the runs; it exists when training starts.
             members: trained side by side, at least 2. generations: parts of every member's training.
-            train: trains a member; None: as a training run.
         Raises:
             ConfigError: too few members or generations, a field that cannot change between two parts of a run, or
                 generations shorter than a batch.
         """
-        self._file, self._search, self._directory, self._runs = file, search, directory, directory / RUNS
+        self._file, self._seed, self._directory, self._runs = file, seed, directory, directory / RUNS
         self._members, self._generations = members, generations
-        self._train = train or self._train_run
         self._check()
 
     def subject(self) -> Json:
         """Plain JSON that identifies the population; a directory has one."""
-        counts = {"members": self._members, "generations": self._generations, "seed": self._search.seed}
+        counts = {"members": self._members, "generations": self._generations, "seed": self._seed}
         return {"kind": "population", **counts, **self._file.subject()}
 
     def train(self) -> list[Generation]:
@@ -192,10 +181,10 @@ class Population:
         """The members of the generation after these."""
         number = len(generations)
         if not generations:
-            drawn = draw(self._file.space, self._members, self._search.seed)
+            drawn = draw(self._file.space, self._members, self._seed)
             drawn[0] |= self._file.own_parameters()
             return [Member(0, i, None, parameters) for i, parameters in enumerate(drawn)]
-        generator = np.random.default_rng([self._search.seed, number])
+        generator = np.random.default_rng([self._seed, number])
         members, outcomes = zip(*generations[-1], strict=True)
         descents = evolve([o.rank for o in outcomes], [m.parameters for m in members], self._file.space, generator)
         return [Member(number, i, parent, parameters) for i, (parent, parameters) in enumerate(descents)]
@@ -208,13 +197,13 @@ class Population:
             except BlockingIOError:
                 return False
             if self._outcome(member) is None:
-                outcome = self._train(member)
+                outcome = self.train_member(member)
                 write_atomically(self._runs / f"{member.name}.json", json.dumps(asdict(outcome)).encode() + b"\n")
                 logger.info(_line(member, outcome))
         return True
 
-    def _train_run(self, member: Member) -> Outcome:
-        """See ``Population.__init__``."""
+    def train_member(self, member: Member) -> Outcome:
+        """A member's part of training, as a training run. Raises SweepError: it was stopped."""
         base = self._file.base
         origin = None if member.parent is None else self._runs / run_name(member.generation - 1, member.parent)
         own = {
@@ -322,7 +311,7 @@ def sweep_population(
             raise ConfigError(f"--{name}: a population has members and generations, not trials: leave it out")
     search = search.over(SearchOptions.create(loaded.sweep, f"{file}: [sweep] "))
     directory = search.directory(file.stem)
-    trained = Population(loaded, search, directory, members=population, generations=generations)
+    trained = Population(loaded, search.seed, directory, members=population, generations=generations)
     with writable(directory), terminations_interrupt():
         with one_at_a_time(directory):
             about = json.loads(json.dumps(trained.subject()))

@@ -1,4 +1,4 @@
-"""One whole training run as a child process: started or resumed, followed while it trains, and read at its end.
+"""One whole training run as a child process: started or resumed, waited for, and read at its end.
 
 On Linux the child, ``accel train``, is asked to stop when its parent dies.
 """
@@ -9,9 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import tomlkit
@@ -20,7 +18,6 @@ from accel.config import TrainConfig
 from accel.config.files import load_toml
 from accel.errors import AccelError, CheckpointError, SweepError
 from accel.reports.reporting import load_run_record
-from accel.reports.watch import MetricsTail
 from accel.runs.directory import RunDirectory, wait_for_writer
 from accel.runs.summary import Summary
 from accel.sweep.objectives import Values
@@ -32,13 +29,9 @@ _LAUNCHER_PREFIXES = (
     *("OMPI_", "PMIX_", "PMI_", "PRTE_", "MV2_", "MPI_LOCALRANKID", "PALS_", "FLUX_TASK_"),
     *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
-_POLL_S = 0.1
 _STOP_S = 60.0
 _TAIL = 6
 _REPLAY = "replay"
-
-
-Record = dict[str, object]
 
 
 class TrainingRun:
@@ -63,14 +56,14 @@ class TrainingRun:
         self.path = directory.absolute() / name
         self._file, self._log = (self.path.with_name(f"{name}.{ending}") for ending in ("toml", "log"))
 
-    def train(self, follow: Callable[[Record], object] = lambda _: None) -> Summary:
-        """Train to the end, resuming from an earlier attempt's checkpoint; ``follow`` gets each record of its metrics.
+    def train(self) -> Summary:
+        """Train to the end, resuming from an earlier attempt's checkpoint.
 
         Raises: SweepError: the run failed, with its error message, or the directory holds another configuration's run.
         """
         self._check_directory()
         if not self.is_complete():
-            self._train(follow)
+            self._train()
         return Summary.read(self.path)
 
     def is_complete(self) -> bool:
@@ -90,15 +83,10 @@ class TrainingRun:
                 "--out, or remove it"
             )
 
-    def _train(self, follow: Callable[[Record], object]) -> None:
-        process, tail = self._start(), MetricsTail(self.path / "metrics.jsonl")
-        has_ended = False
+    def _train(self) -> None:
+        process = self._start()
         try:
-            while not has_ended:
-                time.sleep(_POLL_S)
-                has_ended = process.poll() is not None
-                for record in tail.read():
-                    follow(record)
+            process.wait()
         finally:
             process.terminate()  # nothing where it has ended
             try:

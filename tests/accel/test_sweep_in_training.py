@@ -61,8 +61,7 @@ def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path, ca
     with caplog.at_level("INFO", "accel"):
         result = sweep_training(file, SearchOptions(out=tmp_path / "out"))
     lines = [record.message for record in caplog.records if record.message.startswith("trial 0")]
-    assert lines[0].startswith("trial 0 starts: learning_rate=0.001, compressor=int8")
-    assert len(lines) > 2 and " of 600 steps | " in lines[1], "progress before the end"
+    assert lines[0].startswith("trial 0 starts: learning_rate=0.001, compressor=int8; follow it with accel watch ")
     assert result.trials == 2
     document = json.loads((tmp_path / "out" / "pareto.json").read_text())
     runs = tmp_path / "out" / "runs"
@@ -194,7 +193,7 @@ def test_a_run_of_another_configuration_is_not_gone_on_with(tmp_path: Path) -> N
     config = load_sweep_file(write(tmp_path / "sweep.toml", _TRAIN, _SPACE)).base
     run = TrainingRun(config, tmp_path, "trial-0000")
     assert run.train().env_steps >= 600
-    assert TrainingRun(config, tmp_path, "trial-0000").train(lambda _: True).reason == "total_env_steps = 600 reached"
+    assert TrainingRun(config, tmp_path, "trial-0000").train().reason == "total_env_steps = 600 reached"
     for change in ({"learning_rate": 0.5}, {"max_seconds": 5.0}):
         other = TrainingRun(config.replace(**change), tmp_path, "trial-0000")
         with pytest.raises(SweepError, match=f"of another study, which differs in {next(iter(change))}: give another"):
@@ -239,7 +238,6 @@ def test_a_time_to_a_threshold_that_is_not_reached_is_infeasible(tmp_path: Path)
         ('objectives = ["training_s"]', "set stop_at_return in"),
         ('constraints = ["return>=0.9*fp32"]', "not compared with fp32: give a number"),
         ("trails = 3", "unknown key 'trails' .did you mean 'trials'"),
-        ('sampler = "best"', "sampler = 'best'"),
         ("trials = 0", "trials = 0"),
         ('objectives = ["latency"]', "unknown objective 'latency'"),
     ],
