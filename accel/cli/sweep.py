@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.sweep.driver import SweepResult
     from accel.sweep.pareto import Candidate
 
-_SEARCH = ("trials", "objectives", "sampler", "seed", "storage", "study", "out")
+_SEARCH = ("trials", "objectives", "seed", "storage", "study", "out")
 _CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "sample", "max_kl")
 _LISTS = {"objectives", "bits", "prune", "rank"}
 _PARTS_OF_LATENCY = ("policy_us", "fp32_us", "latency_q1", "latency_q3")
@@ -64,7 +64,6 @@ class SweepOptions(PolicySource):
         tuple[str, ...],
         tyro.conf.arg(help="such as latency<=50 or, after training, return>=0.95*fp32; may be repeated"),
     ] = ()
-    sampler: Annotated[str | None, argument("tpe or random; default: tpe")] = None
     seed: Annotated[int | None, argument("seed of sampler and episodes; default: 0")] = None
     storage: Annotated[
         str | None,

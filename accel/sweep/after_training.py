@@ -72,7 +72,7 @@ class AfterTraining(Experiment):
             "layers": [layer.name for layer in self._schemes.layers],
             **self._options.model_dump(mode="json", exclude={"sample"}),
             "batch": self._batch,
-            "episode_seed": self._plan.search.seed,
+            "episode_seed": self._plan.seed,
             "acted": self._acted,
         }
 
@@ -80,7 +80,7 @@ class AfterTraining(Experiment):
         """See ``Experiment.prepare``: real observations, fp32's metrics, uniform schemes as first trials."""
         run, rows = self._run, self._options.rows
         self._fp32 = run.compress("fp32")
-        inputs = collect_inputs(run, 2 * rows, self._plan.search.seed, policy=self._fp32)
+        inputs = collect_inputs(run, 2 * rows, self._plan.seed, policy=self._fp32)
         self._inputs, self._calibration = held_out(inputs, rows)
         known = study.user_attrs.get(_REFERENCES)
         if known is None:
@@ -136,7 +136,7 @@ class AfterTraining(Experiment):
     def play(self, artifact: CompressedPolicy) -> Episodes:
         """The seeded episodes, the same seeds for every artifact."""
         options = self._options
-        seed, greedy = self._plan.search.seed, not options.sample
+        seed, greedy = self._plan.seed, not options.sample
         return play(artifact, self._run, episodes=options.episodes, seed=seed, greedy=greedy)
 
     def label(self, trial: FrozenTrial) -> str:

@@ -18,7 +18,7 @@ from accel.sweep.after_training import AfterTraining
 from accel.sweep.directory import check_directory, one_at_a_time, writable, write_about
 from accel.sweep.experiment import Experiment
 from accel.sweep.in_training import InTraining
-from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING, Values
+from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING
 from accel.sweep.outputs import Findings, write_outputs
 from accel.sweep.pareto import Candidate, front
 from accel.sweep.search import CandidateOptions, SearchOptions, StudyPlan
@@ -125,19 +125,17 @@ def sweep_training(file: Path, search: SearchOptions | None = None, *, command: 
     return run_sweep(InTraining(loaded, plan, directory), plan, directory, command)
 
 
-def candidates_of(experiment: Experiment, plan: StudyPlan, study: Study) -> list[Candidate]:
-    """The candidates of all complete trials, without repeated ones."""
+def _candidates(experiment: Experiment, plan: StudyPlan, study: Study) -> list[Candidate]:
+    """Those of all complete trials, without repeated ones."""
     wanted = {objective.name for objective in plan.objectives}
     given = {constraint.text for constraint in plan.constraints}
     rows: list[Candidate] = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        measured: Values = trial.user_attrs.get(MEASURED, {})
+        label, measured = experiment.label(trial), trial.user_attrs.get(MEASURED, {})
         if SAME_AS in trial.user_attrs or not wanted <= measured.keys():
             continue
         unmet = {name: by for name, by in trial.constraints.items() if name not in given and by > 0}
-        rows.append(
-            Candidate(trial.number, experiment.label(trial), measured, trial.params, experiment.references, unmet)
-        )
+        rows.append(Candidate(trial.number, label, measured, trial.params, experiment.references, unmet))
     return rows
 
 
@@ -145,9 +143,10 @@ def _conclude(
     experiment: Experiment, plan: StudyPlan, study: Study, directory: Path, command: Sequence[str]
 ) -> SweepResult:
     objectives, constraints = plan.objectives, plan.constraints
-    contenders = front(candidates_of(experiment, plan, study), objectives, constraints, _SLACK)
+    candidates = _candidates(experiment, plan, study)
+    contenders = front(candidates, objectives, constraints, _SLACK)
     again = {row.number: row for row in experiment.measure_again(contenders)}
-    rows = [again.get(row.number, row) for row in candidates_of(experiment, plan, study)]
+    rows = [again.get(row.number, row) for row in candidates]
     found = front(again.values(), objectives, constraints)
     commands = (experiment.export_command(row.label, directory / "exported" / f"{row.number:04d}") for row in found)
     exports = tuple(command for command in commands if command is not None)

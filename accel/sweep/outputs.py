@@ -126,8 +126,7 @@ def _document(findings: Findings, places: Mapping[int, str]) -> Json:
         "study": {"name": plan.name, "storage": without_passwords(plan.url)},
         "trials_done": len(done_trials(findings.study)),
         "trials_wanted": plan.trials,
-        "sampler": plan.search.sampler,
-        "seed": plan.search.seed,
+        "seed": plan.seed,
         "objectives": [dataclasses.asdict(objective) for objective in plan.objectives],
         "constraints": [constraint.text for constraint in plan.constraints],
         "fp32": dict(experiment.references),
@@ -168,14 +167,14 @@ def _trial_json(trial: FrozenTrial, label: str) -> Json:
 
 
 def _markdown(findings: Findings, places: Mapping[int, str]) -> str:
-    plan, experiment, search = findings.plan, findings.experiment, findings.plan.search
+    plan, experiment = findings.plan, findings.experiment
     constraints = ", ".join(constraint.text for constraint in plan.constraints) or "none"
     lines = [
         f"# Pareto front of {experiment.title}",
         "",
         f"{tally(findings.trials)}.",
         "",
-        f"Sweep {experiment.kind}, sampler {search.sampler}, seed {search.seed}. "
+        f"Sweep {experiment.kind}, sampler TPE, seed {plan.seed}. "
         "Objectives: "
         + ", ".join(f"{q.name} ({q.direction})" for q in plan.objectives)
         + f". Constraints: {constraints}.",

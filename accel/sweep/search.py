@@ -46,15 +46,13 @@ class SearchOptions(_Options):
             built; None: the sweep's default.
         objectives: names of metrics; several make a Pareto front; None: the sweep's default.
         constraints: of feasible trials, such as ``return>=0.95*fp32``.
-        sampler: Optuna's.
-        seed: of the sampler; each worker derives its own.
+        seed: of Optuna's sampler (TPE); each worker derives its own.
         storage: URL of an Optuna storage. study: name within it. out: output directory.
     """
 
     trials: Annotated[int, Field(ge=1)] | None = None
     objectives: tuple[str, ...] | None = None
     constraints: tuple[str, ...] = ()
-    sampler: Literal["tpe", "random"] = "tpe"
     seed: Annotated[int, Field(ge=0)] = 0
     storage: str | None = None
     study: str | None = None
@@ -75,11 +73,11 @@ class StudyPlan:
     """What one study searches for, and where it is stored: search options with all defaults known and names looked up.
 
     Attributes:
-        name: of the study within its storage. url: of the storage.
+        seed: of the sampler. name: of the study within its storage. url: of the storage.
         grace_s: seconds without a sign of life after which a worker on another host counts as dead.
     """
 
-    search: SearchOptions
+    seed: int
     name: str
     url: str
     objectives: tuple[Metric, ...]
@@ -100,7 +98,7 @@ class StudyPlan:
         url = search.storage or default_url(directory)
         storage_file(url)
         return cls(
-            search,
+            seed=search.seed,
             name=search.study or directory.name,
             url=url,
             objectives=choose_metrics(objectives if search.objectives is None else search.objectives, known),

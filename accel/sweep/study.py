@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
 import time
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 import numpy as np
 import optuna
-from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
-from optuna.study import Study
+from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 from pydantic import BaseModel
 
@@ -27,14 +25,12 @@ from accel.sweep.objectives import Values
 from accel.sweep.recovery import ERROR, StaleTrials, heartbeats, queue_again
 from accel.sweep.search import StudyPlan
 from accel.sweep.storage import storage_errors, without_passwords
-from accel.transport.launcher import detect_launch
 
 TOO_FAR, DOMINATED, UNBUILT = SKIPS = ("too far from fp32", "dominated", "could not be built")
 """How the reasons begin for which a trial ends before all objectives are measured."""
 SAME_AS, DRAWN_AT_RANDOM = "same_as", "drawn_at_random"
 _ORDER = ("played", "measured", *SKIPS[:2], "failed", UNBUILT)
-MEASURED, SKIPPED, SUBJECT = "measured", "skipped", "sweep"
-RETURNS = "returns"
+MEASURED, SKIPPED, SUBJECT, RETURNS = "measured", "skipped", "sweep", "returns"
 _WORKERS = "worker:"
 _MAXIMAL_FAILURES = 3
 _REPETITIONS_TO_DIVERSIFY = 2
@@ -84,13 +80,15 @@ def open_study(plan: StudyPlan, storage: BaseStorage, subject: Mapping[str, obje
         SweepError: the study of that name has another subject, or values that no sweep wrote.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    directions = [objective.direction.replace("mise", "mize") for objective in plan.objectives]
+    better = {"maximise": StudyDirection.MAXIMIZE, "minimise": StudyDirection.MINIMIZE}
+    directions = [better[objective.direction] for objective in plan.objectives]
     try:
         study = optuna.create_study(storage=storage, study_name=plan.name, directions=directions, load_if_exists=True)
         found = _StudyAttributes.model_validate(study.user_attrs).sweep
         for trial in study.get_trials(deepcopy=False):
             _TrialAttributes.model_validate(trial.user_attrs)
-        study.sampler = _sampler(plan, _worker_entropy(study, plan.search.seed))
+        startup = max(5, min(20, plan.trials // 5))
+        study.sampler = optuna.samplers.TPESampler(seed=_worker_seed(study, plan.seed), n_startup_trials=startup)
     except (AccelError, *storage_errors()):  # type: ignore[misc]
         raise
     except Exception as error:  # Optuna checks no values
@@ -99,12 +97,8 @@ def open_study(plan: StudyPlan, storage: BaseStorage, subject: Mapping[str, obje
             f"study {plan.name!r} in {without_passwords(plan.url)} is damaged ({reason}): restore the storage, "
             "or give another"
         ) from error
-    described = {
-        "objectives": [objective.name for objective in plan.objectives],
-        "constraints": [constraint.text for constraint in plan.constraints],
-        **subject,
-    }
-    wanted = json.loads(json.dumps(described))
+    sought = {"objectives": [q.name for q in plan.objectives], "constraints": [c.text for c in plan.constraints]}
+    wanted = json.loads(json.dumps({**sought, **subject}))
     if not found:
         study.set_user_attr(SUBJECT, wanted)
     elif what := differences(found, wanted):
@@ -123,7 +117,7 @@ def work(study: Study, plan: StudyPlan, experiment: Experiment) -> None:
         KeyboardInterrupt: the current trial was queued again.
     """
     stale = StaleTrials(plan.grace_s)
-    chosen, random = study.sampler, optuna.samplers.RandomSampler(plan.search.seed + len(study.trials))
+    chosen, random = study.sampler, optuna.samplers.RandomSampler(plan.seed + len(study.trials))
     repeated = fruitless = 0
     stale.recover(study)
     while (missing := _is_missing(study, plan.trials)) or not stale.all_alive(study):
@@ -132,7 +126,7 @@ def work(study: Study, plan: StudyPlan, experiment: Experiment) -> None:
             stale.recover(study)
             continue
         # a sampler that has converged to a few candidates proposes no new ones
-        study.sampler = random if repeated >= _REPETITIONS_TO_DIVERSIFY and plan.search.sampler != "random" else chosen
+        study.sampler = random if repeated >= _REPETITIONS_TO_DIVERSIFY else chosen
         trial = _run_one(study, plan, experiment, drawn_at_random=study.sampler is random)
         if trial is None:
             continue
@@ -140,7 +134,7 @@ def work(study: Study, plan: StudyPlan, experiment: Experiment) -> None:
         fruitless = fruitless + 1 if repeated or _skip(trial) == UNBUILT else 0
         if not repeated:
             _report(study, plan, experiment, trial)
-        if repeated == _REPETITIONS_TO_DIVERSIFY and plan.search.sampler != "random":
+        if repeated == _REPETITIONS_TO_DIVERSIFY:
             logger.info("the last %d proposals repeated others: sampling at random until there is a new one", repeated)
         if fruitless >= _MAXIMAL_FRUITLESS:
             logger.warning(
@@ -227,13 +221,13 @@ def _give_up_if_nothing_works(study: Study) -> None:
         raise SweepError(f"all of the first {len(done)} trials failed, the last one with: {done[-1].user_attrs[ERROR]}")
 
 
-def _worker_entropy(study: Study, seed: int) -> list[int]:
-    """(seed, rank or array task, number of earlier workers, trials so far): different for every worker."""
-    rank = detect_launch().rank or int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
-    key = f"{_WORKERS}{time.time_ns():020d}:{socket.gethostname()}:{os.getpid()}"
-    study.set_user_attr(key, {"rank": rank})
+def _worker_seed(study: Study, seed: int) -> int:
+    """Different for every worker: of those that see equally many workers, each has another place among them."""
+    key = f"{_WORKERS}{time.time_ns():020d}:{uuid.uuid4().hex}"
+    study.set_user_attr(key, True)
     keys = sorted(name for name in study.user_attrs if name.startswith(_WORKERS))
-    return [seed, rank, keys.index(key), len(study.get_trials(deepcopy=False))]
+    entropy = [seed, len(keys), keys.index(key), len(study.get_trials(deepcopy=False))]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def has_ended(trial: FrozenTrial) -> bool:
@@ -272,10 +266,3 @@ def tally(trials: Iterable[FrozenTrial]) -> str:
     text += f"; {repeated} proposals repeated others"
     drawn = sum(DRAWN_AT_RANDOM in trial.user_attrs for trial in trials)
     return text + (f", after which {drawn} proposals were sampled at random" if drawn else "")
-
-
-def _sampler(plan: StudyPlan, entropy: Sequence[int]) -> BaseSampler:
-    seed = int(np.random.SeedSequence(list(entropy)).generate_state(1)[0])
-    if plan.search.sampler == "tpe":
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(5, min(20, plan.trials // 5)))
-    return optuna.samplers.RandomSampler(seed=seed)

@@ -15,39 +15,33 @@ import torch
 from optuna.distributions import BaseDistribution, FloatDistribution
 
 from accel.config import TrainConfig
-from accel.envs.factory import make_vector_env
-from accel.networks import build_from_config
-from accel.runs.checkpoint import CheckpointState
-from accel.runs.directory import RunDirectory
+from accel.envs.spaces import EnvSpec
+from accel.networks import PolicyNetwork, build_from_config
 from accel.sweep.experiment import Experiment, Measurement
 from accel.sweep.objectives import AFTER_TRAINING, Metric
 from accel.sweep.recovery import GRACE_S
-from accel.sweep.search import SearchOptions, StudyPlan
+from accel.sweep.search import StudyPlan
 from accel.sweep.storage import connected, default_url
 from accel.sweep.study import open_study, work
+from tests.accel.trained_runs import make_run
 
 
-def make_run(root: Path, name: str = "run", checkpoint: bool = True) -> Path:
+def make_balancing_run(directory: Path) -> Path:
     """A CartPole run whose policy pushes the cart the way the pole falls, spread over two hidden layers."""
-    config = TrainConfig(env="CartPole-v1", network="mlp:32x2", actors=0, total_env_steps=2000, log_interval_s=0.05)
-    environment = make_vector_env(config.environment.env, 1, seed=0)
-    spec = environment.spec
-    environment.close()
-    torch.manual_seed(5)
-    network = build_from_config(config.policy, spec)
-    with torch.no_grad():
+
+    def make(config: TrainConfig, spec: EnvSpec) -> PolicyNetwork:
+        torch.manual_seed(5)
+        network = build_from_config(config.policy, spec)
         first, second = network.torso.layers[0], network.torso.layers[1]
-        first.weight.copy_(0.3 * torch.randn(32, 4) + torch.tensor([0.0, 0.1, 1.0, 0.5]))
-        second.weight.copy_(0.05 * torch.randn(32, 32) + 0.03)
-        network.policy_head.weight.copy_(torch.stack([-torch.ones(32), torch.ones(32)]) * 0.2)
-        network.policy_head.bias.zero_()
-    with RunDirectory.create(root, name) as run:
-        run.write_config(config.to_toml_values())
-        if checkpoint:
-            tensors = {f"network.{key}": value for key, value in network.state_dict().items()}
-            counters = {"env_steps": 1, "version": 3, "spec": spec.to_json()}
-            run.save_checkpoint(CheckpointState(tensors, {}, counters))  # type: ignore[arg-type]
-    return root / name
+        with torch.no_grad():
+            first.weight.copy_(0.3 * torch.randn(32, 4) + torch.tensor([0.0, 0.1, 1.0, 0.5]))
+            second.weight.copy_(0.05 * torch.randn(32, 32) + 0.03)
+            network.policy_head.weight.copy_(torch.stack([-torch.ones(32), torch.ones(32)]) * 0.2)
+            network.policy_head.bias.zero_()
+        return network
+
+    small = {"actors": 0, "total_env_steps": 2000, "log_interval_s": 0.05}
+    return make_run(directory, make=make, env="CartPole-v1", network="mlp:32x2", **small)
 
 
 RETURN_AND_BYTES = (AFTER_TRAINING["return"], AFTER_TRAINING["bytes"])
@@ -59,10 +53,8 @@ def plan_for(
     objectives: tuple[Metric, ...] = RETURN_AND_BYTES,
     trials: int = 3,
     grace_s: float = GRACE_S,
-    **search: object,
 ) -> StudyPlan:
-    found = SearchOptions.create(search)
-    return StudyPlan(found, "s", url or default_url(directory), objectives, (), trials, grace_s=grace_s)
+    return StudyPlan(0, "s", url or default_url(directory), objectives, (), trials, grace_s=grace_s)
 
 
 @contextmanager

@@ -19,21 +19,21 @@ from optuna.trial import FrozenTrial
 from accel.cli import main
 from accel.cli.sweep import result_text
 from accel.config import TrainConfig
-from accel.errors import CheckpointError, ConfigError, SweepError
+from accel.errors import CheckpointError, SweepError
 from accel.sweep.driver import SweepResult, sweep_run
 from accel.sweep.recovery import KILLS, WORKER
 from accel.sweep.search import CandidateOptions, SearchOptions
 from accel.sweep.storage import default_url
 from accel.sweep.study import SAME_AS, is_done
-from tests.accel.sweeping import make_run, trials_of, worker
-from tests.accel.trained_runs import make_run as make_trained_run
+from tests.accel.sweeping import make_balancing_run, trials_of, worker
+from tests.accel.trained_runs import make_run
 
 _FEW = CandidateOptions(rows=64, episodes=3, batch=4)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("runs"))
+    return make_balancing_run(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_a_sweep_ends_in_a_front_with_figures_and_tables(swept: SweepResult) -> 
 
 
 def test_the_table_says_how_candidates_were_played_and_which_games_repeat(tmp_path: Path) -> None:
-    run = make_trained_run(tmp_path, env="tests.environments:ClosedForm-v0", network="mlp:8x1")
+    run = make_run(tmp_path, env="tests.environments:ClosedForm-v0", network="mlp:8x1")
     for sample, how in ((False, "greedy"), (True, "sampled")):
         search = SearchOptions(trials=1, out=tmp_path / how, objectives=("return", "bytes"))
         few = CandidateOptions(rows=16, episodes=6, batch=4, sample=sample)
@@ -228,32 +228,19 @@ def _check_division(trials: list[FrozenTrial], wanted: int) -> None:
     assert all(schemes and len(set(schemes)) == len(schemes) for schemes in measured.values()), measured
 
 
-@pytest.mark.parametrize(
-    ("search", "candidates", "message"),
-    [
-        (SearchOptions(objectives=("speed",)), _FEW, "unknown objective 'speed'"),
-        (SearchOptions(constraints=("return>0",)), _FEW, "not of the form"),
-        (SearchOptions(), CandidateOptions(bits=("int8",), prune=(0.0,), rank=(1.0,)), "the space is empty"),
-    ],
-)
-def test_bad_input_leaves_nothing_behind(
-    run: Path, tmp_path: Path, search: SearchOptions, candidates: CandidateOptions, message: str
-) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(ConfigError, match=message):
-        sweep_run(run, search.model_copy(update={"out": out}), candidates)
-    assert not out.exists()
-
-
 def test_the_command_line_says_what_is_wrong_in_one_message(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    empty = make_run(tmp_path, "empty", checkpoint=False)
+    empty = make_run(tmp_path / "empty", checkpoint=False)
     (tmp_path / "file").touch()
+    out = ("--out", tmp_path / "out")
     cases = [
         ((), "to sweep a trained policy, or --config FILE", 2),
         (("--run", run, "--trials", 0), "trials = 0", 2),
-        (("--run", run, "--sampler", "best"), "sampler = 'best'", 2),
+        (("--run", run, *out, "--objectives", "speed"), "unknown objective 'speed'", 2),
+        (("--run", run, *out, "--bits", "int8", "--prune", 0, "--rank", 1), "the space is empty", 2),
+        (("--run", run, "--population", 4), "--population trains", 2),
+        (("--config", tmp_path / "none.toml", "--generations", 4), "--generations are those", 2),
         (("--run", run, "--bits", "int9"), "--bits = 'int9'", 2),
         (("--run", run, "--prune", "half"), "--prune = 'half'", 2),
         (("--run", run, "--max-kl", -1), "--max-kl = -1.0", 2),

@@ -24,7 +24,7 @@ from accel.sweep.driver import run_sweep
 from accel.sweep.experiment import Measurement
 from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import HEARTBEAT, WORKER, StaleTrials, queue_again, this_worker
-from accel.sweep.storage import connected, default_url, storage_file, without_passwords
+from accel.sweep.storage import connected, default_url, without_passwords
 from accel.sweep.study import open_study
 from tests.accel.sweeping import Plain, draw, opened, plan_for, trials_of, work_on
 from tests.accel.test_full_disks import fill
@@ -37,14 +37,15 @@ from tests.accel.test_full_disks import fill
         ("nonsense", "is no URL"),
         ("postgresql+psycopg2://user:secret@127.0.0.1:1/none", "postgresql"),
         ("sqlite:////proc/no/study.db", "cannot open storage"),
+        ("journal:/no/such/place/study.log", "cannot open storage"),
     ],
 )
-def test_a_storage_that_cannot_be_used_is_one_message_without_passwords(url: str, message: str) -> None:
+def test_a_storage_that_cannot_be_used_is_one_message_without_passwords_and_leaves_no_directory(
+    url: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(SweepError, match=message) as caught:
-        storage_file(url)
-        with connected(url):
-            pass
-    assert "secret" not in str(caught.value)
+        run_sweep(None, plan_for(tmp_path, url=url), tmp_path / "new" / "out", ())  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -78,19 +79,8 @@ def test_no_output_of_a_sweep_holds_the_storage_s_password(
     assert json.loads((tmp_path / "pareto.json").read_text())["study"]["storage"].endswith("?password=***")
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "journal"])
-def test_a_study_is_about_one_subject(tmp_path: Path, kind: str) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}" if kind == "sqlite" else default_url(tmp_path)
-    plan = plan_for(tmp_path, url=url)
-    with connected(url) as storage:
-        open_study(plan, storage, {"run": "a"})
-        assert open_study(plan, storage, {"run": "a"}).study_name == "s"
-        with pytest.raises(SweepError, match=r"run was a and is b. Give another --study and another --out"):
-            open_study(plan, storage, {"run": "b"})
-
-
 def test_workers_draw_different_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_for(tmp_path, sampler="random")
+    plan = plan_for(tmp_path)
     with connected(plan.url) as storage:
         draws = [open_study(plan, storage, {}).ask().suggest_float("x", 0, 1) for _ in range(3)]
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
@@ -98,7 +88,7 @@ def test_workers_draw_different_candidates(tmp_path: Path, monkeypatch: pytest.M
     assert len(set(draws)) == 4
     (tmp_path / "again").mkdir()
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
-    again = plan_for(tmp_path / "again", sampler="random")
+    again = plan_for(tmp_path / "again")
     with connected(again.url) as storage:
         assert open_study(again, storage, {}).ask().suggest_float("x", 0, 1) == draws[0]
 
@@ -275,19 +265,6 @@ class Troubled(Plain):
         if self._during == "the end":
             self._then()
         return list(rows)
-
-
-@pytest.mark.parametrize("storage", ["journal:/no/such/place/study.log", "postgresql://user:secret@127.0.0.1:1/none"])
-def test_a_bad_storage_leaves_no_output_directory(storage: str, tmp_path: Path) -> None:
-    with pytest.raises(SweepError, match="storage"):
-        run_sweep(None, plan_for(tmp_path, url=storage), tmp_path / "new" / "out", ())  # type: ignore[arg-type]
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_directory_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SweepError, match=r"cannot write to .*choose another --out"):
-        run_sweep(None, plan_for(tmp_path), tmp_path / "file" / "out", ())  # type: ignore[arg-type]
 
 
 def test_a_read_only_directory_is_one_message() -> None:

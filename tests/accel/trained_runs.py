@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -44,7 +44,12 @@ def make_records(spec: EnvSpec) -> torch.Tensor:
 
 
 def make_run(
-    directory: Path, *, checkpoint: bool = True, counters: Mapping[str, object] = {}, **options: object
+    directory: Path,
+    *,
+    checkpoint: bool = True,
+    counters: Mapping[str, object] = {},
+    make: Callable[[TrainConfig, EnvSpec], PolicyNetwork] = make_network,
+    **options: object,
 ) -> Path:
     """A run directory with a checkpoint; ``counters`` replace those that training writes, None leaves one out."""
     config = TrainConfig.create(**{"compressor": "int8", **options, "results_dir": directory, "name": "run"})
@@ -60,7 +65,7 @@ def make_run(
     with RunDirectory.create(directory, "run") as run:
         run.write_config(config.to_toml_values())
         if checkpoint:
-            network = make_network(config, spec)
+            network = make(config, spec)
             written = {"env_steps": ENV_STEPS, "version": VERSION, "spec": spec.to_json(), **(counters or {})}
             tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
             kept = {name: value for name, value in written.items() if value is not None}
