@@ -51,105 +51,88 @@ def test_a_summary_survives_its_file(summary: Summary, tmp_path: Path) -> None:
     assert summary.text() == Summary.read(tmp_path / "run").text()
 
 
-def test_the_text_has_every_figure() -> None:
-    text = SUMMARY.text()
-    assert "learner (cpu, bf16): " in replace(SUMMARY, mixed_precision="bf16").text()
-    on_gpu = replace(SUMMARY, device="cuda", mixed_precision="bf16", learner_graphs="on").text()
-    assert "learner (cuda, bf16, CUDA graphs): " in on_gpu
-    for figure in (
-        "mean return 12.2", "123,456 environment steps", "77 updates", "61,728 environment steps/s",
-        "2.0 s of training", "5.5 s since", "0 / 1.5 / 4", "3 unrolls dropped", "1 actors died",
-        "wait 75%, forward 25%", "results/x",
-    ):  # fmt: skip
-        assert figure in text, figure
-    assert "batch" not in text
+def times(learner: dict[str, float], actor: dict[str, float]) -> dict[str, Any]:
+    return {"learner_s": learner, "actor_s": actor}
 
 
-LEARNER_BOUND = {"learner_s": {"forward": 9.0, "wait": 1.0}, "actor_s": {"env": 1.0, "wait": 3.0}}
+def compared(**changes: Any) -> dict[str, Any]:
+    return {"comparison": replace(COMPARISON, **changes)}
 
 
-def test_a_run_without_an_update_says_why() -> None:
-    assert "Raise --total-env-steps" in replace(SUMMARY, updates=0, finished=True).text()
-    assert "Raise --total-env-steps" not in SUMMARY.text() + replace(SUMMARY, updates=0, finished=False).text()
+LEARNER_BOUND = times({"forward": 9.0, "wait": 1.0}, {"env": 1.0, "wait": 3.0})
+FIXED = {"scheme": "fp32", "compressor": "fp32", "comparison": None}
+TUNED = FIXED | {"compressor": "auto(fp32;int8)", "path": "results/x<script> y"}
+STOPPED = {"reason": "stopped by SIGINT", "finished": False, "path": "results/x y"}
+EVALUATED = {
+    "evaluation": EvaluationSummary(450.0, 120_000, 10, 500.0, 90_000), "warnings": ("the policy has collapsed",)
+}  # fmt: skip
+LEAVE, FLOATS, ANEW = "--compressor fp32", "compute in floats", "accel train --config 'results/x y'/config.toml"
+TEXTS: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
+    (
+        {},
+        ("mean return 12.2", "123,456 environment steps", "77 updates", "61,728 environment steps/s",
+         "2.0 s of training", "5.5 s since", "0 / 1.5 / 4", "3 unrolls dropped", "1 actors died",
+         "wait 75%, forward 25%", "results/x"),
+        ("batch", "CPU-seconds", "Warning", "--which", "--resume", "Raise --total-env-steps"),
+    ),
+    ({"mixed_precision": "bf16"}, ("learner (cpu, bf16): ",), ()),
+    ({"device": "cuda", "mixed_precision": "bf16", "learner_graphs": "on"}, ("(cuda, bf16, CUDA graphs): ",), ()),
+    ({"updates": 0}, ("Raise --total-env-steps",), ()),
+    ({"updates": 0, "finished": False}, ("--resume",), ("Raise --total-env-steps",)),
+    (
+        LEARNER_BOUND,
+        ("The learner is the bottleneck (actors wait for it 75% of their time)",
+         "a GPU (--device cuda), more cores or a smaller network would help"),
+        (),
+    ),
+    (LEARNER_BOUND | {"device": "cuda"}, ("a faster GPU or a smaller network would help",), ()),
+    (
+        times({"wait": 9.0, "forward": 1.0}, {"env": 3.0, "policy": 1.0}),
+        ("The environment is the bottleneck (75% of the actors' busy time)",),
+        (),
+    ),
+    (times({"wait": 9.0, "forward": 1.0}, {"env": 1.0, "policy": 3.0}), (), ("bottleneck",)),
+    (times({"wait": 1.0, "forward": 1.0}, {"env": 1.0, "wait": 1.0}), (), ("bottleneck",)),
+    ({"cpu_s": 12.5}, ("12.5 CPU-seconds of training.",), ()),
+    (
+        {"return_mean": None, "lag": dict.fromkeys(("lag_min", "lag_mean", "lag_max")), **times({}, {})},
+        ("no finished episode", "- / - / -"),
+        (),
+    ),
+    (compared(policy_us=10.0), ("runs at 2.00x fp32's speed here and saves 20%",), (LEAVE,)),
+    (compared(policy_us=20.5), ("0.98x fp32's speed here and costs 1%",), (LEAVE,)),
+    (compared(policy_us=40.0), ("0.50x fp32's speed here and costs 40%", LEAVE), ()),
+    (
+        compared(policy_us=40.0) | {"compressor_chosen": False},  # nobody is told to leave a default
+        ("0.50x fp32's speed here and costs 40% of an actor's step. Per",),
+        (LEAVE,),
+    ),
+    (compared(policy_us=40.0) | {"compressor": "auto(fp32;int8)"}, (), (LEAVE,)),
+    (compared(scheme="fp16", policy_us=20.5, bytes=9500, weight_only=True), (FLOATS, "9500 or 19000 bytes"), ()),
+    (compared(weight_only=True), (), (FLOATS,)),
+    (
+        EVALUATED,
+        ("greedy evaluation: mean return 450.0 over 10 episodes after 120,000 environment steps",
+         "best 500.0 after 90,000", "accel evaluate results/x --which best", "\nWarning: the policy has collapsed\n"),
+        (),
+    ),
+    (FIXED, ("--compressor auto",), ()),
+    (
+        TUNED,
+        ("accel bench policy", "accel report 'results/x<script> y'", "why each level"),
+        ("--compressor auto",),
+    ),
+    (STOPPED, ("\n  accel train --resume 'results/x y'    (continues the run)\n",), ()),
+    (STOPPED | {"env_steps": 0, "updates": 0}, (f"{ANEW} --name NEW",), ("--resume", "evaluate")),
+]  # fmt: skip
 
 
-def test_the_bottleneck_is_named_with_what_would_help() -> None:
-    learner = replace(SUMMARY, **LEARNER_BOUND).text()
-    assert "The learner is the bottleneck (actors wait for it 75% of their time)" in learner
-    assert "a GPU (--device cuda), more cores or a smaller network would help" in learner
-    assert "a faster GPU or a smaller network would help" in replace(SUMMARY, device="cuda", **LEARNER_BOUND).text()
-    environment = replace(SUMMARY, learner_s={"wait": 9.0, "forward": 1.0}, actor_s={"env": 3.0, "policy": 1.0}).text()
-    assert "The environment is the bottleneck (75% of the actors' busy time)" in environment
-    policy = replace(SUMMARY, learner_s={"wait": 9.0, "forward": 1.0}, actor_s={"env": 1.0, "policy": 3.0}).text()
-    balanced = replace(SUMMARY, learner_s={"wait": 1.0, "forward": 1.0}, actor_s={"env": 1.0, "wait": 1.0}).text()
-    assert "bottleneck" not in policy + balanced
-
-
-def test_processor_time_is_told() -> None:
-    assert "CPU-seconds" not in SUMMARY.text()
-    assert "12.5 CPU-seconds of training." in replace(SUMMARY, cpu_s=12.5).text()
-
-
-def test_a_run_without_an_episode_or_an_unroll_says_so() -> None:
-    empty = dict.fromkeys(("lag_min", "lag_mean", "lag_max"))
-    text = replace(SUMMARY, return_mean=None, lag=empty, learner_s={}, actor_s={}).text()
-    assert "no finished episode" in text and "- / - / -" in text
-
-
-@pytest.mark.parametrize(
-    ("policy_us", "verdict"),
-    [
-        (10.0, "runs at 2.00x fp32's speed here and saves 20%"),
-        (20.5, "0.98x fp32's speed here and costs 1%"),
-        (40.0, "0.50x fp32's speed here and costs 40%"),
-    ],
-)
-def test_gains_and_losses_are_told_alike(policy_us: float, verdict: str) -> None:
-    text = replace(COMPARISON, policy_us=policy_us).text()
-    assert verdict in text
-    assert ("--compressor fp32" in text) == (policy_us > 30)
-
-
-def test_evaluations_and_warnings_are_told() -> None:
-    text = replace(
-        SUMMARY, evaluation=EvaluationSummary(450.0, 120_000, 10, 500.0, 90_000), warnings=("the policy has collapsed",)
-    ).text()
-    assert "greedy evaluation: mean return 450.0 over 10 episodes after 120,000 environment steps" in text
-    assert "best 500.0 after 90,000" in text and "accel evaluate results/x --which best" in text
-    assert "\nWarning: the policy has collapsed\n" in text
-    assert "Warning" not in SUMMARY.text() and "--which" not in SUMMARY.text()
-
-
-def test_nobody_is_told_to_leave_a_default() -> None:
-    slower = replace(SUMMARY, comparison=replace(COMPARISON, policy_us=40.0))
-    assert "--compressor fp32" in slower.text()
-    text = replace(slower, compressor_chosen=False).text()
-    assert "--compressor fp32" not in text and "0.50x fp32's speed here and costs 40% of an actor's step. Per" in text
-    assert "--compressor fp32" not in replace(slower, compressor="auto(fp32;int8)").text()
-
-
-def test_what_only_travels_in_fewer_bits_is_told_so() -> None:
-    text = replace(COMPARISON, scheme="fp16", policy_us=20.5, bytes=9500, weight_only=True).text()
-    assert "compute in floats" in text and "9500 or 19000 bytes" in text
-    assert "compute in floats" not in replace(COMPARISON, weight_only=True).text()
-
-
-def test_hints_suit_the_run() -> None:
-    fixed = replace(SUMMARY, scheme="fp32", compressor="fp32", comparison=None)
-    assert "--compressor auto" in fixed.text()
-    tuned = replace(fixed, compressor="auto(fp32;int8)", path="results/x<script> y")
-    assert "--compressor auto" not in tuned.text() and "accel bench policy" in tuned.text()
-    assert "accel report 'results/x<script> y'" in tuned.text() and "why each level" in tuned.text()
-
-
-def test_a_stopped_run_says_how_to_continue_it() -> None:
-    assert "--resume" not in SUMMARY.text()
-    stopped = replace(SUMMARY, reason="stopped by SIGINT", finished=False, path="results/x y")
-    assert "\n  accel train --resume 'results/x y'    (continues the run)\n" in stopped.text()
-    too_soon = replace(stopped, env_steps=0, updates=0).text()  # before there was a checkpoint
-    assert "--resume" in replace(stopped, updates=0).text()
-    assert "--resume" not in too_soon and "evaluate" not in too_soon
-    assert "accel train --config 'results/x y'/config.toml --name NEW" in too_soon
+@pytest.mark.parametrize(("changes", "told", "untold"), TEXTS)
+def test_the_text_has_the_figures_and_hints_that_suit_the_run(
+    changes: dict[str, Any], told: tuple[str, ...], untold: tuple[str, ...]
+) -> None:
+    text = replace(SUMMARY, **changes).text()
+    assert [phrase for phrase in told if phrase not in text] == [phrase for phrase in untold if phrase in text] == []
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"path": "x"}'])
