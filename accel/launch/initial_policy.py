@@ -167,7 +167,7 @@ def _fill_head(ours: nn.Module, theirs: nn.Module, log_std: Tensor | None, sourc
 def _normaliser_of(source: Source) -> tuple[Tensor, Tensor] | nn.Module | None:
     """(mean, 1/deviation) of a file, or a run's own module; None where observations are not normalised."""
     if isinstance(source, TrainedRun):
-        return source.network.normaliser
+        return source.algorithm.network.normaliser
     fixed = next((part for part in source.policy.modules() if isinstance(part, FixedNormaliser)), None)
     if fixed is not None and fixed is source.policy.normaliser and fixed.clip != CLIP:
         raise ConfigError(

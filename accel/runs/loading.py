@@ -15,7 +15,7 @@ from accel.algorithms.distributions import ActionDistribution, PolicyDivergence
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
-from accel.networks import PolicyNetwork, parse_network
+from accel.networks import parse_network
 from accel.runs.directory import RunDirectory, Which
 from accel.runs.summary import Summary
 from accel.runs.trained_policy import TrainedPolicy
@@ -58,11 +58,6 @@ class TrainedRun(TrainedPolicy):
         )
 
     @property
-    def network(self) -> PolicyNetwork:
-        """The network whose policy side acts."""
-        return self.algorithm.network
-
-    @property
     def identity(self) -> dict[str, str | int]:
         """See ``TrainedPolicy.identity``."""
         return {"run": str(self.path), "policy_version": self.version}
@@ -76,11 +71,12 @@ class TrainedRun(TrainedPolicy):
     def normalisation(self) -> str:
         """See ``TrainedPolicy.normalisation``."""
         images, numbers = "divided by 255", "(x - mean) / deviation over training, clipped to [-10, 10]"
+        normalises = self.algorithm.network.normaliser is not None
         if not self.spec.has_images:
-            return "none" if self.network.normaliser is None else numbers
+            return numbers if normalises else "none"
         if not self.spec.parts:
             return images
-        return f"images {images}" if self.network.normaliser is None else f"images {images}, others {numbers}"
+        return f"images {images}, others {numbers}" if normalises else f"images {images}"
 
     @property
     def scheme(self) -> str:
