@@ -170,7 +170,12 @@ class ProcessEvaluation(LiveEvaluation):
         now_s = self._clock.look()
         for kind, body in self._process.receive(now_s):
             if kind == "played":
-                self._take(body)
+                self._is_idle = True
+                length = float(str(body.pop("length")))
+                self.result = result = EvaluationSummary(**body)  # type: ignore[arg-type]
+                news: Metrics = {"evaluation_return": result.mean, "evaluation_length": length}
+                news |= {"evaluation_env_steps": result.env_steps, "evaluation_best_return": result.best_mean}
+                self._news.append(news)
         self._give_up(str(self._process.last_error.get("error", "")) or self._process.look(now_s))
 
     def _give_up(self, why: str) -> None:
@@ -179,19 +184,6 @@ class ProcessEvaluation(LiveEvaluation):
             self._is_over = True
             logger.warning("no more evaluations: %s; the run goes on", why)
             self._process.fail(self._clock.s, 0)
-
-    def _take(self, answer: Json) -> None:
-        length = answer.pop("length")
-        self.result = result = EvaluationSummary(**answer)  # type: ignore[arg-type]
-        self._news.append(
-            {
-                "evaluation_return": result.mean,
-                "evaluation_length": float(str(length)),
-                "evaluation_env_steps": result.env_steps,
-                "evaluation_best_return": result.best_mean,
-            }
-        )
-        self._is_idle = True
 
 
 class _Evaluator:
@@ -220,8 +212,10 @@ class _Evaluator:
         from safetensors.torch import load
 
         from accel.compressors.artifact import CompressedPolicy
-        from accel.runs.loading import TrainedRun
+        from accel.runs.checkpoint import CheckpointState
+        from accel.runs.loading import PREFIX, TrainedRun
         from accel.runs.playing import play
+        from accel.system.atomic import write_atomically
 
         self._algorithm.networks.load_state_dict(load(weights))
         env_steps, version = int(str(played["env_steps"])), int(str(played["version"]))
@@ -233,23 +227,16 @@ class _Evaluator:
         mean = float(result.returns.mean())
         if not self._best or mean > float(str(self._best["best_mean"])):
             self._best = {"best_mean": mean, "best_env_steps": env_steps}
-            self._keep(env_steps, version, artifact)
+            # a checkpoint that ``load_run(..., which="best")`` reads, and what the actors had
+            tensors = {f"{PREFIX}{name}": value for name, value in self._algorithm.networks.state_dict().items()}
+            spec = self._spec.to_json()
+            counters = {"env_steps": env_steps, "version": version, "spec": spec, "evaluation": self._best}
+            self._store.save(CheckpointState(tensors, {}, counters))  # type: ignore[arg-type]
+            if artifact:
+                self._run.policy.mkdir(exist_ok=True)
+                write_atomically(self._run.policy / "best.accel", artifact)
         told = {"mean": mean, "env_steps": env_steps, "episodes": episodes, **self._best}
         return told | {"length": float(result.lengths.mean())}
-
-    def _keep(self, env_steps: int, version: int, artifact: bytes) -> None:
-        """The weights as a checkpoint that ``load_run(..., which="best")`` reads, and what the actors had."""
-        from accel.runs.checkpoint import CheckpointState
-        from accel.runs.loading import PREFIX
-        from accel.system.atomic import write_atomically
-
-        tensors = {f"{PREFIX}{name}": value for name, value in self._algorithm.networks.state_dict().items()}
-        spec = self._spec.to_json()
-        counters = {"env_steps": env_steps, "version": version, "spec": spec, "evaluation": self._best}
-        self._store.save(CheckpointState(tensors, {}, counters))  # type: ignore[arg-type]
-        if artifact:
-            self._run.policy.mkdir(exist_ok=True)
-            write_atomically(self._run.policy / "best.accel", artifact)
 
 
 def main() -> int:
@@ -259,7 +246,10 @@ def main() -> int:
     activity.enter(WAITING)
     settings = json.loads(sys.argv[2])
     os.nice(settings["nice"])
-    _leave_the_learners_cores(settings["cores"])
+    cores = settings["cores"]
+    if cores is not None and hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) < cores:
+        # every core again, where the learner was pinned to some of its host's
+        os.sched_setaffinity(0, shared_cores(Path("/")) or range(os.cpu_count() or 1))
     evaluator: _Evaluator | None = None
     with suppress(ChannelClosedError):
         while channel.wait(None):
@@ -272,12 +262,6 @@ def main() -> int:
                 except Exception as error:  # noqa: BLE001 - the learner's process reports it
                     channel.send("error", error_report(error))
     return 0
-
-
-def _leave_the_learners_cores(cores: int | None) -> None:
-    """Use every core again, where the learner was pinned to some of its host's."""
-    if cores is not None and hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) < cores:
-        os.sched_setaffinity(0, shared_cores(Path("/")) or range(os.cpu_count() or 1))
 
 
 if __name__ == "__main__":
