@@ -14,6 +14,7 @@ the loss is too wide to decide, the rows do.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -26,7 +27,7 @@ from accel.envs.spaces import ALLOWED_ABOVE
 from accel.json_object import Json
 from accel.monitor.statistics import Interval, mean_interval
 from accel.runs.player import Array
-from accel.runs.playing import Episodes, collect_inputs
+from accel.runs.playing import Episodes, collect_inputs, held_out
 from accel.runs.trained_policy import Inputs, TrainedPolicy
 
 LEAST_AGREEMENT, MOST_MEAN_ERROR, MOST_TAIL_ERROR, MOST_LOSS = 0.99, 0.01, 0.05, 0.05
@@ -249,7 +250,7 @@ def calibration_inputs(run: TrainedPolicy, scheme: str, seed: int, *, progress: 
     """
     rows = 2 * max(run.calibration_rows(scheme), 0 if run.spec.has_images else _CALIBRATION_ROWS)
     if run.recorded is not None:
-        return {name: array[_judged_rows(run) :][:rows] for name, array in _shuffled(run, seed).items()}
+        return {name: array[:rows] for name, array in _recorded(run, seed)[1].items()}
     parts = [
         _played(run, -(-rows // 4), seed, stream + place, share, progress)
         for stream in (_CALIBRATED, _CHOSEN)
@@ -263,9 +264,9 @@ def judged_inputs(run: TrainedPolicy, seed: int, *, progress: Progress | None = 
 
     Raises: what ``collect_inputs`` raises.
     """
-    rows = _judged_rows(run)
     if run.recorded is not None:
-        return {RECORDED: {name: array[:rows] for name, array in _shuffled(run, seed).items()}}
+        return {RECORDED: _recorded(run, seed)[0]}
+    rows = _IMAGE_ROWS if run.spec.has_images else _ROWS
     return {
         name: _played(run, rows, seed, _JUDGED + place, share, progress)
         for place, (name, share) in enumerate(((OWN, 0.0), (OFF, RANDOM_SHARE)))
@@ -279,14 +280,9 @@ def _played(run: TrainedPolicy, rows: int, seed: int, stream: int, share: float,
     )
 
 
-def _judged_rows(run: TrainedPolicy) -> int:
-    if run.recorded is not None:
-        return min(2 * _ROWS, len(next(iter(run.recorded.values()))) // 2)
-    return _IMAGE_ROWS if run.spec.has_images else _ROWS
-
-
-def _shuffled(run: TrainedPolicy, seed: int) -> Inputs:
-    return collect_inputs(run, len(next(iter((run.recorded or {}).values()))), seed)
+def _recorded(run: TrainedPolicy, seed: int) -> tuple[Inputs, Inputs]:
+    """Recorded rows that are judged, and those that may calibrate."""
+    return held_out(collect_inputs(run, sys.maxsize, seed), 2 * _ROWS)
 
 
 def measure_rows(
