@@ -105,6 +105,5 @@ def process_started_at(longest_start_s: float = 2.0) -> float:
 
 def error_of_kind(kind: str, message: str) -> AccelError:
     """The error that an actor reported by name, to be raised on the learner."""
-    found = getattr(errors, kind, AccelError)
-    is_ours = isinstance(found, type) and issubclass(found, AccelError)
-    return found(message) if is_ours else AccelError(message)
+    found = getattr(errors, kind, None)
+    return found(message) if isinstance(found, type) and issubclass(found, AccelError) else AccelError(message)

@@ -37,7 +37,6 @@ _NOISE_ROWS = 64
 # seed streams of evaluation and collection, different from the actors', which use their ranks
 _EVALUATION, _COLLECTION = 1_000_000, 1_000_001
 
-
 logger = logging.getLogger("accel")
 
 

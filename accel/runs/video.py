@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, cast
 
 from accel.display.progress import Progress
 from accel.errors import ConfigError, EnvError, MissingExtraError
@@ -44,11 +43,6 @@ _LIBRARIES = MappingProxyType(
 _NOISY_LOGGERS = ("OpenGL", "imageio", "imageio_ffmpeg")
 
 
-class _Writer(Protocol):
-    def append_data(self, im: Picture) -> None: ...
-    def close(self) -> None: ...
-
-
 def record_episode(
     policy: Policy,
     run: TrainedPolicy,
@@ -69,7 +63,11 @@ def record_episode(
         EnvError: the environment cannot render; for MuJoCo, with a remedy.
     """
     suffix = path.suffix.lower()
-    _require_writer(path, suffix)
+    if suffix not in _NEEDS:
+        raise ConfigError(f"video {path} must end in {' or '.join(_NEEDS)}")
+    if missing := [module for module in _NEEDS[suffix] if find_spec(module) is None]:
+        other = ", or give a .gif file" if missing == ["imageio_ffmpeg"] else ""
+        raise MissingExtraError(f"writing {suffix} files needs {missing[0]}: {install_command('video')}{other}")
     if not path.parent.is_dir():
         raise ConfigError(f"cannot write video {path}: there is no directory {path.parent}")
     _set_up_drawing()
@@ -77,7 +75,7 @@ def record_episode(
 
     content = io.BytesIO()
     try:
-        writer = cast(_Writer, imageio.get_writer(content, suffix, "I", **_OPTIONS[suffix]))
+        writer = imageio.get_writer(content, suffix, "I", **_OPTIONS[suffix])
 
         def append(picture: Picture) -> None:
             height, width = (size // 2 * 2 for size in picture.shape[:2])  # encoders take even sizes only
@@ -98,15 +96,6 @@ def record_episode(
     except OSError as error:
         raise ConfigError(f"cannot write video {path}: {error.strerror or error}") from error
     return episodes
-
-
-def _require_writer(path: Path, suffix: str) -> None:
-    """Raise ConfigError for another kind of file, MissingExtraError where what writes it is not installed."""
-    if suffix not in _NEEDS:
-        raise ConfigError(f"video {path} must end in {' or '.join(_NEEDS)}")
-    if missing := [module for module in _NEEDS[suffix] if find_spec(module) is None]:
-        other = ", or give a .gif file" if missing == ["imageio_ffmpeg"] else ""
-        raise MissingExtraError(f"writing {suffix} files needs {missing[0]}: {install_command('video')}{other}")
 
 
 def _set_up_drawing() -> None:

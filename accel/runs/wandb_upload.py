@@ -95,9 +95,5 @@ class WandbUpload(Upload):
             if kind == "summary":
                 run.summary.update(known)
             else:
-                run.log({_tag(name): value for name, value in known.items()})
+                run.log({name if name == "env_steps" else event_tag(name): value for name, value in known.items()})
         run.finish()
-
-
-def _tag(name: str) -> str:
-    return name if name == "env_steps" else event_tag(name)
