@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import SchemeError, UnsupportedLayerError
 from accel.compressors.layer_inventory import policy_layers, prunable_units
+from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.json_object import Json
 from accel.runs.fp32_comparison import compare_with_fp32, time_in_turns
@@ -109,9 +110,7 @@ class AfterTraining(Experiment):
             if has_ended(other) and other.user_attrs.get(_SCHEME) == scheme:
                 trial.set_user_attr(SAME_AS, other.number)
                 violations = {name: v for name, v in other.constraints.items() if name in _OWN_CONSTRAINTS}
-                skipped = other.user_attrs.get(SKIPPED)
-                if ERROR in other.user_attrs:
-                    skipped = f"failed as trial {other.number}"
+                skipped = other.user_attrs.get(SKIPPED, other.user_attrs.get(ERROR))
                 return Measurement(other.user_attrs.get(MEASURED, {}), violations, skipped)
         try:
             artifact = self._run.compress(scheme, self._calibration)
@@ -143,12 +142,11 @@ class AfterTraining(Experiment):
         """See ``Experiment.label``."""
         return str(trial.user_attrs.get(_SCHEME, "?"))
 
-    def configuration(self, trial: FrozenTrial) -> Mapping[str, object] | None:
+    def configuration(self, trial: FrozenTrial) -> TrainConfig | None:
         """See ``Experiment.configuration``: the run's own, with the scheme in it."""
         if not isinstance(self._run, TrainedRun):
             return None
-        config = self._run.config.replace(compressor=self.label(trial), actor_runtime="native", name=None)
-        return {name: value for name, value in config.to_toml_values().items() if name != "results_dir"}
+        return self._run.config.replace(compressor=self.label(trial), actor_runtime="native")
 
     def export_command(self, label: str, directory: Path) -> str | None:
         """See ``Experiment.export_command``."""

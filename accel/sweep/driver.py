@@ -38,7 +38,6 @@ class SweepResult:
     """The result of a sweep.
 
     Attributes:
-        directory: of all outputs.
         front: the Pareto front, best in the first objective first.
         trials: number of the study's trials that have ended.
         configurations: TOML files of the front, in its order; none for an imported policy.

@@ -22,9 +22,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from accel.errors import SweepError
 from accel.sweep.sweep_file import Distribution, Value
 
-FACTORS = (0.8, 1.25)
-SELECTED = 0.25
-RESAMPLED = 0.25
+FACTORS, SELECTED, RESAMPLED = (0.8, 1.25), 0.25, 0.25
 
 Parameters = Mapping[str, Value]
 Space = Mapping[str, Distribution]

@@ -11,6 +11,7 @@ from optuna.distributions import BaseDistribution
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
+from accel.config import TrainConfig
 from accel.json_object import Json
 from accel.sweep.objectives import Metric, Values
 from accel.sweep.pareto import Candidate
@@ -69,8 +70,8 @@ class Experiment(ABC):
     def how_measured(self) -> str:
         """How the metrics were measured, in a few sentences, for the table."""
 
-    def configuration(self, trial: FrozenTrial) -> Mapping[str, object] | None:
-        """TOML values with which ``accel train`` trains the candidate; None where something else trained it."""
+    def configuration(self, trial: FrozenTrial) -> TrainConfig | None:
+        """With which ``accel train`` trains the candidate; None where something else trained it."""
         return None
 
     def export_command(self, label: str, directory: Path) -> str | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
+from accel.config import TrainConfig
 from accel.errors import AccelError, ConfigError
 from accel.json_object import Json
 from accel.sweep.experiment import Experiment, Measurement
@@ -77,10 +77,9 @@ class InTraining(Experiment):
         """See ``Experiment.label``."""
         return parameters_text(trial.params)
 
-    def configuration(self, trial: FrozenTrial) -> Mapping[str, object]:
+    def configuration(self, trial: FrozenTrial) -> TrainConfig:
         """See ``Experiment.configuration``."""
-        values = self._file.configure(trial.params).to_toml_values()
-        return {name: value for name, value in values.items() if name not in ("name", "results_dir")}
+        return self._file.configure(trial.params)
 
     def how_measured(self) -> str:
         """See ``Experiment.how_measured``."""
@@ -91,10 +90,8 @@ class InTraining(Experiment):
         seed = "the seed is searched" if "seed" in space else f"one seed ({base.run.seed})"
         text = (
             f"One run per trial, {seed}; return: mean of the last {base.run.stop_window} training episodes; "
-            f"runs stop at {' or '.join(ends)}, whichever comes first. Base configuration: "
-            f"preset {self._file.preset or 'none'}, "
-            f"algorithm {base.algorithm.algorithm}, compressor {base.compression.compressor}; "
-            f"searched: {', '.join(space)}."
+            f"runs stop at {' or '.join(ends)}, whichever comes first. Base configuration: algorithm "
+            f"{base.algorithm.algorithm}, compressor {base.compression.compressor}; searched: {', '.join(space)}."
         )
         if base.run.stop_at_return is not None and any(q.name == "return" for q in self._plan.objectives):
             text += " Runs stop at a given return, so returns beyond it are not comparable: compare times."

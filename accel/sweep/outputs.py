@@ -106,9 +106,10 @@ def _write_configurations(findings: Findings, directory: Path) -> dict[int, Path
         outdated.unlink()
     files: dict[int, Path] = {}
     for place, row in enumerate(findings.front, 1):
-        values = experiment.configuration(findings.trials[row.number])
-        if values is None:
+        config = experiment.configuration(findings.trials[row.number])
+        if config is None:
             continue
+        values = {name: value for name, value in config.to_toml_values().items() if name not in ("name", "results_dir")}
         best.mkdir(exist_ok=True)
         figures = ", ".join(f"{q.name} {row.values[q.name]:.6g}" for q in findings.plan.objectives)
         comment = f"# Trial {row.number} of a sweep {experiment.kind} of {experiment.title}: {figures}.\n"
@@ -142,8 +143,7 @@ def _document(findings: Findings, places: Mapping[int, str]) -> Json:
 
 
 def _candidate_json(row: Candidate, difference: Interval | None) -> Json:
-    value: Json = {"trial": row.number, "label": row.label, "values": dict(row.values)}
-    value["parameters"] = dict(row.parameters)
+    value: Json = {"trial": row.number, "label": row.label, "values": row.values, "parameters": row.parameters}
     if difference is not None:
         value["return_minus_fp32"] = {"mean": difference.estimate, "low": difference.low, "high": difference.high}
     return value
@@ -151,7 +151,8 @@ def _candidate_json(row: Candidate, difference: Interval | None) -> Json:
 
 def _trial_json(trial: FrozenTrial, label: str) -> Json:
     attributes = trial.user_attrs
-    value: Json = {
+    optional = (SKIPPED, ERROR, SAME_AS, DRAWN_AT_RANDOM, RETURNS, "run")
+    return {
         "trial": trial.number,
         "label": label,
         "state": trial.state.name.lower(),
@@ -159,11 +160,8 @@ def _trial_json(trial: FrozenTrial, label: str) -> Json:
         "values": attributes.get(MEASURED),
         "violations": trial.constraints,
         "parameters": trial.params,
+        **{name: attributes[name] for name in optional if name in attributes},
     }
-    for name in (SKIPPED, ERROR, SAME_AS, DRAWN_AT_RANDOM, RETURNS, "run"):
-        if name in attributes:
-            value[name] = attributes[name]
-    return value
 
 
 def _markdown(findings: Findings, places: Mapping[int, str]) -> str:

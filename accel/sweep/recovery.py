@@ -57,7 +57,8 @@ class StaleTrials:
         """Whether the worker of every running trial is known to be alive."""
         unknown = [trial for trial in _running(study) if not self._is_alive(trial)]
         if unknown and not self._has_announced:
-            hosts = ", ".join(sorted({_host(trial) for trial in unknown}))
+            nodes = [str(trial.user_attrs.get(WORKER, {}).get("node", "?")) for trial in unknown]
+            hosts = ", ".join(sorted({node.partition(" ")[0] for node in nodes}))
             logger.info("waiting for heartbeats of workers on %s, at most %.0f s", hosts, self._grace_s)
             self._has_announced = True
         return not unknown
@@ -120,10 +121,6 @@ def this_worker() -> dict[str, object]:
     """This worker's identity: its host with the boot and the container, its process and when that started."""
     pid = os.getpid()
     return {"node": node_name() or socket.gethostname(), "pid": pid, "started": process_started(pid)}
-
-
-def _host(trial: FrozenTrial) -> str:
-    return str(trial.user_attrs.get(WORKER, {}).get("node", "?")).partition(" ")[0]
 
 
 def _running(study: Study) -> list[FrozenTrial]:

@@ -37,7 +37,6 @@ _REPETITIONS_TO_DIVERSIFY = 2
 _MAXIMAL_FRUITLESS = 50
 _WAIT_S = 0.5
 
-
 logger = logging.getLogger("accel")
 
 

@@ -67,13 +67,11 @@ class SweepFile:
         base: the configuration that trials change.
         space: the fields that they change, with their distributions.
         sweep: the [sweep] table.
-        preset: of the base, None for the defaults.
     """
 
     base: TrainConfig
     space: Mapping[str, Distribution]
     sweep: Mapping[str, object]
-    preset: str | None = None
 
     def own_parameters(self) -> dict[str, Value]:
         """The base's values of the fields that trials change, as far as the space has them."""
@@ -108,8 +106,8 @@ def load_sweep_file(path: Path) -> SweepFile:
             "[train], [space.FIELD] and [sweep]"
         )
     train, space, sweep = (_table(tables, name, path) for name in _TABLES)
-    preset = train.pop("preset", None)
-    values = {**(load_preset(str(preset)) if preset is not None else {}), **train}
+    preset = {} if "preset" not in train else load_preset(str(train.pop("preset")))
+    values = {**preset, **train}
     for name in _OWN_FIELDS:
         if name in values:
             raise ConfigError(f"{path}: [train] {name} is set by the sweep: leave it out, and give --out")
@@ -117,7 +115,7 @@ def load_sweep_file(path: Path) -> SweepFile:
     if not space:
         raise ConfigError(f"{path}: the space is empty: add [space.FIELD] tables, such as [space.learning_rate]")
     distributions = {name: _distribution(name, description, base, path) for name, description in space.items()}
-    return SweepFile(base, distributions, sweep, None if preset is None else str(preset))
+    return SweepFile(base, distributions, sweep)
 
 
 def _table(tables: Mapping[str, object], name: str, path: Path) -> dict[str, object]:

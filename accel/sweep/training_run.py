@@ -30,8 +30,6 @@ _LAUNCHER_PREFIXES = (
     *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
 _STOP_S = 60.0
-_TAIL = 6
-_REPLAY = "replay"
 
 
 class TrainingRun:
@@ -124,8 +122,8 @@ class TrainingRun:
         if newest is None:
             raise CheckpointError(f"{origin} holds no checkpoint: remove it, so that it is trained again")
         with RunDirectory.create(self.path.parent, self.path.name) as run:
-            if (origin / _REPLAY).is_dir():
-                shutil.copytree(origin / _REPLAY, run.path / _REPLAY)
+            if (replay := origin / "replay").is_dir():
+                shutil.copytree(replay, run.path / replay.name)
             run.checkpoints.mkdir()
             shutil.copyfile(newest, run.checkpoints / newest.name)
             run.write_config(self._config.to_toml_values())  # the last: without it there is nothing to go on with
@@ -136,7 +134,7 @@ class TrainingRun:
     def _error_message(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         errors = [line.removeprefix("accel: ") for line in lines if line.startswith("accel: ")]
-        return errors[-1] if errors else " / ".join(lines[-_TAIL:]) or "it printed nothing"
+        return errors[-1] if errors else " / ".join(lines[-6:]) or "it printed nothing"
 
 
 def measured_values(path: Path) -> Values:

@@ -77,7 +77,7 @@ def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path, ca
     assert (
         "One run per trial, one seed (0); return: mean of the last 5 training episodes; runs stop at 600 env" in table
     )
-    assert "preset none, algorithm impala, compressor int8; searched: learning_rate, compressor." in table
+    assert "algorithm impala, compressor int8; searched: learning_rate, compressor." in table
     assert result.exports == () and "accel export" not in table
     for row, path in zip(result.front, result.configurations, strict=True):
         config = TrainConfig.create(**tomllib.loads(path.read_text()))
