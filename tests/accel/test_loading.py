@@ -21,7 +21,7 @@ def test_a_run_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     fresh = make_network(run.config, run.spec).acting_module()
     observations = torch.randn(5, 4)
     assert torch.equal(run.policy(observations)[0], fresh(observations)[0])
-    assert not any(parameter.requires_grad for parameter in run.network.parameters())
+    assert not any(parameter.requires_grad for parameter in run.policy.parameters())
 
 
 def test_artifacts_of_a_run_carry_its_version_and_action_space(tmp_path: Path) -> None:
@@ -57,12 +57,8 @@ def test_a_checkpoint_without_the_layout_is_refused(tmp_path: Path, counters: di
 
 def test_another_environment_under_the_same_name_is_refused(tmp_path: Path) -> None:
     path = make_run(tmp_path, env="tests.environments:ClosedForm-v0")
-    text = (path / "config.toml").read_text()
-    (path / "config.toml").write_text(
-        text + '\nenv_arg = ["box_actions=true"]\n'
-        if "env_arg" not in text
-        else text.replace("env_arg = []", 'env_arg = ["box_actions=true"]')
-    )
+    text = (path / "config.toml").read_text().replace("env_arg = []\n", "")
+    (path / "config.toml").write_text(text + '\nenv_arg = ["box_actions=true"]\n')
     with pytest.raises(EnvError, match="is not the one that"):
         load_run(path).make_env(2, 0)
 

@@ -204,18 +204,6 @@ def test_a_generation_in_which_all_fail_is_told(tmp_path: Path) -> None:
         population(tmp_path, lambda _: Outcome(None, 0, "broken")).train()
 
 
-def test_an_incomplete_journal_is_written_again(tmp_path: Path) -> None:
-    """From the outcomes of its members, none of which trains again."""
-    expected = population(tmp_path).train()
-    whole = (tmp_path / JOURNAL).read_bytes()
-    (tmp_path / JOURNAL).write_bytes(whole[:-20])
-
-    def refuse(member: Member) -> Outcome:
-        raise AssertionError(member)
-
-    assert population(tmp_path, refuse).train() == expected and (tmp_path / JOURNAL).read_bytes() == whole
-
-
 @pytest.mark.parametrize(
     ("more", "options", "message"),
     [

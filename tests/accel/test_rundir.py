@@ -77,12 +77,9 @@ def test_names_that_are_no_directory_names_are_refused(tmp_path: Path, name: str
 
 def test_a_results_directory_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match="choose another --results-dir"):
-        RunDirectory.create(tmp_path / "file", "run")
-    with pytest.raises(RunDirectoryError, match="choose another --results-dir"):
-        RunDirectory.create(tmp_path / "file" / "below", "run")
-    with pytest.raises(RunDirectoryError, match="choose another --results-dir"):
-        RunDirectory.create(Path("/proc/accel-results"), "run")
+    for root in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/accel-results")):
+        with pytest.raises(RunDirectoryError, match="choose another --results-dir"):
+            RunDirectory.create(root, "run")
     for long in ("x" * 300, "x/" * 1500):
         with pytest.raises(RunDirectoryError, match=r"too long; choose another --results-dir"):
             RunDirectory.create(tmp_path / long, "run")

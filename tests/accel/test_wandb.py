@@ -13,7 +13,6 @@ import pytest
 
 from accel.runs.summary import Summary
 from accel.runs.wandb_upload import WandbUpload
-from accel.system.extras import missing_distributions
 
 ROOT = Path(__file__).resolve().parents[2]
 has_wandb = importlib.util.find_spec("wandb") is not None
@@ -75,7 +74,3 @@ def test_whatever_goes_wrong_ends_the_upload_with_one_warning(tmp_path: Path, ca
     assert [record.message for record in caplog.records] == [
         "nothing more goes to Weights & Biases: No module named 'wandb'; training goes on"
     ]
-
-
-def test_the_extra_is_known() -> None:
-    assert bool(missing_distributions("wandb")) != has_wandb
