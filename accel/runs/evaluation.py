@@ -18,14 +18,7 @@ from accel.monitor.statistics import Interval
 from accel.runs.finishing import MIXED, finish
 from accel.runs.loading import load_run
 from accel.runs.playing import DEFAULT_ENVS, Episodes, play
-from accel.runs.quality import (
-    Quality,
-    Returns,
-    calibration_inputs,
-    judged_inputs,
-    measure_rows,
-    paired_difference,
-)
+from accel.runs.quality import Quality, Returns, calibration_inputs, judged_inputs, measure_rows, paired_difference
 from accel.runs.trained_policy import TrainedPolicy
 from accel.tuning.choice import FULL_PRECISION
 
@@ -39,7 +32,6 @@ class Evaluation:
         scheme: of the policy that played. policy_bytes: size of its model.
         env_steps: environment steps that the policy was trained on; 0 where that is not known.
         seed, envs: repeat the episodes. greedy: most likely actions instead of samples.
-        episodes: what was played.
         baseline: the same seeds in full precision, or None.
         quality: whether the policy that played keeps full precision's; None without a baseline, and of full precision.
         video: the file that shows one episode, or None.

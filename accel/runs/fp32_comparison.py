@@ -41,7 +41,6 @@ def compare_with_fp32(
         distribution: of outputs [N, P].
         batch: rows per call, as on an actor.
         env_us: duration of a vector step of the environments, for comparison.
-        runtime: see ``PolicySession``.
     """
     samples = time_in_turns((artifact, fp32), inputs, batch, rounds=_ROUNDS, round_s=_ROUND_S, runtime=runtime)
     params = [torch.from_numpy(run_artifact(policy, inputs)[0]) for policy in (artifact, fp32)]

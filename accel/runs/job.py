@@ -29,7 +29,6 @@ class Job:
         resume: the run directory to go on with, or None for a new run.
         started_at: Unix time at which the user's command started.
         columns: width of the user's terminal, or None when the output is not one.
-        command: the user's command line.
         token: unlike that of any other job; a summary that carries it was written by this one.
         compressor_chosen: whether the user named the compressor, by a flag, a file or in Python.
     """

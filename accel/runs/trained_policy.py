@@ -45,7 +45,6 @@ class TrainedPolicy(ABC):
     Attributes:
         path: the directory or file that it came from.
         config: its environment, seed and how many inputs calibrate; of a run, all that it was trained with.
-        spec: the environment's layout.
         env_steps: environment steps behind the weights. version: the policy version behind them.
         policy: the module that acts, in evaluation mode: observations and state to outputs and next state.
         rule_spec: the rule that turns outputs into actions, by name.

@@ -42,8 +42,6 @@ def evolve(
 
     Args:
         returns: by member; −inf for one without an episode, None for one that failed, which is replaced.
-        parameters: by member.
-        space: that parameters stay in.
         generator: consumed alike for equal arguments.
     Returns:
         By member of the next generation, the one whose weights it goes on with, itself where it keeps them, and the

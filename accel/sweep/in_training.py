@@ -38,10 +38,7 @@ class InTraining(Experiment):
             raise ConfigError("training_s is the time until stop_at_return: set stop_at_return in [train]")
         if "bytes" in wanted and file.base.acting.actor_runtime == "torch" and "actor_runtime" not in file.space:
             raise ConfigError("[train] has actor_runtime = 'torch', which publishes no ONNX policy: leave bytes out")
-        self._wanted = wanted
-        self._file = file
-        self._plan = plan
-        self._directory = directory / "runs"
+        self._wanted, self._file, self._plan, self._directory = wanted, file, plan, directory / "runs"
         self.title = f"{file.base.environment.env}, {file.base.policy.network}"
         self.space = file.space
         self.references: Values = {}

@@ -21,10 +21,7 @@ class Metric:
     """A measured value of every trial.
 
     Attributes:
-        name: in options, files and tables.
-        direction: which way is better.
-        unit: for tables and axes, "" for none.
-        meaning: one line.
+        direction: which way is better. unit: for tables and axes, "" for none.
     """
 
     name: str
@@ -76,10 +73,8 @@ class Constraint:
 
     Attributes:
         text: as given, without spaces.
-        metric: its name.
         at_least: whether the bound is a lower one, rather than an upper one.
-        factor: the bound, or the multiple of the reference.
-        relative: whether it is a multiple.
+        factor: the bound or, if ``relative``, the multiple of the reference.
     """
 
     text: str

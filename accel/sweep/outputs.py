@@ -40,7 +40,6 @@ class Findings:
 
     Attributes:
         rows: all candidates. front: the Pareto front.
-        command: the command line.
         exports: commands that export the front, in its order; none in training.
     """
 

@@ -47,7 +47,6 @@ _FIXED = (
     "algorithm", "duelling", "atoms", "store", "schedule", "optimizer", "corrector", "actors", "learners", "device",
     "actor_runtime",
 )  # fmt: skip
-_READ = ("seed", "out")
 
 logger = logging.getLogger("accel")
 
@@ -58,7 +57,6 @@ class Member:
 
     Attributes:
         parent: number of the member of the generation before whose checkpoint it begins with; None in the first.
-        parameters: those it trains with.
     """
 
     generation: int
@@ -267,13 +265,7 @@ def lineage(generations: Sequence[Generation]) -> list[int]:
 
 @dataclass(frozen=True)
 class PopulationResult:
-    """A population that has trained.
-
-    Attributes:
-        directory: of all outputs.
-        generations: all of them.
-        best: the run of the best member of the last one.
-    """
+    """A population that has trained; ``best``: the run of the best member of its last generation."""
 
     directory: Path
     generations: tuple[Generation, ...]
@@ -306,9 +298,8 @@ def sweep_population(
         AccelError: one clear message; nothing is written before all input is checked.
     """
     loaded, search = load_sweep_file(file), search or SearchOptions()
-    for name in SearchOptions.model_fields:
-        if name in search.model_fields_set and name not in _READ:
-            raise ConfigError(f"--{name}: a population has members and generations, not trials: leave it out")
+    if unread := sorted(search.model_fields_set - {"seed", "out"}):
+        raise ConfigError(f"--{unread[0]}: a population has members and generations, not trials: leave it out")
     search = search.over(SearchOptions.create(loaded.sweep, f"{file}: [sweep] "))
     directory = search.directory(file.stem)
     trained = Population(loaded, search.seed, directory, members=population, generations=generations)

@@ -20,7 +20,6 @@ class SchemeSpace:
     """All schemes of per-layer choices for a policy.
 
     Attributes:
-        layers: of the policy.
         parameters: those of a trial, as far as there is a choice: ``bits/LAYER``, ``prune/LAYER``, ``rank/LAYER`` and
             ``order``.
     """

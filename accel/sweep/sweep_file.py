@@ -66,7 +66,6 @@ class SweepFile:
     Attributes:
         base: the configuration that trials change.
         space: the fields that they change, with their distributions.
-        sweep: the [sweep] table.
     """
 
     base: TrainConfig

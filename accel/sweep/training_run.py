@@ -33,11 +33,7 @@ _STOP_S = 60.0
 
 
 class TrainingRun:
-    """A training run in its own directory.
-
-    Attributes:
-        path: the run's directory.
-    """
+    """A training run in its own directory, ``path``."""
 
     def __init__(
         self, config: TrainConfig, directory: Path, name: str, *, origin: Path | None = None, whole: bool = False
