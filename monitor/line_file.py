@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,6 +50,18 @@ class LineFile:
         """Args: path: its directory exists."""
         self.path = path
         self._missing = 0
+
+    def keep_while(self, is_kept: Callable[[bytes], bool]) -> None:
+        """Cut off the lines from the first one on that is not kept, or that a killed writer left incomplete.
+
+        The file is truncated once, so a kill leaves it either as it was or truncated. Raises OSError.
+        """
+        kept = 0
+        for line in read_lines(self.path):
+            if not (line.endswith(b"\n") and is_kept(line)):
+                os.truncate(self.path, kept)
+                return
+            kept += len(line)
 
     def append(self, line: bytes) -> bool:
         """Append one line, which ends with a line break; whether it was written.
