@@ -254,8 +254,8 @@ class TunedSteering(Steering):
         """Why the level that acts may not, as a clause; empty where it may. An alarm has its ranges checked first."""
         level = self._acting
         samples = self._sampler.recent(level)[-_ALARM_SAMPLES:]
-        alarms = average([sample.compression for sample in samples]).alarms() if len(samples) > 1 else ()
-        clause = f"mismatch alarm, {'; '.join(map(str, alarms))}"
+        alarms = average([sample.compression for sample in samples]).alarms() if len(samples) > 1 else {}
+        clause = f"mismatch alarm, {'; '.join(alarms.values())}"
         if not self._publisher.offers(level):
             return "withheld, as it failed the check before publication"
         if alarms and not self._ranges_checked:

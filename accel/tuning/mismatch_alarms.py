@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from accel.monitor.mismatch import KL_ALARM, STALENESS_KL_ALARM, Mismatch
 
@@ -20,47 +20,26 @@ class MismatchAlarms:
     """
 
     def __init__(self) -> None:
-        self._holding: dict[str, str] = {}
-        self._calm: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._active: dict[tuple[str, str, str], tuple[str, int]] = {}  # sentence, and records since without it
+        self._told: set[tuple[str, str, str]] = set()
 
     def __str__(self) -> str:
         """The sentences of active alarms, separated by "; "."""
-        return "; ".join(self._holding.values())
+        return "; ".join(sentence for sentence, _ in self._active.values())
 
     def look(self, found: Mapping[str, Mapping[str, Mismatch]]) -> None:
         """Begin and end alarms from one record's means, by scheme, then by factor."""
-        begun: list[str] = []
-        for scheme, factors in found.items():
-            for factor, mean in factors.items():
-                begun += self._look_at(scheme, factor, mean)
-        self._calm_others(found)
-        if begun:
+        sentences = {
+            (scheme, factor, quantity): f"{factor} of {scheme}: {clause}"
+            for scheme, factors in found.items()
+            for factor, mean in factors.items()
+            for quantity, clause in mean.alarms(KL_ALARM if factor == "compression" else STALENESS_KL_ALARM).items()
+        }
+        for key, (sentence, calm) in [*self._active.items()]:
+            self._active[key] = sentence, calm + 1
+            if calm + 1 == CALM_RECORDS:
+                del self._active[key]
+        self._active |= {key: (sentence, 0) for key, sentence in sentences.items()}
+        if begun := [sentence for key, sentence in sentences.items() if key not in self._told]:
+            self._told |= sentences.keys()
             logger.warning("mismatch alarm: %s (reported once; metrics have the rest)", "; ".join(begun))
-
-    def _look_at(self, scheme: str, factor: str, mean: Mismatch) -> list[str]:
-        begun: list[str] = []
-        level = KL_ALARM if factor == "compression" else STALENESS_KL_ALARM
-        alarms = {alarm.quantity: alarm for alarm in mean.alarms(level)}
-        for quantity in ("ess", "kl", "mean_weight"):
-            key = f"{factor}_{quantity}/{scheme}"
-            if quantity in alarms:
-                sentence = f"{factor} of {scheme}: {alarms[quantity]}"
-                if key not in self._told:
-                    self._told.add(key)
-                    begun.append(sentence)
-                self._holding[key], self._calm[key] = sentence, 0
-            elif key in self._holding:
-                self._calm_down(key)
-        return begun
-
-    def _calm_others(self, measured: Collection[str]) -> None:
-        """Other schemes were measured, so the scheme of this alarm no longer acts."""
-        for key in [key for key in self._holding if key.partition("/")[2] not in measured]:
-            self._calm_down(key)
-
-    def _calm_down(self, key: str) -> None:
-        """Count a record without this alarm; the alarm ends after ``CALM_RECORDS`` consecutive ones."""
-        self._calm[key] += 1
-        if self._calm[key] == CALM_RECORDS:
-            del self._holding[key]

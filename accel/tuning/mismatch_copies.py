@@ -29,22 +29,13 @@ class PolicyCopies:
 
     @property
     def versions(self) -> dict[int, set[int]]:
-        """The versions kept, each with the scheme ids it was sampled for."""
+        """The versions kept, each with the scheme ids that it was sampled for, to be added to."""
         return self._sampled
 
     @property
     def oldest(self) -> int | None:
         """The version that is overwritten next; None while there is room."""
         return next(iter(self._copies)) if len(self._copies) == self._capacity else None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all copies."""
-        return sum(tensor.nbytes for copy in self._copies.values() for tensor in copy.values())
-
-    def sampled(self, version: int) -> set[int]:
-        """The scheme ids that a kept version was sampled for, to be added to."""
-        return self._sampled[version]
 
     @torch.no_grad()
     def keep(self, version: int) -> None:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from time import perf_counter
 
 import numpy as np
@@ -54,7 +55,7 @@ SAMPLE_S = 0.1
 TIME_SHARE = 0.015
 RECENT_SAMPLES = 16
 FACTORS = ("staleness", "compression", "total")
-QUANTITIES = ("kl", "chi2", "chi2_infinite", "ess", "retention", "greedy_agreement", "clipped", "mean_weight")
+QUANTITIES = tuple(field.name for field in fields(Mismatch) if field.name != "states")
 _BURST = 4.0
 
 Array = npt.NDArray[np.generic]
@@ -170,7 +171,7 @@ class MismatchSampler:
         return metrics
 
     def _offer(self, version: int, scheme_id: int, unroll: Unroll) -> None:
-        taken = self._copies.sampled(version)
+        taken = self._copies.versions[version]
         if (
             scheme_id in taken
             or not 0 <= scheme_id < len(self._schemes)
@@ -199,34 +200,26 @@ class MismatchSampler:
         length = batch.valid.shape[0]
         first = batch.first[:length].index_select(1, columns)  # on the host
         columns = columns.to(batch.valid.device)
-        valid = batch.valid.index_select(1, columns)
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return tensor.index_select(1, columns)
+
+        valid = chosen(batch.valid)
         if not bool(valid.any()):
             return None
-        observations = batch.observations[:length].index_select(1, columns)
+        observations, actions = chosen(batch.observations[:length]), chosen(batch.actions)
         states = tuple(state.index_select(0, columns) for state in batch.states)
-        actions = batch.actions.index_select(1, columns)
-        behaviour = batch.behaviour_params.index_select(1, columns)
-        behaviour_log_prob = batch.behaviour_log_prob.index_select(1, columns)
-        target = self._copies.act(None, observations, first, states)
-        of_version = self._copies.act(version, observations, first, states)
-        exploration = None if batch.exploration is None else batch.exploration.index_select(1, columns)
-        distributions = [self._algorithm.distribution(outputs, exploration) for outputs in (target, of_version)]
-        log_probs = [distribution.log_prob(actions) for distribution in distributions]
-        log_rhos, compression = (_array(log_prob - behaviour_log_prob) for log_prob in log_probs)
-        ends = (batch.terminated | batch.truncated).index_select(1, columns)
+        exploration = None if batch.exploration is None else chosen(batch.exploration)
+        outputs = [self._copies.act(which, observations, first, states) for which in (None, version)]
+        log_probs = [self._algorithm.distribution(output, exploration).log_prob(actions) for output in outputs]
+        acted = chosen(batch.behaviour_log_prob)
         trace = self._trace
-        target_params, version_params, behaviour_params = (
-            self._params(outputs, exploration) for outputs in (target, of_version, behaviour)
-        )
         return factor_mismatch(
             self._action,
-            target_params,
-            version_params,
-            behaviour_params,
-            log_rhos,
-            compression,
+            *(self._params(output, exploration) for output in (*outputs, chosen(batch.behaviour_params))),
+            *((log_prob - acted).float().cpu().numpy() for log_prob in log_probs),
             valid=valid.cpu().numpy(),
-            ends=ends.cpu().numpy(),
+            ends=chosen(batch.terminated | batch.truncated).cpu().numpy(),
             horizon=effective_horizon(self._discount, trace.lambda_, length),
             clip_rho=trace.clip_rho,
             clip_c=trace.clip_c,
@@ -261,13 +254,9 @@ class MismatchSampler:
 
 def average(samples: Sequence[Mismatch]) -> Mismatch:
     """The mean of some measurements, weighted by their states."""
-    states = np.array([sample.states for sample in samples], np.float64)
-
-    def mean(name: str) -> float:
-        return float(np.average([getattr(sample, name) for sample in samples], weights=states))
-
-    names = [name for name in Mismatch.__dataclass_fields__ if name != "states"]
-    return Mismatch(states=int(states.sum()), **{name: mean(name) for name in names})
+    states = [sample.states for sample in samples]
+    means = {q: float(np.average([getattr(sample, q) for sample in samples], weights=states)) for q in QUANTITIES}
+    return Mismatch(states=sum(states), **means)
 
 
 def _means(samples: Sequence[FactoredMismatch]) -> dict[str, Mismatch]:
@@ -281,11 +270,6 @@ def _figures(suffix: str, samples: int, means: Mapping[str, Mismatch]) -> dict[s
     for factor, mean in means.items():
         figures |= {f"{factor}_{quantity}{suffix}": _short(getattr(mean, quantity)) for quantity in QUANTITIES}
     return figures
-
-
-def _array(tensor: Tensor) -> npt.NDArray[np.floating]:
-    array: npt.NDArray[np.floating] = tensor.float().cpu().numpy()
-    return array
 
 
 def _short(value: float) -> float:
