@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,20 +30,12 @@ PRECISIONS = ("none", "bf16")
 EAGER = "eager"
 TRAINING = ("network", "device", "T", "B", "algorithm", "passes", "minibatches")
 PHASES = ("batch", "forward", "correct", "backward")
+"""Of an update: joining the unrolls, forward passes, correction, backward passes with steps."""
 _SHARE_OF_ENDS = 0.01
 # Small enough that hundreds of updates on random rewards leave the policy unchanged.
 _LEARNING_RATE = 1e-7
 
 logger = logging.getLogger("accel")
-
-
-class Times(NamedTuple):
-    """Seconds of one update's phases: joining the unrolls, forward passes, correction, backward passes with steps."""
-
-    batch: float
-    forward: float
-    correct: float
-    backward: float
 
 
 def bench_learner(
@@ -166,8 +157,8 @@ class LearnerCell:
         unroll["behaviour_params"][...] = params.numpy()
         unroll["behaviour_log_prob"][...] = distribution.log_prob(actions).numpy()
 
-    def take(self) -> Times:
-        """One update."""
+    def take(self) -> dict[str, float]:
+        """Seconds of one update by phase."""
         timer, phases = self._timer, self._phases
         timer.reset()
         timer.restart()
@@ -180,15 +171,15 @@ class LearnerCell:
             torch.cuda.synchronize(self._device)
         phases.end()
         phases.settle(wait=True)
-        return Times(**timer.snapshot())
+        return timer.snapshot()
 
-    def row(self, samples: Sequence[Times]) -> Row:
+    def row(self, samples: Sequence[dict[str, float]]) -> Row:
         """Microseconds per environment step."""
         scale, graphs = 1e6 / self.valid_steps, self._config.learner.learner_graphs == "on"
         row: Row = {"learner": EAGER if self._eager else "accel"}
         row |= training_row(self._config, self._device, graphs=graphs)
-        row |= spread("us_per_env_step", [scale * sum(times) for times in samples])
-        row |= {f"{phase}_us": scale * float(np.median([getattr(t, phase) for t in samples])) for phase in PHASES}
+        row |= spread("us_per_env_step", [scale * sum(times.values()) for times in samples])
+        row |= {f"{phase}_us": scale * float(np.median([times[phase] for times in samples])) for phase in PHASES}
         return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
 
 

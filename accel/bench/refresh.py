@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,8 @@ from accel.compressors.plan import Plan
 from accel.compressors.qat.fake_quantiser import is_quantisation_aware
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
+from accel.monitor.timers import PhaseTimer
+from accel.networks.policy import PolicyModule
 from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
 from accel.publishing.level import (
     DISTILL_IMAGES,
@@ -44,14 +45,6 @@ _UPKEEP_TIMES = 3
 _STEP = 1e-3
 
 logger = logging.getLogger("accel")
-
-
-class RefreshTimes(NamedTuple):
-    """Seconds of one refresh."""
-
-    requantise: float
-    serialise: float
-    load: float
 
 
 def bench_refresh(
@@ -95,80 +88,72 @@ def bench_refresh(
     rows: list[Row] = []
     with torch_threads():
         for policy in policies:
-            rows += _Refreshes(policy, envs, schemes, notify).measure(seconds / len(policies), repeats)
+            rows += _measure(policy, envs, schemes, seconds / len(policies), repeats, notify)
     rows = [row | break_even(row, rows) for row in rows]
     shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
 
 
-class _Refreshes:
-    """One network under each scheme that supports it, refreshed in turns from changing weights."""
+def _measure(
+    measured: MeasuredPolicy, envs: int, schemes: Sequence[str], budget_s: float, repeats: int, notify: Notify
+) -> list[Row]:
+    """A row for each scheme that the network supports, refreshed in turns from changing weights."""
+    policy = measured.run.policy
+    plans: dict[str, Plan] = {}
+    found: dict[str, Row] = {}
+    weights_change = changing_weights(policy)
+    logger.info("binding %s", measured.network)
+    measured.bind(FULL_PRECISION)  # the first export imports the exporter
+    for scheme in dict.fromkeys((FULL_PRECISION, *schemes)):
+        try:
+            plan, bind_ms = _timed_bind(measured, scheme)
+            measured.teach(plan)
+            artifact = plan.refresh(policy, 0)
+            PolicySession(artifact, batch=envs)
+            plans[scheme], found[scheme] = plan, {"bind_ms": bind_ms} | measured.mismatch_of(artifact)
+        except CompressorError as error:
+            if scheme == FULL_PRECISION:
+                raise
+            notify(refusal(scheme, measured.network, error))
+    logger.info("refreshing %s", measured.network)
+    takers = {scheme: _taker(policy, plan, envs, weights_change) for scheme, plan in plans.items()}
+    samples, cpu_share = interleave(takers, 0.8 * budget_s, repeats)
+    artifacts = {scheme: plan.refresh(policy, 1) for scheme, plan in plans.items()}
+    inputs = measured.first_inputs(envs)
+    calls = {scheme: timed_calls(session_call(artifact, inputs)) for scheme, artifact in artifacts.items()}
+    calls_us = interleave(calls, 0.2 * budget_s, repeats).samples
+    parameters = sum(tensor.numel() for tensor in policy.parameters())
+    rows: list[Row] = []
+    for scheme, taken in samples.items():
+        row: Row = {"network": measured.network, "scheme": scheme, "envs": envs, "parameters": parameters}
+        for name in taken[0]:
+            row |= spread(f"{name}_ms", [times_ms[name] for times_ms in taken])
+        learner_ms = [times_ms["requantise"] + times_ms["serialise"] for times_ms in taken]
+        row |= {"refresh_ms_per_million_parameters": float(np.median(learner_ms)) * 1e6 / parameters}
+        row |= upkeep_row(measured, scheme, plans[scheme]) | found[scheme]
+        row |= {"weights": measured.weights, "inputs": measured.source}
+        row |= {"bytes": len(artifacts[scheme].to_bytes()), "samples": len(taken), "cpu_share": cpu_share}
+        rows.append(row | spread("us", calls_us[scheme]))
+    return rows
 
-    def __init__(self, measured: MeasuredPolicy, envs: int, schemes: Sequence[str], notify: Notify) -> None:
-        self._measured, self._envs = measured, envs
-        self._plans: dict[str, Plan] = {}
-        self._bind_ms: dict[str, float] = {}
-        self._mismatches: dict[str, Row] = {}
-        self._weights_change = changing_weights(measured.run.policy)
-        logger.info("binding %s", measured.network)
-        measured.bind(FULL_PRECISION)  # the first export imports the exporter
-        for scheme in dict.fromkeys((FULL_PRECISION, *schemes)):
-            try:
-                plan, self._bind_ms[scheme] = _timed_bind(measured, scheme)
-                measured.teach(plan)
-                artifact = plan.refresh(measured.run.policy, 0)
-                PolicySession(artifact, batch=envs)
-                self._plans[scheme], self._mismatches[scheme] = plan, measured.mismatch_of(artifact)
-            except CompressorError as error:
-                if scheme == FULL_PRECISION:
-                    raise
-                notify(refusal(scheme, measured.network, error))
 
-    def measure(self, budget_s: float, repeats: int) -> list[Row]:
-        """A row for each scheme."""
-        logger.info("refreshing %s", self._measured.network)
-        takers = {scheme: self._taker(plan) for scheme, plan in self._plans.items()}
-        samples, cpu_share = interleave(takers, 0.8 * budget_s, repeats)
-        artifacts = {scheme: plan.refresh(self._measured.run.policy, 1) for scheme, plan in self._plans.items()}
-        calls_us = self._calls(artifacts, 0.2 * budget_s, repeats)
-        upkeep = {scheme: upkeep_row(self._measured, scheme, plan) for scheme, plan in self._plans.items()}
-        parameters = sum(tensor.numel() for tensor in self._measured.run.policy.parameters())
-        rows: list[Row] = []
-        for scheme, taken in samples.items():
-            row: Row = {"network": self._measured.network, "scheme": scheme, "envs": self._envs}
-            row |= {"parameters": parameters, "bind_ms": self._bind_ms[scheme]}
-            for name in ("requantise", "serialise", "load"):
-                row |= spread(f"{name}_ms", [1e3 * getattr(times, name) for times in taken])
-            learner_ms = [1e3 * (times.requantise + times.serialise) for times in taken]
-            row |= {"refresh_ms_per_million_parameters": float(np.median(learner_ms)) * 1e6 / parameters}
-            row |= upkeep[scheme] | self._mismatches[scheme]
-            row |= {"weights": self._measured.weights, "inputs": self._measured.source}
-            row |= {"bytes": len(artifacts[scheme].to_bytes()), "samples": len(taken), "cpu_share": cpu_share}
-            rows.append(row | spread("us", calls_us[scheme]))
-        return rows
+def _taker(
+    policy: PolicyModule, plan: Plan, envs: int, weights_change: Iterator[None]
+) -> Callable[[], dict[str, float]]:
+    """A contestant for ``interleave``: milliseconds of each part of one refresh."""
 
-    def _taker(self, plan: Plan) -> Callable[[], RefreshTimes]:
-        policy, envs = self._measured.run.policy, self._envs
+    def take() -> dict[str, float]:
+        next(weights_change)
+        clock = PhaseTimer(("requantise", "serialise", "load"))
+        artifact = plan.refresh(policy, 1)
+        clock.mark("requantise")
+        payload = artifact.to_bytes()
+        clock.mark("serialise")
+        PolicySession(CompressedPolicy.from_bytes(payload), batch=envs)
+        clock.mark("load")
+        return {part: 1e3 * seconds for part, seconds in clock.snapshot().items()}
 
-        def take() -> RefreshTimes:
-            next(self._weights_change)
-            began = time.perf_counter()
-            artifact = plan.refresh(policy, 1)
-            requantised = time.perf_counter()
-            payload = artifact.to_bytes()
-            serialised = time.perf_counter()
-            PolicySession(CompressedPolicy.from_bytes(payload), batch=envs)
-            return RefreshTimes(requantised - began, serialised - requantised, time.perf_counter() - serialised)
-
-        return take
-
-    def _calls(
-        self, artifacts: Mapping[str, CompressedPolicy], budget_s: float, repeats: int
-    ) -> dict[str, list[float]]:
-        """Microseconds of calls of the loaded policies."""
-        inputs = {n: np.resize(a, (self._envs, *a.shape[1:])) for n, a in self._measured.held_out.items()}
-        takers = {scheme: timed_calls(session_call(artifact, inputs)) for scheme, artifact in artifacts.items()}
-        return interleave(takers, budget_s, repeats).samples
+    return take
 
 
 def _timed_bind(measured: MeasuredPolicy, scheme: str) -> tuple[Plan, float]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from accel.bench.policies import MeasuredPolicy, Policies, placed
+from accel.bench.policies import MeasuredPolicy, Policies
 from accel.bench.policy import bench_policy, session_call, torch_call
 from accel.bench.rows import number
 from accel.compressors.kernels.library import kernels_here
@@ -118,15 +118,14 @@ def test_both_calls_carry_recurrent_state_alike(network: str) -> None:
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_every_activation_runs_in_kernels(activation: Activation) -> None:
     policy = measured("mlp:16x2", activation=activation)
-    artifacts = policy.artifacts(["int8(reduce_range)"], pytest.fail)
-    assert len(placed(artifacts, ["native"], pytest.fail)) == 2
+    assert len(policy.variants(["int8(reduce_range)"], ["native"], pytest.fail)) == 2
 
 
 @pytest.mark.skipif(not kernels_here(), reason="a CPU with compiled kernels")
 def test_the_operators_that_kernels_lack_are_named() -> None:
     told: list[str] = []
     policy = measured("nature-cnn:0.25", spec=IMAGES)
-    artifacts = policy.artifacts(["fp32"], told.append)
-    assert [runtime for runtime, *_ in placed(artifacts, ["onnxruntime", "native"], told.append)] == ["onnxruntime"]
+    variants = policy.variants(["fp32"], ["onnxruntime", "native"], told.append)
+    assert [variant.runtime for variant in variants] == ["onnxruntime"]
     (line,) = told
     assert line.startswith("no row for compiled kernels, fp32: ") and "Conv" in line and "not in the compiled" in line
