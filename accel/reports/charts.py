@@ -185,8 +185,9 @@ def metric_figure(analysis: Analysis, name: str) -> Figure | None:
             for i, (group, curve) in enumerate(zip(analysis.groups, curves, strict=True))
             if curve is not None
         ]
-        if marks and metric == "returns" and math.isfinite(analysis.threshold):
-            marks.append(Reference(analysis.threshold, f"threshold {analysis.threshold:.4g}"))
+        if marks and metric == "returns" and analysis.threshold.exists:
+            threshold = analysis.threshold.value
+            marks.append(Reference(threshold, f"threshold {threshold:.4g}"))
         panels += [Panel(marks, x, axis)] if marks else []
     return Figure(name, wanted.title, panels, wanted.caption) if panels else None
 

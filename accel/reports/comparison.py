@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -14,7 +14,6 @@ from accel.monitor.statistics import Interval, difference_of_means, ratio_of_mea
 from accel.reports.runs import Group, Run
 from accel.reports.series import Floats
 
-NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0.95, 0)
 MIN_SEEDS = 5
 """With fewer on either side nothing is claimed, and no interval is given."""
 ReturnOutcome = Literal["no_loss", "gain", "loss", "undecided", "too_few_seeds", "untested"]
@@ -145,13 +144,13 @@ class ReturnVerdict:
             lies below 0; ``undecided``: none of these; ``too_few_seeds``: fewer than ``MIN_SEEDS`` on a side;
             ``untested``: no margin, or no finished episode.
         detail: what it rests on.
-        difference: mean final return minus the baseline's, with its two-sided interval at 1 − 2α.
+        difference: mean final return minus the baseline's, with its two-sided interval at 1 − 2α; None if not known.
         margin: the acceptable loss, in return; NaN where there is none.
     """
 
     outcome: ReturnOutcome
     detail: str
-    difference: Interval = NO_INTERVAL
+    difference: Interval | None = None
     margin: float = math.nan
 
     @property
@@ -185,11 +184,11 @@ def speedup(baseline: Group, group: Group, quantity: str, threshold: float, conf
         return None
     if bound or min(len(ours), len(theirs)) < MIN_SEEDS:
         estimate = math.exp(float(np.log(theirs).mean() - np.log(ours).mean()))
-        ratio = Interval(estimate, math.nan, math.nan, confidence, len(ours) + len(theirs))
+        ratio = Interval.point(estimate, len(ours) + len(theirs))
     else:
         ratio = ratio_of_means(theirs, ours, confidence=confidence)
     if not QUANTITIES[quantity].higher_is_better:
-        ratio = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low, confidence, ratio.count)
+        ratio = replace(ratio, estimate=1 / ratio.estimate, low=1 / ratio.high, high=1 / ratio.low)
     return Speedup(quantity, ratio, ours, theirs, sum(missing), bound)
 
 

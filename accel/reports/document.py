@@ -115,17 +115,17 @@ def to_json(analysis: Analysis) -> dict[str, object]:
         "format_version": FORMAT_VERSION,
         "headline": wording.headline(analysis),
         "environment": analysis.environment,
-        "threshold": analysis.threshold,
-        "threshold_source": analysis.threshold_source,
-        "margin": analysis.margin,
-        "margin_source": analysis.margin_source,
+        "threshold": analysis.threshold.value,
+        "threshold_source": analysis.threshold.source,
+        "margin": analysis.margin.value,
+        "margin_source": analysis.margin.source,
         "choices": {field.name: getattr(analysis.choices, field.name) for field in fields(Choices)},
         "baseline": None if analysis.baseline is None else analysis.baseline.label,
         "caveats": analysis.caveats,
         "quantities": {
             name: {"title": q.title, "unit": q.unit, "meaning": q.meaning} for name, q in QUANTITIES.items()
         },
-        "groups": [_group(r, analysis.threshold, analysis.choices.confidence) for r in analysis.results],
+        "groups": [_group(r, analysis.threshold.value, analysis.choices.confidence) for r in analysis.results],
         "comparisons": [
             {
                 "group": comparison.group.label,

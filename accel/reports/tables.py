@@ -81,7 +81,7 @@ def results_table(analysis: Analysis) -> Table:
             str(stratified_bootstrap([finals], confidence=analysis.choices.confidence))
             if len(finals := result.group.final_returns) >= MIN_SEEDS
             else "–",
-            f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
+            f"{result.reached} of {len(result.group.runs)}" if analysis.threshold.exists else "–",
             "–" if (shares := result.group.time_shares) is None else _limit(shares),
             *(_spread(result.by_quantity[name]) for name in names),
         )
@@ -93,7 +93,7 @@ def results_table(analysis: Analysis) -> Table:
 
 
 def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    reached = f"runs whose mean training return reached {analysis.threshold:.4g}: {analysis.threshold_source}"
+    reached = f"runs whose mean training return reached {analysis.threshold.value:.4g}: {analysis.threshold.source}"
     interval_of = f"mean over seeds, with Student's {percent(analysis.choices.confidence)} interval from three seeds on"
     return (
         ("final return", f"mean of the last tenth of a run's steps, or the target at which it stopped; {interval_of}"),
@@ -101,7 +101,7 @@ def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, 
             "interquartile mean",
             f"of the middle half of the seeds' final returns, with a bootstrapped interval, from {MIN_SEEDS} seeds on",
         ),
-        *([("threshold reached", reached)] if math.isfinite(analysis.threshold) else []),
+        *([("threshold reached", reached)] if analysis.threshold.exists else []),
         (
             "bottleneck",
             "what limits the speed: the learner where actors wait for it, otherwise what takes their time; with the "
@@ -177,7 +177,7 @@ def runs_table(analysis: Analysis) -> Table:
     rows = []
     labels = [group.label for group in analysis.groups for _ in group.runs]
     for label, run in zip(labels, analysis.runs, strict=True):
-        crossing = run.crossing(analysis.threshold)
+        crossing = run.crossing(analysis.threshold.value)
         counts = (run.final_return, run.steps, run.training_s, math.nan if crossing is None else crossing[0])
         ending = "not finished" if run.summary is None else str(run.summary.get("reason", "finished"))
         numbers = map(number, (*counts, run.environment_us_per_step))

@@ -26,6 +26,11 @@ class Target:
     source: str
     derived: bool = False
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is one."""
+        return math.isfinite(self.value)
+
 
 def gain_of(group: Group) -> tuple[float, float, float]:
     """(mean first known return, mean final return, standard deviation of the seeds' final returns); NaN if unknown."""

@@ -66,18 +66,18 @@ def method(analysis: Analysis) -> tuple[str, ...]:
         "Returns are those of training episodes, played by the compressed, sampling policy of the actors: the mean of "
         "the last stop_window episodes of each run.",
     ]
-    if math.isfinite(analysis.threshold):
-        found.append(f"The threshold is a mean return of {analysis.threshold:.4g}: {analysis.threshold_source}.")
+    if analysis.threshold.exists:
+        found.append(f"The threshold is a mean return of {analysis.threshold.value:.4g}: {analysis.threshold.source}.")
     if analysis.baseline is not None:
         found.append(
             f"With fewer than {MIN_SEEDS} seeds on a side nothing is compared. Where seeds failed to reach the "
             "threshold, a bound counts them at the budget they spent."
         )
         found.append(
-            f"Returns were not compared: {analysis.margin_source}."
-            if math.isnan(analysis.margin)
-            else f"No loss of return means that the lower bound of the difference lies above −{analysis.margin:.4g}, "
-            f"{analysis.margin_source}: a one-sided Welch test at {percent(analysis.choices.alpha)}, unless all runs "
+            f"Returns were not compared: {analysis.margin.source}."
+            if not analysis.margin.exists
+            else f"No loss of return means that the lower bound of the difference lies above −{analysis.margin.value:.4g}, "
+            f"{analysis.margin.source}: a one-sided Welch test at {percent(analysis.choices.alpha)}, unless all runs "
             "stopped at one target."
         )
         if len(analysis.comparisons) > 1:

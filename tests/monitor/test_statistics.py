@@ -15,9 +15,9 @@ from accel.monitor.statistics import (
     difference_of_means,
     mean_interval,
     ratio_of_means,
-    simultaneous_confidence,
     student_t_quantile,
 )
+from accel.reports.analysis import Choices
 
 TRIALS = 1000
 
@@ -108,7 +108,7 @@ def test_ratio_interval_covers_the_true_ratio(seeds: int) -> None:
 @pytest.mark.parametrize(("corrected", "holds"), [(True, True), (False, False)])
 def test_several_comparisons_hold_together_once_corrected(corrected: bool, holds: bool) -> None:
     generator = np.random.default_rng(7)
-    confidence = simultaneous_confidence(0.95, 4) if corrected else 0.95
+    confidence = Choices().corrected(4 if corrected else 1).confidence
     wrong = 0
     for _ in range(TRIALS):
         baseline = generator.normal(0.0, 1.0, 10)
