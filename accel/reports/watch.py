@@ -103,7 +103,7 @@ class _Watcher:
         if status is None:
             self._say(f"{self._path}: no record yet")
             return 1
-        self._say(status_line(self._title(), status, status.elapsed_s))
+        self._say(status_line(self._title(), status))
         self._say(self._outcome() if self._ended() else self._death() or "running, or ended without a summary")
         return 0
 
@@ -136,12 +136,12 @@ class _Watcher:
         target = self._config.get("stop_at_return")
         for record in reversed(records):
             try:
-                return TrainingStatus.from_record(
+                return TrainingStatus(
                     {one_line(name): one_line(v) if isinstance(v, str) else v for name, v in record.items()},
                     total_env_steps=int(str(self._config.get("total_env_steps", 0))),
                     return_target=float(target) if isinstance(target, int | float) else None,
                     actors=max(int(str(self._config.get("actors", 1))), 1),
-                    evaluation=self._evaluation,
+                    evaluated=self._evaluation,
                 )
             except (KeyError, TypeError, ValueError, OverflowError):
                 continue  # A record of other metrics: the one before it says more.

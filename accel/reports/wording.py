@@ -73,12 +73,13 @@ def method(analysis: Analysis) -> tuple[str, ...]:
             f"With fewer than {MIN_SEEDS} seeds on a side nothing is compared. Where seeds failed to reach the "
             "threshold, a bound counts them at the budget they spent."
         )
+        margin = analysis.margin
         found.append(
-            f"Returns were not compared: {analysis.margin.source}."
-            if not analysis.margin.exists
-            else f"No loss of return means that the lower bound of the difference lies above −{analysis.margin.value:.4g}, "
-            f"{analysis.margin.source}: a one-sided Welch test at {percent(analysis.choices.alpha)}, unless all runs "
-            "stopped at one target."
+            f"No loss of return means that the lower bound of the difference lies above −{margin.value:.4g}, "
+            f"{margin.source}: a one-sided Welch test at {percent(analysis.choices.alpha)}, unless all runs stopped at "
+            "one target."
+            if margin.exists
+            else f"Returns were not compared: {margin.source}."
         )
         if len(analysis.comparisons) > 1:
             found.append(
