@@ -118,7 +118,7 @@ def measure_mismatch(
     clip_rho: float | None = 1.0,
     clip_c: float | None = 1.0,
 ) -> Mismatch:
-    """Measure π against μ on the valid rows of an unroll; memory stays within a few copies of the arguments.
+    """Measure π against μ on the valid rows of an unroll.
 
     Args:
         target_params: [T, B, P] distribution parameters of π.

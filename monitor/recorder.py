@@ -58,7 +58,6 @@ class Recorder:
         self._pending: list[tuple[float, int, dict[str, float]]] = []
         self._events: EventFile | None = None
         self._flushed_s = clock()
-        self._closed = False
         try:
             with self._path.open("ab+"):
                 self._cut_off(resume_env_steps)
@@ -73,10 +72,8 @@ class Recorder:
             metrics: by name, ``name/scheme`` where of one scheme. NaN and infinities become the strings ``"nan"``,
                 ``"inf"`` and ``"-inf"`` in the JSON, which has no such numbers.
         Raises:
-            RecorderError: the recorder is closed, a value is no scalar or a name is reserved.
+            RecorderError: a value is no scalar, or a name is reserved.
         """
-        if self._closed:
-            raise RecorderError(f"{self._path} is closed; nothing can be recorded")
         now_s = self._clock()
         line: Record = {STEP_KEY: int(env_steps), TIME_KEY: round(now_s, 3)}
         scalars: dict[str, float] = {}
@@ -118,9 +115,6 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is buffered and close the files; closing twice is fine."""
-        if self._closed:
-            return
-        self._closed = True
         self.flush()
         if self._events is not None:
             self._events.close()

@@ -82,10 +82,11 @@ class BenchOptions(ABC):
     def measure(self, refuse: Notify) -> BenchResult:
         """Measure what the options say; ``refuse`` gets a message about each scheme that does not work here."""
 
-    def _flags(self, *names: str) -> str:
-        """Those options that are given, as flags."""
+    def _refuse(self, names: Sequence[str], reason: str) -> None:
+        """Raise ConfigError where one of these options is given; ``reason`` has ``{}`` for those that are."""
         given = [name for name in names if getattr(self, name, None) != getattr(type(self), name, None)]
-        return ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        if given:
+            raise ConfigError(reason.format(", ".join(f"--{name.replace('_', '-')}" for name in given)))
 
     def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
         """The configuration of ``env`` and its options; None without an environment.
@@ -97,20 +98,19 @@ class BenchOptions(ABC):
             ConfigError: an option is invalid, contradicts ``run`` or needs an environment.
         """
         if self.run is not None:
-            if given := self._flags(*_ENVIRONMENT):
-                raise ConfigError(f"--run brings its own environment and network: leave out {given}")
+            self._refuse(_ENVIRONMENT, "--run brings its own environment and network: leave out {}")
             return None
         env = default if self.env is None else self.env
         if env is None:
-            if given := self._flags(*(name for name in _ENVIRONMENT if name != "activation")):
-                raise ConfigError(f"{given}: these need an environment, give --env too")
+            of_environment = [name for name in _ENVIRONMENT if name != "activation"]
+            self._refuse(of_environment, "{}: these need an environment, give --env too")
             return None
         return TrainConfig.create(**{**{name: getattr(self, name) for name in _ENVIRONMENT}, "env": env}, **options)
 
     def networks(self, default: str = _NETWORKS) -> list[str]:
         """The networks' texts. Raises ConfigError beside a run."""
-        if self.network is not None and self.run is not None:
-            raise ConfigError("--run brings its own network: leave --network out")
+        if self.run is not None:
+            self._refuse(["network"], "--run brings its own network: leave {} out")
         return texts(default if self.network is None else self.network)
 
 
@@ -159,8 +159,7 @@ class PoliciesOptions(BenchOptions, PolicySource):
 
         if self.module is None and self.policy is None:
             imported = ("weights", "rule", "policy_activation", "normaliser", "observations", "discrete")
-            if given := self._flags(*imported):
-                raise ConfigError(f"{given}: these are for --policy and --module, give one of them too")
+            self._refuse(imported, "{}: these are for --policy and --module, give one of them too")
             config, chosen = self.environment(default, **options), self.networks(networks)
             if self.run is None:
                 return Policies(chosen, config, spec, self.activation)
@@ -168,8 +167,7 @@ class PoliciesOptions(BenchOptions, PolicySource):
 
             return Policies(run=load_run(self.run, which=self.which))
         own = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
-        if given := self._flags(*own):
-            raise ConfigError(f"--policy and --module bring their own network: leave out {given}")
+        self._refuse(own, "--policy and --module bring their own network: leave out {}")
         values = {field.name: getattr(self, field.name) for field in fields(PolicySource)}
         policy = PolicySource(**values | {"activation": self.policy_activation}).load()
         return Policies(run=replace(policy, config=policy.config.replace(**options)))
@@ -301,16 +299,15 @@ class LearnerOptions(LayoutOptions):
         """The preset's configuration, None without one. Raises ConfigError: an option contradicts the preset."""
         if self.preset is None:
             return None
-        if given := self._flags("run", *_ENVIRONMENT, "observation_shape", "actions"):
-            raise ConfigError(f"--preset brings its own training: leave out {given}")
+        given = ("run", *_ENVIRONMENT, "observation_shape", "actions")
+        self._refuse(given, "--preset brings its own training: leave out {}")
         return TrainConfig.create(**load_preset(self.preset))
 
     def changed(self, config: TrainConfig) -> TrainConfig:
         """The training configuration with the given options. Raises ConfigError."""
-        names = ("unroll_length", "passes", "minibatches", "device")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.threads is not None:
-            given["learner_threads"] = self.threads
+        named: dict[str, object] = {"passes": self.passes, "minibatches": self.minibatches, "device": self.device}
+        named |= {"unroll_length": self.unroll_length, "learner_threads": self.threads}
+        given = {name: value for name, value in named.items() if value is not None}
         if self.envs is not None:
             given |= {"envs_per_actor": self.envs, "batch_unrolls": 1}
         if max(self.passes or 1, self.minibatches or 1) == 1:

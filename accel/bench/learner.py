@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import torch
@@ -95,28 +96,24 @@ def bench_learner(
 def _cells(
     configs: Sequence[TrainConfig], spec: EnvSpec, precisions: Sequence[str], device: torch.device, notify: Notify
 ) -> list[LearnerCell]:
-    cells: list[LearnerCell] = []
-    eager: list[LearnerCell] = []
-    refusals: list[str] = []
-    for precision in dict.fromkeys(precisions):
+    cells, eager, refusals = list[LearnerCell](), list[LearnerCell](), list[str]()
+    for precision, given in product(dict.fromkeys(precisions), configs):
         try:
             # the actors' scheme does not affect the update, and qat refuses bf16
-            changed = [config.replace(mixed_precision=precision, compressor="fp32") for config in configs]
-            for config in changed:
-                choose_precision(config, device)
+            config = given.replace(mixed_precision=precision, compressor="fp32")
+            choose_precision(config, device)
         except ConfigError:
             refusals.append(f"refused: {precision}: this CPU has no instructions for it, so it would be slower")
             continue
-        for config in changed:
-            if device.type == "cpu" and precision == "none":
-                eager.append(LearnerCell(config, spec, device, eager=True))
-            cells.append(LearnerCell(config.replace(learner_graphs="off"), spec, device))
-            if device.type == "cuda":
-                reason = why_unrecorded(config, GradientExchange(), device)
-                if reason is None:
-                    cells.append(LearnerCell(config.replace(learner_graphs="on"), spec, device))
-                else:
-                    notify(f"without CUDA graphs: {reason}")
+        cells.append(LearnerCell(config.replace(learner_graphs="off"), spec, device))
+        if device.type == "cpu" and precision == "none":
+            eager.append(LearnerCell(config, spec, device, eager=True))
+        if device.type == "cuda":
+            if (reason := why_unrecorded(config, GradientExchange(), device)) is None:
+                cells.append(LearnerCell(config.replace(learner_graphs="on"), spec, device))
+            else:
+                notify(f"without CUDA graphs: {reason}")
+    refusals = list(dict.fromkeys(refusals))
     if not cells:
         raise ConfigError("; ".join(refusals) + ": leave it out" if refusals else "no precision is given: name one")
     for refusal in refusals:

@@ -118,29 +118,24 @@ def profile(scores: Mapping[str, Sequence[Floats]], axis: Axis, reference: Refer
 
 def speedups(analysis: Analysis) -> Figure | None:
     """Every speedup with its interval on one logarithmic axis; None when nothing is compared."""
-    found = {name: [i for i, c in enumerate(analysis.comparisons) if name in c.speedups] for name in QUANTITIES}
-    found = {name: members for name, members in found.items() if members}
+    found = [name for name in QUANTITIES if any(name in c.speedups for c in analysis.comparisons)]
     if not found or analysis.baseline is None:
         return None
-    places: dict[tuple[str, int], float] = {}
-    ticks: dict[float, str] = {}
-    bottom = 0.0
-    for name, members in found.items():
-        places |= {(name, i): bottom + place for place, i in enumerate(members)}
-        ticks[bottom + (len(members) - 1) / 2] = QUANTITIES[name].title
-        bottom += len(members) + 0.8
+    count = len(analysis.comparisons)
+    tops = {name: i * (count + 0.8) for i, name in enumerate(found)}
     marks = []
     for i, comparison in enumerate(analysis.comparisons):
-        values = {name: comparison.speedups[name] for name, member in places if member == i}
-        y, ends = [places[name, i] for name in values], [(v.ratio.low, v.ratio.high) for v in values.values()]
+        values = {name: comparison.speedups[name] for name in found if name in comparison.speedups}
+        y, ends = [tops[name] + i for name in values], [(v.ratio.low, v.ratio.high) for v in values.values()]
         x, label = [value.ratio.estimate for value in values.values()], comparison.group.label
         names = [f"{value.bound} {value.ratio.estimate:.3g}×".strip() for value in values.values()]
         marks.append(Points(label, x, y, ends, names=names, colour=i + 1))
     shown = [end for mark in marks for end in (*mark.x, *chain(*mark.x_ends)) if math.isfinite(end)]
     limits = min(0.8, *shown) / 1.08, max(1.25, *shown) * 1.08
     x_axis = Axis(f"times better than {analysis.baseline.label}", "log", limits)
-    inches = 0.3 + 0.2 * len(found) + 0.24 * len(places)
-    y_axis = Axis(limits=(bottom - 1.0, -0.8), ticks=ticks)
+    inches = 0.3 + (0.2 + 0.24 * count) * len(found)
+    ticks = {top + (count - 1) / 2: QUANTITIES[name].title for name, top in tops.items()}
+    y_axis = Axis(limits=(len(found) * (count + 0.8) - 1.0, -0.8), ticks=ticks)
     panel = Panel([*marks, Reference(1.0, "equal", "x")], x_axis, y_axis, inches=inches)
     corrected = ", corrected for several comparisons" if len(analysis.comparisons) > 1 else ""
     caption = (

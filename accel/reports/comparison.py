@@ -68,13 +68,19 @@ class Speedup:
 
 @dataclass(frozen=True)
 class ComparedQuantity:
-    """Something two groups are compared in: what it is called, its unit, and which way is better."""
+    """Something two groups are compared in.
+
+    Attributes:
+        measure: of a run and a threshold.
+        spent: what a run spent that failed to reach the threshold; None where every run has a value.
+    """
 
     title: str
     unit: str
     measure: Callable[[Run, float], float | None]
     meaning: str
     higher_is_better: bool = False
+    spent: Callable[[Run], float] | None = None
 
 
 def _crossing(index: int) -> Callable[[Run, float], float | None]:
@@ -97,13 +103,18 @@ def _of_summary(name: str) -> Callable[[Run, float], float | None]:
 
 QUANTITIES = {
     "time_to_threshold_s": ComparedQuantity(
-        "Wall-clock to the threshold", "s", _crossing(0), "training seconds until the mean return reaches the threshold"
+        "Wall-clock to the threshold",
+        "s",
+        _crossing(0),
+        "training seconds until the mean return reaches the threshold",
+        spent=lambda run: run.training_s,
     ),
     "steps_to_threshold": ComparedQuantity(
         "Steps to the threshold",
         "env steps",
         _crossing(1),
         "environment steps until the mean return reaches the threshold",
+        spent=lambda run: run.steps,
     ),
     "training_s": ComparedQuantity(
         "Whole training", "s", lambda run, _: run.training_s, "training seconds until the run stopped"
@@ -121,18 +132,13 @@ QUANTITIES = {
     "actor_us_per_step": ComparedQuantity(
         "Actor time",
         "µs/step",
-        lambda run, _: run.actor_us_per_step,
+        lambda run, _: sum(us for phase, us in run.us_per_step("actor").items() if phase != "wait"),
         "actors' work per environment step, waiting for the learner left out",
     ),
     "cpu_s": ComparedQuantity(
         "CPU time", "s", _of_summary("cpu_s"), "of training: the learner's process, and what actors did not wait"
     ),
 }
-
-CENSORED: Mapping[str, Callable[[Run], float]] = MappingProxyType(
-    {"time_to_threshold_s": lambda run: run.training_s, "steps_to_threshold": lambda run: run.steps}
-)
-"""Quantities that a failed seed lacks, and what it spent instead."""
 
 
 @dataclass(frozen=True)
@@ -172,12 +178,13 @@ def speedup(baseline: Group, group: Group, quantity: str, threshold: float, conf
     ours, theirs = (values_of(side, quantity, threshold) for side in (baseline, group))
     missing = [len(side.runs) - len(values) for side, values in ((baseline, ours), (group, theirs))]
     bound: Literal["", "at most", "at least"] = ""
-    if any(missing) and quantity in CENSORED:
+    spent = QUANTITIES[quantity].spent
+    if any(missing) and spent is not None:
         if all(missing) or not math.isfinite(threshold):
             return None
         bound = "at most" if missing[1] else "at least"
         ours, theirs = (
-            _known(QUANTITIES[quantity].measure(run, threshold) or CENSORED[quantity](run) for run in side.runs)
+            _known(QUANTITIES[quantity].measure(run, threshold) or spent(run) for run in side.runs)
             for side in (baseline, group)
         )
     if not ours or not theirs:

@@ -17,8 +17,8 @@ from accel.monitor.plain_text import percent
 from accel.reports.aggregates import stratified_bootstrap
 from accel.reports.analysis import Analysis
 from accel.reports.comparison import MIN_SEEDS, QUANTITIES
-from accel.reports.runs import NOT_CONFIGURATION, Group, Run
-from accel.reports.wording import number, plain
+from accel.reports.runs import NOT_CONFIGURATION, Group, Run, plain
+from accel.reports.wording import number
 
 MAX_DECISIONS = 200
 FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
@@ -180,7 +180,7 @@ def runs_table(analysis: Analysis) -> Table:
         crossing = run.crossing(analysis.threshold.value)
         counts = (run.final_return, run.steps, run.training_s, math.nan if crossing is None else crossing[0])
         ending = "not finished" if run.summary is None else str(run.summary.get("reason", "finished"))
-        numbers = map(number, (*counts, run.environment_us_per_step))
+        numbers = map(number, (*counts, run.us_per_step("actor").get("env", math.nan)))
         rows.append((run.name, label, str(run.seed), *numbers, ending))
     counted = ("final return", "env steps", "training, s", "to threshold, s", "environment, µs/step")
     caption = (
@@ -238,15 +238,7 @@ def decisions_table(analysis: Analysis) -> Table | None:
     if not made:
         return None
     rows = tuple(
-        (
-            run.name,
-            number(d.env_steps),
-            d.before or "–",
-            d.after,
-            d.kind,
-            d.reason,
-        )
-        for run, d in made[-MAX_DECISIONS:]
+        (run.name, number(d.env_steps), d.before or "–", d.after, d.kind, d.reason) for run, d in made[-MAX_DECISIONS:]
     )
     hidden = f" The first {len(made) - MAX_DECISIONS} are omitted." if len(made) > MAX_DECISIONS else ""
     columns = ("run", "env steps", "from", "to", "kind", "reason")

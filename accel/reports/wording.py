@@ -101,11 +101,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def plain(value: object) -> str:
-    """A config value as text."""
-    return "–" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
 def _outcome(result: GroupResult, target: float) -> str:
     """``final return 480; reached 475 in 5 of 5 runs, after 1.2 s of training (median)``."""
     if result.final_return is None:

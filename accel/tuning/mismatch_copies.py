@@ -17,6 +17,8 @@ class PolicyCopies:
     Args:
         network: what the learner trains.
         capacity: copies kept; the oldest is overwritten.
+    Attributes:
+        versions: those kept, each with the scheme ids that it was sampled for, to be added to.
     """
 
     def __init__(self, network: PolicyNetwork, capacity: int) -> None:
@@ -25,12 +27,7 @@ class PolicyCopies:
         self._states = len(network.state_shapes)
         self._capacity = capacity
         self._copies: dict[int, dict[str, Tensor]] = {}
-        self._sampled: dict[int, set[int]] = {}
-
-    @property
-    def versions(self) -> dict[int, set[int]]:
-        """The versions kept, each with the scheme ids that it was sampled for, to be added to."""
-        return self._sampled
+        self.versions: dict[int, set[int]] = {}
 
     @property
     def oldest(self) -> int | None:
@@ -48,10 +45,10 @@ class PolicyCopies:
         else:
             oldest = next(iter(self._copies))
             copy = self._copies.pop(oldest)
-            del self._sampled[oldest]
+            del self.versions[oldest]
             torch._foreach_copy_(list(copy.values()), list(source.values()))
         self._copies[version] = copy
-        self._sampled[version] = set()
+        self.versions[version] = set()
 
     @torch.no_grad()
     def act(self, version: int | None, observations: Tensor, first: Tensor, states: tuple[Tensor, ...]) -> Tensor:
