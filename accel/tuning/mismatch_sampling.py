@@ -12,24 +12,22 @@ Metrics, each the mean over the samples since the last record, weighted by valid
     <factor>_<quantity>/<scheme>    of one scheme
     mismatch_samples, mismatch_samples/<scheme>     unrolls behind them
     mismatch_time_share             share of the learner's time that sampling took, over the whole run
-    mismatch_alarms                 active alarms, as sentences separated by "; "; empty without one
+    mismatch_alarms                 alarms of the newest samples, as clauses separated by "; "; empty without one
 
     factor      staleness, π_θ against π_v · compression, π_v against μ · total, π_θ against μ
     quantity    kl (nats) · chi2 · chi2_infinite (share of states) · ess · retention · greedy_agreement ·
                 clipped (share of weights above clip_rho) · mean_weight
 
-Alarms: ess < 0.3, kl > 0.1 nats of compression or > 0.5 nats of staleness and total, mean weight outside [0.5, 2]
-(``accel.monitor.mismatch``), of each factor and scheme; ``mismatch_alarms`` says how long one is active. An alarm of
-compression makes the tuner fall back to full precision; an alarm of staleness calls for a smaller policy lag, which
-less compression would not give.
+Alarms, at the levels of ``accel.monitor.mismatch``, are of each factor and scheme; each is logged when it first begins.
+An alarm of compression makes the tuner fall back to full precision; an alarm of staleness calls for a smaller policy
+lag, which less compression would not give.
 
-The first second of a run may exceed the allowance, as may a process that is stopped in between. The alarm level of
-staleness is higher than that of compression, because several passes over a batch move the learner away from the acting
-policy on purpose.
+The first second of a run may exceed the allowance, as may a process that is stopped in between.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -45,8 +43,14 @@ from accel.algorithms.base import Algorithm
 from accel.config import TrainConfig
 from accel.experience.batch import Batch, Batcher
 from accel.experience.unroll import Unroll
-from accel.monitor.mismatch import FactoredMismatch, Mismatch, effective_horizon, factor_mismatch
-from accel.tuning.mismatch_alarms import MismatchAlarms
+from accel.monitor.mismatch import (
+    KL_ALARM,
+    STALENESS_KL_ALARM,
+    FactoredMismatch,
+    Mismatch,
+    effective_horizon,
+    factor_mismatch,
+)
 from accel.tuning.mismatch_copies import PolicyCopies
 
 COPIES = 4
@@ -58,7 +62,7 @@ FACTORS = ("staleness", "compression", "total")
 QUANTITIES = tuple(field.name for field in fields(Mismatch) if field.name != "states")
 _BURST = 4.0
 
-Array = npt.NDArray[np.generic]
+logger = logging.getLogger("accel")
 
 
 class NoSampler:
@@ -117,7 +121,7 @@ class MismatchSampler:
         self._version = self._lag = 0
         self._measured: list[tuple[str, FactoredMismatch]] = []
         self._recent: dict[str, deque[FactoredMismatch]] = {}
-        self._alarms = MismatchAlarms()
+        self._alarms, self._told = "", set[tuple[str, str, str]]()
 
     def published(self, version: int) -> None:
         """Keep this version's policy if it is its turn; called for every version offered to the actors."""
@@ -155,7 +159,7 @@ class MismatchSampler:
         return self._spent_s / max(self._clock() - self._started, 1e-9)
 
     def metrics(self) -> dict[str, float | int | str | None]:
-        """Metrics for the record, see the module's docstring; begins and ends alarms."""
+        """Metrics for the record, see the module's docstring."""
         metrics: dict[str, float | int | str | None] = {"mismatch_time_share": _short(self.time_share)}
         if self._measured:
             samples = [sample for _, sample in self._measured]
@@ -166,9 +170,22 @@ class MismatchSampler:
                 found[scheme] = _means(samples)
                 metrics |= _figures(f"/{scheme}", len(samples), found[scheme])
             self._measured.clear()
-            self._alarms.look(found)
-        metrics["mismatch_alarms"] = str(self._alarms)
+            self._look_for_alarms(found)
+        metrics["mismatch_alarms"] = self._alarms
         return metrics
+
+    def _look_for_alarms(self, found: Mapping[str, Mapping[str, Mismatch]]) -> None:
+        """In one record's means, by scheme, then by factor."""
+        clauses = {
+            (scheme, factor, quantity): f"{factor} of {scheme}: {clause}"
+            for scheme, factors in found.items()
+            for factor, mean in factors.items()
+            for quantity, clause in mean.alarms(KL_ALARM if factor == "compression" else STALENESS_KL_ALARM).items()
+        }
+        self._alarms = "; ".join(clauses.values())
+        if begun := [clause for key, clause in clauses.items() if key not in self._told]:
+            self._told |= clauses.keys()
+            logger.warning("mismatch alarm: %s (reported once; metrics have the rest)", "; ".join(begun))
 
     def _offer(self, version: int, scheme_id: int, unroll: Unroll) -> None:
         taken = self._copies.versions[version]
