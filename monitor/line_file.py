@@ -40,15 +40,11 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 class LineFile:
-    """Appends lines to one file, which is opened for each line: made again where it was removed.
-
-    Attributes:
-        path: the file.
-    """
+    """Appends lines to one file, which is opened for each line: made again where it was removed."""
 
     def __init__(self, path: Path) -> None:
         """Args: path: its directory exists."""
-        self.path = path
+        self._path = path
         self._missing = 0
 
     def keep_while(self, is_kept: Callable[[bytes], bool]) -> None:
@@ -57,9 +53,9 @@ class LineFile:
         The file is truncated once, so a kill leaves it either as it was or truncated. Raises OSError.
         """
         kept = 0
-        for line in read_lines(self.path):
+        for line in read_lines(self._path):
             if not (line.endswith(b"\n") and is_kept(line)):
-                os.truncate(self.path, kept)
+                os.truncate(self._path, kept)
                 return
             kept += len(line)
 
@@ -69,14 +65,14 @@ class LineFile:
         An incomplete last line, which a killed writer left, is ended first.
         """
         try:
-            _append(self.path, line)
+            _append(self._path, line)
         except OSError as error:
             if not self._missing:
-                logger.warning("cannot write %s: %s; the run goes on without these lines", self.path, error.strerror)
+                logger.warning("cannot write %s: %s; the run goes on without these lines", self._path, error.strerror)
             self._missing += 1
             return False
         if self._missing:
-            logger.warning("%s is written again; %d lines are missing", self.path, self._missing)
+            logger.warning("%s is written again; %d lines are missing", self._path, self._missing)
             self._missing = 0
         return True
 

@@ -132,7 +132,15 @@ def measure_mismatch(
     Raises:
         MismatchError: a shape or option is wrong, or no row is valid.
     """
-    _check(log_rhos, {"target_params": target_params, "behaviour_params": behaviour_params}, valid, ends)
+    shape = log_rhos.shape
+    if len(shape) != 2:
+        raise MismatchError(f"log_rhos has shape {shape}, needs [T, B]")
+    for name, mask in (("valid", valid), ("ends", ends)):
+        if mask.shape != shape or mask.dtype != np.bool_:
+            raise MismatchError(f"{name} is {mask.dtype} {mask.shape}, needs bool {shape}, [T, B] of log_rhos")
+    for name, array in (("target_params", target_params), ("behaviour_params", behaviour_params)):
+        if array.ndim != 3 or array.shape[:2] != shape:
+            raise MismatchError(f"{name} has shape {array.shape}, needs {(*shape, 'P')}, [T, B] of log_rhos")
     if not valid.any():
         raise MismatchError("no row is valid, needs at least one state to measure")
     measured = divergences(action, target_params[valid], behaviour_params[valid])
@@ -178,11 +186,6 @@ def factor_mismatch(
     Raises:
         MismatchError: a shape or option is wrong, or no row is valid.
     """
-    _check(log_rhos, {"version_params": version_params}, valid, ends)
-    if compression_log_rhos.shape != log_rhos.shape:
-        raise MismatchError(
-            f"compression_log_rhos has shape {compression_log_rhos.shape}, needs {log_rhos.shape}, [T, B] of log_rhos"
-        )
     with np.errstate(invalid="ignore"):
         staleness_log_rhos = log_rhos - compression_log_rhos
     measure = partial(
@@ -210,9 +213,8 @@ def trace_retention(log_rhos: Floats, *, valid: Bools, ends: Bools, horizon: int
     Returns:
         In [0, 1] for c̄ ≤ 1; NaN when no row is valid.
     Raises:
-        MismatchError: a shape is wrong, or ``horizon`` or ``clip_c`` is not positive.
+        MismatchError: ``horizon`` or ``clip_c`` is not positive.
     """
-    _check(log_rhos, {}, valid, ends)
     length, batch = log_rhos.shape
     if horizon < 1 or (clip_c is not None and not clip_c > 0.0):
         raise MismatchError(f"horizon is {horizon} and clip_c is {clip_c}, need a positive number (clip_c may be None)")
@@ -231,14 +233,3 @@ def trace_retention(log_rhos: Floats, *, valid: Bools, ends: Bools, horizon: int
 
 def _mean(values: Floats | Bools) -> float:
     return float(np.mean(values, dtype=np.float64))
-
-
-def _check(log_rhos: Floats, params: dict[str, Floats], valid: Bools, ends: Bools) -> None:
-    if log_rhos.ndim != 2 or not log_rhos.size:
-        raise MismatchError(f"log_rhos has shape {log_rhos.shape}, needs [T, B] with T >= 1 and B >= 1")
-    for name, mask in (("valid", valid), ("ends", ends)):
-        if mask.shape != log_rhos.shape or mask.dtype != np.bool_:
-            raise MismatchError(f"{name} is {mask.dtype} {mask.shape}, needs bool {log_rhos.shape}, [T, B] of log_rhos")
-    for name, array in params.items():
-        if array.ndim != 3 or array.shape[:2] != log_rhos.shape:
-            raise MismatchError(f"{name} has shape {array.shape}, needs {(*log_rhos.shape, 'P')}, [T, B] of log_rhos")

@@ -51,7 +51,6 @@ class Recorder:
         """
         self._path = directory / METRICS_FILE
         self._file = LineFile(self._path)
-        self._directory = directory
         self._clock = clock
         self._tensorboard = True
         self._purge_step = None if resume_env_steps is None else resume_env_steps + 1
@@ -101,7 +100,7 @@ class Recorder:
             return
         try:
             if self._events is None:
-                self._events = EventFile(self._directory, purge_step=self._purge_step)
+                self._events = EventFile(self._path.parent, purge_step=self._purge_step)
             for wall_time_s, step, scalars in self._pending:
                 self._events.add_scalars(wall_time_s, step, scalars)
             self._events.flush()

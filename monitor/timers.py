@@ -66,16 +66,13 @@ class PhaseTimer:
         self._seconds[phase] += seconds
 
     def restart(self) -> None:
-        """Discard the time since the previous mark: it belongs to no phase."""
+        """Begin anew: all times are zero, and the time since the previous mark belongs to no phase."""
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._last_s = self._clock()
 
     def snapshot(self) -> Times:
         """The seconds of each phase so far; the timer continues."""
         return self._seconds.copy()
-
-    def reset(self) -> None:
-        """Set all times to zero; the time since the previous mark still counts for the next one."""
-        self._seconds = dict.fromkeys(self._seconds, 0.0)
 
 
 class Event(Protocol):

@@ -157,7 +157,6 @@ class LearnerCell:
     def take(self) -> dict[str, float]:
         """Seconds of one update by phase."""
         timer, phases = self._timer, self._phases
-        timer.reset()
         timer.restart()
         batch = self._batcher.build(self._unrolls)
         timer.mark("batch")

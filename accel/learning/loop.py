@@ -244,8 +244,7 @@ class Loop:
         self._empty_unrolls = 0
         self._faults_before = self.counters.faulty_environments  # A resumed run has all its patience again.
         self._rates = ActorRates(self.transport.actors, self._started)
-        self._timer.reset()  # without what was published before
-        self._timer.restart()
+        self._timer.restart()  # without what was published before
 
     def _end(self) -> None:
         with suppress(TransportError):  # None is left: the run has ended anyway.
