@@ -24,7 +24,8 @@ def advise(kind: str, rows: Sequence[Row]) -> list[str]:
     column, of, names = CELLS[kind]
     cells: dict[str, list[Row]] = {}
     for row in rows:
-        cells.setdefault(", ".join(_shown(row, name) for name in names), []).append(row)
+        shown = (str(row[name]) if name in ("env", "network") else f"{name} {row[name]}" for name in names)
+        cells.setdefault(", ".join(shown), []).append(row)
     lines = [f"{cell}: {_recommended(found, column, of)}" for cell, found in cells.items()]
     if any(row["weights"] == "random" for row in rows):
         lines.append("weights are random: schemes are recommended by speed alone; --run also measures mismatch")
@@ -33,7 +34,8 @@ def advise(kind: str, rows: Sequence[Row]) -> list[str]:
 
 def _recommended(rows: Sequence[Row], column: str, of: str) -> str:
     """A scheme counts on compiled kernels where these run it, as actors do."""
-    placed = sorted((row for row in rows if "torch" not in str(row.get("runtime"))), key=_is_native)
+    placed = [row for row in rows if row.get("runtime") != "torch"]
+    placed.sort(key=lambda row: row.get("runtime") == "native")
     schemes = {str(row["scheme"]): row for row in placed}
     baseline = schemes.pop(FULL_PRECISION, None)
     if baseline is None:
@@ -65,14 +67,6 @@ def _is_worth_it(row: Row) -> bool:
         return False
     near = row["kl"] is None or (number(row, "kl") <= KL_ALARM and number(row, "ess") >= ESS_ALARM)
     return not trained or (near and bool(row["holds"]))
-
-
-def _is_native(row: Row) -> bool:
-    return row.get("runtime") == "native"
-
-
-def _shown(row: Row, name: str) -> str:
-    return str(row[name]) if name in ("env", "network") else f"{name} {row[name]}"
 
 
 def _us(microseconds: float) -> str:

@@ -350,13 +350,8 @@ class LearnerOptions(LayoutOptions):
             repeats=self.repeats,
             notify=refuse,
         )
-        first = rows[0]
-        title = (
-            f"Learner: µs per environment step; {first['T']} x {first['B']} steps, {first['algorithm']}, "
-            f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
-        )
         line = "compression gains nothing where the actors together are faster than the learner"
-        return BenchResult("learner", rows, title, [line])
+        return _learner_result("Learner", rows, "", [line])
 
     def _on_device(self) -> BenchResult:
         """Environments of tensors, collected and learned from."""
@@ -367,12 +362,7 @@ class LearnerOptions(LayoutOptions):
             raise ConfigError("--backend device measures one training: give --env module:factory, and one --network")
         config = self.changed(config.replace(network=networks[0]))
         rows = bench_device(config, seconds=self.seconds, repeats=self.repeats)
-        first = rows[0]
-        title = (
-            f"Device: µs per environment step; {first['T']} x {first['B']} steps of {self.env}, {first['algorithm']}, "
-            f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
-        )
-        return BenchResult("learner", rows, title, [])
+        return _learner_result("Device", rows, f" of {self.env}", [])
 
 
 Options = (
@@ -381,6 +371,15 @@ Options = (
     | Annotated[RefreshOptions, tyro.conf.subcommand("refresh")]
     | Annotated[LearnerOptions, tyro.conf.subcommand("learner")]
 )
+
+
+def _learner_result(what: str, rows: list[Row], of: str, lines: Sequence[str]) -> BenchResult:
+    first = rows[0]
+    title = (
+        f"{what}: µs per environment step; {first['T']} x {first['B']} steps{of}, {first['algorithm']}, "
+        f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
+    )
+    return BenchResult("learner", rows, title, lines)
 
 
 def texts(text: str) -> list[str]:

@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -188,15 +188,9 @@ def break_even(row: Row, rows: Sequence[Row]) -> Row:
     return {"saving_us_per_env_step": saving_us, "break_even_env_steps": steps}
 
 
-@dataclass(frozen=True)
-class UpkeepCost:
-    """The cost of one kind of upkeep.
-
-    Attributes:
-        interval_updates: learner updates between two of them in a long run; the first ones follow more closely.
-        worker_s: seconds in the background thread.
-        learner_s: seconds in the learner's thread.
-    """
+class UpkeepCost(NamedTuple):
+    """Of one kind of upkeep: learner updates between two of them in a long run, as the first ones follow more closely,
+    and seconds in the background thread and in the learner's."""
 
     interval_updates: int
     worker_s: float
@@ -228,19 +222,22 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
     names = {method.name for method in parse_scheme(scheme).methods}
     rounds = is_quantisation_aware(scheme)
     reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
+
+    def few(images: int, rows: int) -> Inputs:
+        return {name: values[: images if run.spec.has_images else rows] for name, values in every.items()}
+
     tasks: dict[str, tuple[int, UpkeepTask]] = {}
     if scheme != FULL_PRECISION:
         interval = interval_updates(config, INTERVALS.calibration)
         tasks["calibration"] = interval, UpkeepTask(calibration=every)
         if plan.statistics.calibrations:
             interval = interval_updates(config, INTERVALS.drift)
-            few = _first(every, DRIFT_IMAGES if run.spec.has_images else DRIFT_ROWS)
-            tasks["drift"] = interval, UpkeepTask(drift_inputs=few)
+            tasks["drift"] = interval, UpkeepTask(drift_inputs=few(DRIFT_IMAGES, DRIFT_ROWS))
         if reduces:
             interval = interval_updates(config, INTERVALS.reselect)
             tasks["selection"] = interval, UpkeepTask(reselects=True, calibration=every)
         if "distill" in names:
-            rows = _first(every, DISTILL_IMAGES if run.spec.has_images else DISTILL_ROWS)
+            rows = few(DISTILL_IMAGES, DISTILL_ROWS)
             batch = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
             interval, trainings = distillation_schedule(config, INTERVALS)
             tasks["distill"] = interval, UpkeepTask(distill_batches=[batch] * trainings)
@@ -248,7 +245,7 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
     if reduces and "prune" in names:
         refit_s = _fastest(lambda: plan.refit(run.policy, every))
         costs["refit"] = UpkeepCost(interval_updates(config, REFIT_STEPS), 0.0, refit_s)
-    checked = _first(every, FULL_IMAGES if run.spec.has_images else FULL_ROWS)
+    checked = few(FULL_IMAGES, FULL_ROWS)
 
     def measure(reference: npt.NDArray[np.generic], acting: npt.NDArray[np.generic]) -> float:
         return float(run.divergence.of_rows(reference, acting).mean())
@@ -281,7 +278,3 @@ def _seconds(run: Callable[[], object]) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
-
-
-def _first(inputs: Inputs, rows: int) -> Inputs:
-    return {name: values[:rows] for name, values in inputs.items()}

@@ -64,30 +64,18 @@ def test_a_trained_run_is_measured_on_its_own_inputs(tmp_path: Path) -> None:
 
 
 def test_an_environment_gives_layout_and_inputs() -> None:
-    rows = bench_policy(
-        Policies(["mlp:16x1+lstm:8"], TrainConfig.create(env="CartPole-v1")),
-        batches=[2],
-        schemes=["int8"],
-        runtimes=RUNTIMES,
-        **QUICK,
-    )
-    check_rows(rows, "us")
-    assert {(row["weights"], row["inputs"]) for row in rows} == {("random", "environment")}
+    policy = measured("mlp:16x1+lstm:8", config=TrainConfig.create(env="CartPole-v1"))
+    assert (policy.weights, policy.source) == ("random", "environment")
+    assert policy.held_out["observations"].shape[1:] == (4,) and "state_0" in policy.held_out
 
 
 def test_a_scheme_that_the_network_cannot_take_is_told_and_the_others_are_measured() -> None:
     told: list[str] = []
-    rows = bench_policy(
-        Policies(["nature-cnn:0.25"], spec=IMAGES),
-        batches=[1],
-        schemes=["prune(nowhere=0.5)", "int8"],
-        runtimes=["onnxruntime"],
-        notify=told.append,
-        **QUICK,
-    )
-    assert [row["scheme"] for row in rows] == ["fp32", "int8"]
-    assert len(told) == 1
-    assert told[0].startswith("refused: prune(nowhere=0.5) for nature-cnn:0.25: ") and "nowhere" in told[0]
+    policy = measured("nature-cnn:0.25", spec=IMAGES)
+    variants = policy.variants(["prune(nowhere=0.5)", "int8"], ["onnxruntime"], told.append)
+    assert [variant.scheme for variant in variants] == ["fp32", "int8"]
+    (line,) = told
+    assert line.startswith("refused: prune(nowhere=0.5) for nature-cnn:0.25: ") and "nowhere" in line
 
 
 def test_images_on_torch_are_answered_as_by_the_policy_itself() -> None:
