@@ -195,16 +195,15 @@ def mismatch(analysis: Analysis) -> Figure | None:
     """
     several = len(analysis.groups) > 1
     lines: dict[str, list[Line]] = {"ess": [], "kl": []}
-    factors = list[str]()
-    for group in analysis.groups:
-        for factor, quantity in product(FACTORS, lines):
-            curve = aggregate(group, "env_steps", f"{factor}_{quantity}")
-            if curve is None or (several and factor == "staleness"):
-                continue
-            factors += [] if factor in factors else [factor]
-            label = f"{group.label}, {factor}" if several else factor
-            least = KL_FLOOR if quantity == "kl" else -math.inf
-            lines[quantity].append(_line(curve, len(lines[quantity]), label, least=least))
+    factors: dict[str, str] = {}
+    for group, factor, quantity in product(analysis.groups, FACTORS, lines):
+        curve = aggregate(group, "env_steps", f"{factor}_{quantity}")
+        if curve is None or (several and factor == "staleness"):
+            continue
+        factors[factor] = FACTORS[factor]
+        label = f"{group.label}, {factor}" if several else factor
+        least = KL_FLOOR if quantity == "kl" else -math.inf
+        lines[quantity].append(_line(curve, len(lines[quantity]), label, least=least))
     if not factors:
         return None
     kl = {KL_ALARM: "compression", STALENESS_KL_ALARM: "others"}
@@ -217,7 +216,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
     panels = [Panel([*lines[name], *alarms[name]], STEPS, axes[name]) for name in lines if lines[name]]
     caption = (
         "Distance between the policy that acted (μ) and the one that learns (π_θ), with π_v the acting version before "
-        f"compression: {', '.join(FACTORS[factor] for factor in factors)}. In closed form from the recorded "
+        f"compression: {', '.join(factors.values())}. In closed form from the recorded "
         "distributions, not from sampled weights. On-policy, the effective sample size (ESS) is 1 and KL 0; a KL below "
         f"{KL_FLOOR:g} is drawn there."
     )

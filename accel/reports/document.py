@@ -8,7 +8,7 @@ import re
 import shutil
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from accel.errors import ReportError
@@ -16,7 +16,7 @@ from accel.json_object import finite
 from accel.monitor.plain_text import one_line, without_controls
 from accel.reports import across, pages, plotting, tables, wording
 from accel.reports.across import Across
-from accel.reports.analysis import Analysis, Choices, GroupResult
+from accel.reports.analysis import Analysis, GroupResult
 from accel.reports.charts import figures
 from accel.reports.comparison import QUANTITIES
 from accel.reports.curves import Curve, aggregate
@@ -119,7 +119,7 @@ def to_json(analysis: Analysis) -> dict[str, object]:
         "threshold_source": analysis.threshold.source,
         "margin": analysis.margin.value,
         "margin_source": analysis.margin.source,
-        "choices": {field.name: getattr(analysis.choices, field.name) for field in fields(Choices)},
+        "choices": asdict(analysis.choices),
         "baseline": None if analysis.baseline is None else analysis.baseline.label,
         "caveats": analysis.caveats,
         "quantities": {

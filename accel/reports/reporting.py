@@ -273,16 +273,15 @@ def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
 def _read_object(path: Path, notes: list[str]) -> dict[str, object]:
     try:
         value = parse_json(read_file(path, MAX_JSON_BYTES))
+        if isinstance(value, dict):
+            return value
+        reason = "it is no JSON object"
     except FileNotFoundError:
-        notes.append(f"{path.name} is missing")
-        return {}
+        reason = "it is missing"
     except (OSError, ValueError) as error:
-        notes.append(f"{path.name} cannot be read ({error})")
-        return {}
-    if not isinstance(value, dict):
-        notes.append(f"{path.name} is not a JSON object")
-        return {}
-    return value
+        reason = str(error)
+    notes.append(f"{path.name} cannot be read ({reason})")
+    return {}
 
 
 def _is_run(path: Path) -> bool:

@@ -19,13 +19,7 @@ from accel.reports.document import WrittenReport, check_target, to_json, write_r
 from accel.reports.runs import Run
 from accel.reports.samples import run_from_json, run_to_json
 from accel.reports.series import Series
-from accel.reports.tables import (
-    differing_table,
-    mismatch_table,
-    results_table,
-    runs_table,
-    speedup_table,
-)
+from accel.reports.tables import differing_table, mismatch_table, results_table, runs_table, speedup_table
 from accel.reports.wording import number
 from tests.accel.recorded_run import run_record
 
