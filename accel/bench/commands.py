@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -144,6 +144,10 @@ class PoliciesOptions(BenchOptions, PolicySource):
     )
     policy_activation: PolicyActivation = None
 
+    def _how(self, refuse: Notify) -> dict[str, Any]:
+        """How policies are measured, whatever is measured of them."""
+        return {"schemes": texts(self.schemes), "seconds": self.seconds, "repeats": self.repeats, "notify": refuse}
+
     def policies(
         self, networks: str = _NETWORKS, *, spec: EnvSpec | None = None, default: str | None = None, **options: object
     ) -> Policies:
@@ -192,11 +196,8 @@ class PolicyOptions(PoliciesOptions, LayoutOptions):
         rows = bench_policy(
             self.policies(spec=self.spec()),
             batches=integers(self.batch),
-            schemes=texts(self.schemes),
             runtimes=texts(self.runtimes),
-            seconds=self.seconds,
-            repeats=self.repeats,
-            notify=refuse,
+            **self._how(refuse),
         )
         title = f"Policy: µs per call; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
         return BenchResult("policy", rows, title, advise("policy", rows))
@@ -224,11 +225,8 @@ class ActorOptions(PoliciesOptions):
         rows = bench_actor(
             self.policies(default="CartPole-v1", unroll_length=length),
             envs_per_actor=integers(self.envs_per_actor),
-            schemes=texts(self.schemes),
             runtimes=texts(self.runtimes),
-            seconds=self.seconds,
-            repeats=self.repeats,
-            notify=refuse,
+            **self._how(refuse),
         )
         first = rows[0]
         title = (
@@ -252,14 +250,8 @@ class RefreshOptions(PoliciesOptions, LayoutOptions):
         """See ``BenchOptions.measure``."""
         from accel.bench.refresh import bench_refresh
 
-        rows = bench_refresh(
-            self.policies("mlp:64x2,mlp:256x2,mlp:512x3", spec=self.spec()),
-            envs=self.envs,
-            schemes=texts(self.schemes),
-            seconds=self.seconds,
-            repeats=self.repeats,
-            notify=refuse,
-        )
+        policies = self.policies("mlp:64x2,mlp:256x2,mlp:512x3", spec=self.spec())
+        rows = bench_refresh(policies, envs=self.envs, **self._how(refuse))
         title = (
             f"Refresh: ms from new weights to a loaded policy; environments: {self.envs}; {rows[0]['weights']} weights"
         )

@@ -10,7 +10,6 @@ from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from accel.bench.checks import SCHEMES, check_budget, check_counts, check_schemes
@@ -38,7 +37,7 @@ from accel.publishing.level import (
     interval_updates,
 )
 from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
-from accel.system.timing import interleave, timed_calls, torch_threads
+from accel.system.timing import duration_s, interleave, timed_calls, torch_threads
 
 _BINDS, _BINDING_S = 3, 1.0
 _UPKEEP_TIMES = 3
@@ -245,13 +244,12 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
     if reduces and "prune" in names:
         refit_s = _fastest(lambda: plan.refit(run.policy, every))
         costs["refit"] = UpkeepCost(interval_updates(config, REFIT_STEPS), 0.0, refit_s)
-    checked = few(FULL_IMAGES, FULL_ROWS)
-
-    def measure(reference: npt.NDArray[np.generic], acting: npt.NDArray[np.generic]) -> float:
-        return float(run.divergence.of_rows(reference, acting).mean())
-
-    artifact = plan.refresh(run.policy, 0)
-    check_s = _fastest(lambda: verify_artifact(artifact, run.policy, checked, None, measure=measure))
+    artifact, checked = plan.refresh(run.policy, 0), few(FULL_IMAGES, FULL_ROWS)
+    check_s = _fastest(
+        lambda: verify_artifact(
+            artifact, run.policy, checked, None, measure=lambda *pair: float(run.divergence.of_rows(*pair).mean())
+        )
+    )
     costs["check"] = UpkeepCost(interval_updates(config, INTERVALS.check), 0.0, check_s)
     return costs
 
@@ -259,22 +257,19 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
 def _task_cost(interval_updates: int, task: UpkeepTask, measured: MeasuredPolicy, plan: Plan) -> UpkeepCost:
     copy, cancelled = ModuleCopy(measured.run.policy), threading.Event()
     module = copy.update()
-    worker_s, learner_s = [], []
+    spent = []
     for _ in range(_UPKEEP_TIMES):
-        learner_s.append(_seconds(copy.update))
-        began = time.perf_counter()
+        timer = PhaseTimer(("learner", "worker"))
+        copy.update()
+        timer.mark("learner")
         result = perform_upkeep(task, plan, module, cancelled)
-        worker_s.append(time.perf_counter() - began)
+        timer.mark("worker")
         if result is not None:
-            learner_s[-1] += _seconds(result.update.commit)
-    return UpkeepCost(interval_updates, min(worker_s), min(learner_s))
+            result.update.commit()
+            timer.mark("learner")
+        spent.append(timer.snapshot())
+    return UpkeepCost(interval_updates, *(min(times[side] for times in spent) for side in ("worker", "learner")))
 
 
 def _fastest(run: Callable[[], object]) -> float:
-    return min(_seconds(run) for _ in range(_UPKEEP_TIMES))
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+    return min(duration_s(run) for _ in range(_UPKEEP_TIMES))

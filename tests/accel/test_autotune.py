@@ -26,15 +26,7 @@ from accel.publishing.level import INTERVALS, Intervals
 from accel.publishing.publisher import Publisher
 from accel.runs.job import check_config
 from accel.transport.local import LocalActor, LocalLearner
-from accel.tuning.autotune import (
-    AGAIN_S,
-    KEEP_PAIRS,
-    LEAST_GAIN,
-    PREPARE_S,
-    TRIAL_PAIRS,
-    TunedSteering,
-    make_steering,
-)
+from accel.tuning.autotune import AGAIN_S, KEEP_PAIRS, LEAST_GAIN, PREPARE_S, TRIAL_PAIRS, TunedSteering, make_steering
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
 from tests.accel.live_policies import payload_of, published
