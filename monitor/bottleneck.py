@@ -18,16 +18,14 @@ The gap of 0.1 is how much waiting varies between seeds on a machine that is als
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Limit = Literal["learner", "policy", "environment", "balanced"]
 WAIT_GAP = 0.1
 ENVIRONMENT_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class TimeShares:
+class TimeShares(NamedTuple):
     """Where one run's time went, shares in [0, 1].
 
     Attributes:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -92,19 +91,12 @@ class DecisionLog:
         ``level``, with which they begin now, a line of kind ``resume`` says so.
 
         Earlier damaged lines stay, for the reader to count, except an incomplete last one; without a log nothing
-        happens. The file is truncated once, so a kill leaves it either as it was or truncated.
+        happens.
 
         Raises: RecorderError: the log exists and cannot be read or truncated.
         """
         try:
-            size, keep = self._path.stat().st_size, 0
-            for line in read_lines(self._path):
-                decision = _parse(line)
-                if not line.endswith(b"\n") or (decision is not None and decision.env_steps > env_steps):
-                    break
-                keep += len(line)
-            if keep < size:
-                os.truncate(self._path, keep)
+            self._file.keep_while(lambda line: (made := _parse(line)) is None or made.env_steps <= env_steps)
         except FileNotFoundError:
             return
         except OSError as error:

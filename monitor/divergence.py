@@ -34,8 +34,6 @@ Bools = npt.NDArray[np.bool_]
 GREEDY_TOLERANCE = 0.5
 """Gaussian greedy actions (the means) agree within this many of μ's standard deviations, in every component."""
 
-_CHUNK_NUMBERS = 1 << 16
-
 
 class ActionLayout(Protocol):
     """What is read of an action space: its distribution's name and sizes, as ``ActionSpec`` has them."""
@@ -92,27 +90,12 @@ def divergences(action: ActionLayout, target_params: Floats, behaviour_params: F
             raise MismatchError(f"{name} has shape {params.shape}, needs {needs}")
     if action.kind not in _MEASURES:
         raise MismatchError(f"unknown action kind {action.kind!r}, choose one of: {', '.join(_MEASURES)}")
-    measure = _MEASURES[action.kind]
     dtype = np.result_type(target_params, behaviour_params, np.float32)
-    rows = max(1, _CHUNK_NUMBERS // expected)
     # Parameters first: sums over a handful of choices then run along whole rows of states.
+    target, behaviour = (np.ascontiguousarray(params.T, dtype) for params in (target_params, behaviour_params))
     # Impossible actions and broken policies give infinities and NaN, which are valid results here.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        parts = [
-            measure(
-                np.ascontiguousarray(target_params[start : start + rows].T, dtype),
-                np.ascontiguousarray(behaviour_params[start : start + rows].T, dtype),
-                action.sizes,
-            )
-            for start in range(0, max(len(target_params), 1), rows)
-        ]
-    if len(parts) == 1:
-        return parts[0]
-    return Divergences(
-        np.concatenate([part.kl for part in parts]),
-        np.concatenate([part.log1p_chi2 for part in parts]),
-        np.concatenate([part.greedy_agrees for part in parts]),
-    )
+        return _MEASURES[action.kind](target, behaviour, action.sizes)
 
 
 def _multi_categorical(target: Floats, behaviour: Floats, sizes: Sequence[int]) -> Divergences:

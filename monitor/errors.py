@@ -7,13 +7,6 @@ class MonitorError(Exception):
     """Base of every error that this package raises."""
 
 
-class PhaseError(MonitorError, KeyError):
-    """A phase is unknown, or two timers that are combined have different phases."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
-
 class StatisticsError(MonitorError, ValueError):
     """A sample is too small, not finite or of the wrong shape for the statistic that was asked for."""
 

@@ -6,13 +6,12 @@ takes longer for a record.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -33,7 +32,6 @@ _CRC32C_POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 
 
-@functools.lru_cache(maxsize=1024)
 def event_tag(metric: str) -> str:
     """A metric's tag, in a folder: ``returns/mean``, ``losses/policy``, ``speed/learner_backward_share``,
     ``mismatch/compression_kl/int8``; what a scheme's artifacts are and cost is in ``compression``, the rest in
@@ -68,10 +66,9 @@ class EventFile:
 
     def add_scalars(self, wall_time_s: float, step: int, scalars: Mapping[str, float]) -> None:
         """Append one event with all ``scalars`` under their ``event_tag``; wall_time_s in Unix seconds."""
-        items: Iterable[tuple[str, float]] = scalars.items()
-        summary = self._summary_class(
-            value=[self._summary_class.Value(tag=event_tag(name), simple_value=value) for name, value in items]
-        )
+        value_class = self._summary_class.Value
+        values = [value_class(tag=event_tag(name), simple_value=value) for name, value in scalars.items()]
+        summary = self._summary_class(value=values)
         event = self._event_class(wall_time=wall_time_s, step=step, summary=summary)
         self._append(event.SerializeToString())
 

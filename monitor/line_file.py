@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,16 +40,24 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 class LineFile:
-    """Appends lines to one file, which is opened for each line: made again where it was removed.
-
-    Attributes:
-        path: the file.
-    """
+    """Appends lines to one file, which is opened for each line: made again where it was removed."""
 
     def __init__(self, path: Path) -> None:
         """Args: path: its directory exists."""
-        self.path = path
+        self._path = path
         self._missing = 0
+
+    def keep_while(self, is_kept: Callable[[bytes], bool]) -> None:
+        """Cut off the lines from the first one on that is not kept, or that a killed writer left incomplete.
+
+        The file is truncated once, so a kill leaves it either as it was or truncated. Raises OSError.
+        """
+        kept = 0
+        for line in read_lines(self._path):
+            if not (line.endswith(b"\n") and is_kept(line)):
+                os.truncate(self._path, kept)
+                return
+            kept += len(line)
 
     def append(self, line: bytes) -> bool:
         """Append one line, which ends with a line break; whether it was written.
@@ -57,14 +65,14 @@ class LineFile:
         An incomplete last line, which a killed writer left, is ended first.
         """
         try:
-            _append(self.path, line)
+            _append(self._path, line)
         except OSError as error:
             if not self._missing:
-                logger.warning("cannot write %s: %s; the run goes on without these lines", self.path, error.strerror)
+                logger.warning("cannot write %s: %s; the run goes on without these lines", self._path, error.strerror)
             self._missing += 1
             return False
         if self._missing:
-            logger.warning("%s is written again; %d lines are missing", self.path, self._missing)
+            logger.warning("%s is written again; %d lines are missing", self._path, self._missing)
             self._missing = 0
         return True
 

@@ -17,7 +17,7 @@ each batch several times, as PPO does, moves away from the acting policy on purp
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -41,31 +41,6 @@ MEAN_WEIGHT_ALARM = (0.5, 2.0)
 
 
 @dataclass(frozen=True)
-class Alarm:
-    """One number of mismatch that is outside its level; ``str`` gives the sentence for a log.
-
-    Attributes:
-        quantity: its name. value: what it is, NaN included.
-        low, high: the level; −∞ or ∞ where there is none on that side.
-    """
-
-    quantity: str
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        shown = f"{self.quantity} is {self.value:.3g}"
-        if np.isinf(self.low):
-            return (
-                f"{shown}, above {self.high:g}" if self.value > self.high else f"{shown}, needs at most {self.high:g}"
-            )
-        if np.isinf(self.high):
-            return f"{shown}, below {self.low:g}" if self.value < self.low else f"{shown}, needs at least {self.low:g}"
-        return f"{shown}, outside [{self.low:g}, {self.high:g}]"
-
-
-@dataclass(frozen=True)
 class Mismatch:
     """How far μ was from π on the valid rows of one or more unrolls.
 
@@ -78,8 +53,6 @@ class Mismatch:
         greedy_agreement: share of states in which both policies' most likely action is the same, in [0, 1]; of
             gaussians in which every mean is within ``GREEDY_TOLERANCE`` of μ's standard deviations.
         mean_weight: mean of π/μ over the actions taken; 1 in expectation.
-        mean_log_weight: mean of log π/μ over the actions taken, nats; −KL(μ‖π) in expectation. The total's is the sum
-            of staleness's and compression's.
         clipped: share of the weights above ``clip_rho`` by more than rounding does, in [0, 1].
         retention: mean product of the trace's weights min(c̄, π/μ) over the effective horizon; 1 on-policy.
     """
@@ -91,7 +64,6 @@ class Mismatch:
     ess: float
     greedy_agreement: float
     mean_weight: float
-    mean_log_weight: float
     clipped: float
     retention: float
 
@@ -100,23 +72,23 @@ class Mismatch:
         """ESS × retention: what a valid step is worth; times valid steps a second, it is effective experience."""
         return self.ess * self.retention
 
-    def alarms(self, kl_level: float = KL_ALARM) -> tuple[Alarm, ...]:
-        """The numbers outside their levels; one that is not a number always is.
+    def alarms(self, kl_level: float = KL_ALARM) -> dict[str, str]:
+        """A clause about each number outside its level, by its name; one that is not a number always is.
 
         Args:
             kl_level: nats; ``STALENESS_KL_ALARM`` where staleness takes part.
         """
-        levels = {"ess": (ESS_ALARM, np.inf), "kl": (-np.inf, kl_level), "mean_weight": MEAN_WEIGHT_ALARM}
-        values: dict[str, float] = {name: getattr(self, name) for name in levels}
-        return tuple(
-            Alarm(name, values[name], *levels[name])
-            for name in levels
-            if not levels[name][0] <= values[name] <= levels[name][1]
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Every number by name, ``effective_share`` included."""
-        return asdict(self) | {"effective_share": self.effective_share}
+        low, high = MEAN_WEIGHT_ALARM
+        needs = {
+            "ess": (self.ess >= ESS_ALARM, f"at least {ESS_ALARM:g}"),
+            "kl": (self.kl <= kl_level, f"at most {kl_level:g}"),
+            "mean_weight": (low <= self.mean_weight <= high, f"{low:g} to {high:g}"),
+        }
+        return {
+            name: f"{name} is {getattr(self, name):.3g}, needs {level}"
+            for name, (holds, level) in needs.items()
+            if not holds
+        }
 
 
 @dataclass(frozen=True)
@@ -140,33 +112,39 @@ def measure_mismatch(
     behaviour_params: Floats,
     log_rhos: Floats,
     *,
-    valid: Bools | None = None,
-    ends: Bools | None = None,
-    horizon: int | None = None,
+    valid: Bools,
+    ends: Bools,
+    horizon: int,
     clip_rho: float | None = 1.0,
     clip_c: float | None = 1.0,
 ) -> Mismatch:
-    """Measure π against μ on the valid rows of an unroll; memory stays within a few copies of the arguments.
+    """Measure π against μ on the valid rows of an unroll.
 
     Args:
-        action: the action space; any object with ``kind`` and ``sizes``.
         target_params: [T, B, P] distribution parameters of π.
         behaviour_params: [T, B, P] recorded distribution parameters of μ.
         log_rhos: [T, B] nats; log π(a_t) − log μ(a_t) of the actions taken.
-        valid: [T, B] bool; rows that are False are ignored. None: every row counts.
-        ends: [T, B] bool; rows that ended an episode, at which a trace stops. None: no episode ended.
-        horizon: effective horizon of the trace in steps, ≥ 1, see ``effective_horizon``. None: the unroll's length.
+        valid: [T, B] bool; rows that are False are ignored.
+        ends: [T, B] bool; rows that ended an episode, at which a trace stops.
+        horizon: effective horizon of the trace in steps, ≥ 1, see ``effective_horizon``.
         clip_rho: ρ̄ of the share of clipped weights, or None.
         clip_c: c̄ of the trace, or None, with which retention is unbounded. λ is excluded: it is a choice.
     Raises:
         MismatchError: a shape or option is wrong, or no row is valid.
     """
-    _check(log_rhos, {"target_params": target_params, "behaviour_params": behaviour_params}, valid, ends)
-    rows = np.ones(log_rhos.shape, np.bool_) if valid is None else valid
-    if not rows.any():
+    shape = log_rhos.shape
+    if len(shape) != 2:
+        raise MismatchError(f"log_rhos has shape {shape}, needs [T, B]")
+    for name, mask in (("valid", valid), ("ends", ends)):
+        if mask.shape != shape or mask.dtype != np.bool_:
+            raise MismatchError(f"{name} is {mask.dtype} {mask.shape}, needs bool {shape}, [T, B] of log_rhos")
+    for name, array in (("target_params", target_params), ("behaviour_params", behaviour_params)):
+        if array.ndim != 3 or array.shape[:2] != shape:
+            raise MismatchError(f"{name} has shape {array.shape}, needs {(*shape, 'P')}, [T, B] of log_rhos")
+    if not valid.any():
         raise MismatchError("no row is valid, needs at least one state to measure")
-    measured = divergences(action, target_params[rows], behaviour_params[rows])
-    taken = log_rhos[rows].astype(np.float64)
+    measured = divergences(action, target_params[valid], behaviour_params[valid])
+    taken = log_rhos[valid].astype(np.float64)
     with np.errstate(over="ignore"):
         mean_weight = float(np.exp(taken).mean())
     return Mismatch(
@@ -177,9 +155,8 @@ def measure_mismatch(
         ess=_mean(measured.ess),
         greedy_agreement=_mean(measured.greedy_agrees),
         mean_weight=mean_weight,
-        mean_log_weight=_mean(taken),
         clipped=0.0 if clip_rho is None else _mean(taken > np.log(clip_rho) + CLIPPED_TOLERANCE),
-        retention=trace_retention(log_rhos, valid=rows, ends=ends, horizon=horizon, clip_c=clip_c),
+        retention=trace_retention(log_rhos, valid=valid, ends=ends, horizon=horizon, clip_c=clip_c),
     )
 
 
@@ -191,16 +168,15 @@ def factor_mismatch(
     log_rhos: Floats,
     compression_log_rhos: Floats,
     *,
-    valid: Bools | None = None,
-    ends: Bools | None = None,
-    horizon: int | None = None,
+    valid: Bools,
+    ends: Bools,
+    horizon: int,
     clip_rho: float | None = 1.0,
     clip_c: float | None = 1.0,
 ) -> FactoredMismatch:
     """Measure staleness and compression apart. States and actions are μ's in all three.
 
     Args:
-        action: the action space; any object with ``kind`` and ``sizes``.
         target_params: [T, B, P] of π_θ, the learner's policy now.
         version_params: [T, B, P] of π_v, the uncompressed policy of the version that acted in each row.
         behaviour_params: [T, B, P] recorded, of μ, what that version's compressed policy really gave.
@@ -210,11 +186,6 @@ def factor_mismatch(
     Raises:
         MismatchError: a shape or option is wrong, or no row is valid.
     """
-    _check(log_rhos, {"version_params": version_params}, valid, ends)
-    if compression_log_rhos.shape != log_rhos.shape:
-        raise MismatchError(
-            f"compression_log_rhos has shape {compression_log_rhos.shape}, needs {log_rhos.shape}, [T, B] of log_rhos"
-        )
     with np.errstate(invalid="ignore"):
         staleness_log_rhos = log_rhos - compression_log_rhos
     measure = partial(
@@ -233,14 +204,7 @@ def effective_horizon(discount: float, lambda_: float, unroll_length: int) -> in
     return unroll_length if forgetting * unroll_length <= 1.0 else max(1, round(1.0 / forgetting))
 
 
-def trace_retention(
-    log_rhos: Floats,
-    *,
-    valid: Bools | None = None,
-    ends: Bools | None = None,
-    horizon: int | None = None,
-    clip_c: float | None = 1.0,
-) -> float:
+def trace_retention(log_rhos: Floats, *, valid: Bools, ends: Bools, horizon: int, clip_c: float | None = 1.0) -> float:
     """Mean over valid rows s of Π_{s ≤ i < e} min(c̄, ρ_i), sampled along the paths that μ took.
 
     e is ``horizon`` steps after s, or sooner where the episode, its valid rows or the unroll end: there the trace
@@ -249,39 +213,23 @@ def trace_retention(
     Returns:
         In [0, 1] for c̄ ≤ 1; NaN when no row is valid.
     Raises:
-        MismatchError: a shape is wrong, or ``horizon`` or ``clip_c`` is not positive.
+        MismatchError: ``horizon`` or ``clip_c`` is not positive.
     """
-    _check(log_rhos, {}, valid, ends)
     length, batch = log_rhos.shape
-    horizon = length if horizon is None else horizon
     if horizon < 1 or (clip_c is not None and not clip_c > 0.0):
         raise MismatchError(f"horizon is {horizon} and clip_c is {clip_c}, need a positive number (clip_c may be None)")
-    rows = np.ones(log_rhos.shape, np.bool_) if valid is None else valid
     # A weight below e^-800 is zero in any product, and unlike −∞ it can be subtracted again.
-    log_c = np.where(rows, np.clip(log_rhos, -800.0, None if clip_c is None else np.log(clip_c)), 0.0)
+    log_c = np.where(valid, np.clip(log_rhos, -800.0, None if clip_c is None else np.log(clip_c)), 0.0)
     before = np.zeros((length + 1, batch))
     np.cumsum(log_c, axis=0, out=before[1:])
     steps = np.arange(length)[:, None]
-    stop = np.where(rows, length, steps)
-    if ends is not None:
-        stop = np.where(rows & ends, steps + 1, stop)
+    stop = np.where(valid, np.where(ends, steps + 1, length), steps)
     stop = np.minimum.accumulate(stop[::-1], axis=0)[::-1]
     stop = np.minimum(stop, steps + horizon)
     with np.errstate(over="ignore"):
         products = np.exp(np.take_along_axis(before, stop, 0) - before[:-1])
-    return float(products[rows].mean()) if rows.any() else float("nan")
+    return float(products[valid].mean()) if valid.any() else float("nan")
 
 
 def _mean(values: Floats | Bools) -> float:
     return float(np.mean(values, dtype=np.float64))
-
-
-def _check(log_rhos: Floats, params: dict[str, Floats], valid: Bools | None, ends: Bools | None) -> None:
-    if log_rhos.ndim != 2 or not log_rhos.size:
-        raise MismatchError(f"log_rhos has shape {log_rhos.shape}, needs [T, B] with T >= 1 and B >= 1")
-    for name, mask in (("valid", valid), ("ends", ends)):
-        if mask is not None and (mask.shape != log_rhos.shape or mask.dtype != np.bool_):
-            raise MismatchError(f"{name} is {mask.dtype} {mask.shape}, needs bool {log_rhos.shape}, [T, B] of log_rhos")
-    for name, array in params.items():
-        if array.ndim != 3 or array.shape[:2] != log_rhos.shape:
-            raise MismatchError(f"{name} has shape {array.shape}, needs {(*log_rhos.shape, 'P')}, [T, B] of log_rhos")

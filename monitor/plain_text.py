@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 # The controls of C0 and C1 without tab and line feed, then what turns the direction of writing and breaks lines.
 _REMOVED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
@@ -20,15 +19,6 @@ def without_controls(text: str) -> str:
 def one_line(text: str) -> str:
     """``without_controls``, with each stretch of white space as one blank."""
     return " ".join(without_controls(text).split())
-
-
-def plain_values(value: object) -> object:
-    """JSON or TOML values with every text in them, keys too, as ``one_line`` gives it."""
-    if isinstance(value, str):
-        return one_line(value)
-    if isinstance(value, Mapping):
-        return {one_line(str(key)): plain_values(item) for key, item in value.items()}
-    return [plain_values(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def percent(share: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,7 +26,7 @@ class Interval:
     Attributes:
         estimate: the statistic of the sample.
         low, high: ends of the interval; NaN where there are too few values for one.
-        confidence: probability that the method covers the true value, in (0, 1).
+        confidence: probability that the method covers the true value, in (0, 1); NaN likewise.
         count: how many values the estimate rests on.
     """
 
@@ -34,6 +35,11 @@ class Interval:
     high: float
     confidence: float
     count: int
+
+    @classmethod
+    def point(cls, estimate: float, count: int) -> Self:
+        """Of too few values for an interval."""
+        return cls(estimate, math.nan, math.nan, math.nan, count)
 
     def __str__(self) -> str:
         return format(self, ".4g")
@@ -87,17 +93,6 @@ def ratio_of_means(numerator: ArrayLike, denominator: ArrayLike, *, confidence: 
     difference = difference_of_means(x, y, confidence=confidence)
     low, centre, high = (math.exp(v) for v in (difference.low, difference.estimate, difference.high))
     return Interval(centre, low, high, confidence, difference.count)
-
-
-def simultaneous_confidence(confidence: float, intervals: int) -> float:
-    """Confidence of each of several intervals at which all of them cover together with ``confidence``.
-
-        1 − (1 − confidence) / n
-
-    Bonferroni's correction, which holds however the intervals depend on each other. Holm's step-down procedure rejects
-    more hypotheses, but its decisions cannot be read off intervals.
-    """
-    return 1 - (1 - confidence) / max(intervals, 1)
 
 
 @functools.lru_cache(maxsize=1024)

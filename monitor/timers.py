@@ -9,57 +9,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from accel.monitor.errors import PhaseError
+Times = dict[str, float]
+"""Seconds by phase."""
 
 
-@dataclass(frozen=True, eq=False)
-class PhaseTimes:
-    """Time spent in each of a fixed set of phases.
-
-    Attributes:
-        phases: n names.
-        seconds: [n] float64, total seconds in each phase.
-    """
-
-    phases: tuple[str, ...]
-    seconds: NDArray[np.float64]
-
-    @classmethod
-    def zero(cls, phases: Sequence[str]) -> Self:
-        """No time in any phase."""
-        _check_phases(phases)
-        return cls(tuple(phases), np.zeros(len(phases)))
-
-    @classmethod
-    def from_seconds(cls, phases: Sequence[str], seconds: NDArray[np.float64]) -> Self:
-        """A copy of the seconds of each phase, [n]."""
-        if seconds.shape != (len(phases),):
-            raise PhaseError(f"seconds has shape {seconds.shape}; {len(phases)} phases need ({len(phases)},)")
-        _check_phases(phases)
-        return cls(tuple(phases), np.array(seconds, np.float64))
-
-    def __sub__(self, other: PhaseTimes) -> PhaseTimes:
-        """What was added since the earlier snapshot ``other``; raises PhaseError when the phases differ."""
-        if self.phases != other.phases:
-            raise PhaseError(f"phases {self.phases} and {other.phases} differ; only equal phases can be subtracted")
-        return PhaseTimes(self.phases, self.seconds - other.seconds)
-
-    def shares(self) -> dict[str, float]:
-        """Each phase's part of the total, in [0, 1]; all zero where no time was measured."""
-        total = float(self.seconds.sum())
-        return {p: float(s) / total if total > 0 else 0.0 for p, s in zip(self.phases, self.seconds, strict=True)}
-
-    def as_dict(self) -> dict[str, float]:
-        """Seconds by phase."""
-        return {p: float(s) for p, s in zip(self.phases, self.seconds, strict=True)}
+def shares(now: Mapping[str, float], before: Mapping[str, float]) -> Times:
+    """Each phase's part of the time between two snapshots, in [0, 1]; all zero where no time was measured."""
+    spent = {phase: seconds - before[phase] for phase, seconds in now.items()}
+    total = sum(spent.values())
+    return {phase: seconds / total if total > 0 else 0.0 for phase, seconds in spent.items()}
 
 
 class PhaseTimer:
@@ -78,15 +40,13 @@ class PhaseTimer:
     Not thread-safe: one timer belongs to one loop.
     """
 
-    __slots__ = ("_clock", "_last_s", "_seconds", "phases")
+    __slots__ = ("_clock", "_last_s", "_seconds")
 
     def __init__(self, phases: Sequence[str], clock: Callable[[], float] = time.perf_counter) -> None:
-        """Args: phases: distinct names; clock: returns seconds, monotonic."""
-        _check_phases(phases)
-        self.phases = tuple(phases)
+        """Args: clock: returns seconds, monotonic."""
         self._clock = clock
-        # Dictionaries of floats: adding to a numpy element costs twice as much as the clock itself.
-        self._seconds = dict.fromkeys(self.phases, 0.0)
+        # Floats: adding to a numpy element costs twice as much as the clock itself.
+        self._seconds = dict.fromkeys(phases, 0.0)
         self._last_s = clock()
 
     def mark(self, phase: str) -> None:
@@ -106,18 +66,13 @@ class PhaseTimer:
         self._seconds[phase] += seconds
 
     def restart(self) -> None:
-        """Discard the time since the previous mark: it belongs to no phase."""
+        """Begin anew: all times are zero, and the time since the previous mark belongs to no phase."""
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._last_s = self._clock()
 
-    def snapshot(self) -> PhaseTimes:
-        """The times so far; the timer continues."""
-        seconds = np.fromiter(self._seconds.values(), np.float64, len(self.phases))
-        return PhaseTimes(self.phases, seconds)
-
-    def reset(self) -> None:
-        """Set all times to zero; the time since the previous mark still counts for the next one."""
-        for phase in self.phases:
-            self._seconds[phase] = 0.0
+    def snapshot(self) -> Times:
+        """The seconds of each phase so far; the timer continues."""
+        return self._seconds.copy()
 
 
 class Event(Protocol):
@@ -125,69 +80,42 @@ class Event(Protocol):
 
     def record(self) -> None:
         """Put it behind the work that is queued."""
-        ...
 
     def query(self) -> bool:
         """Whether the device has come to it."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until it has."""
-        ...
 
     def elapsed_time(self, end: Self) -> float:
         """Milliseconds on the device from this point to a later one."""
-        ...
 
 
-class UpdatePhases(Protocol):
-    """Attributes the time of updates to their phases."""
-
-    def begin(self) -> None:
-        """An update begins."""
-        ...
-
-    def mark(self, phase: str) -> None:
-        """A phase of it has ended on the host."""
-        ...
-
-    def end(self) -> None:
-        """The update has ended on the host."""
-        ...
-
-    def finish(self) -> None:
-        """What follows waits for the update that ended last: that is its time."""
-        ...
-
-    def settle(self, *, wait: bool = False) -> None:
-        """Attribute what can be known by now; ``wait``: until all of it is."""
-        ...
-
-
-class HostPhases:
-    """The identity: each phase is what the host spent in it."""
+class UpdatePhases:
+    """Attributes the time of updates to their phases; here each phase is what the host spent in it."""
 
     def __init__(self, timer: PhaseTimer) -> None:
+        """Args: timer: gets the seconds."""
         self._timer = timer
 
     def begin(self) -> None:
-        """See ``UpdatePhases``."""
+        """An update begins."""
 
     def mark(self, phase: str) -> None:
-        """See ``UpdatePhases``."""
+        """A phase of it has ended on the host."""
         self._timer.mark(phase)
 
     def end(self) -> None:
-        """See ``UpdatePhases``."""
+        """The update has ended on the host."""
 
     def finish(self) -> None:
-        """See ``UpdatePhases``."""
+        """What follows waits for the update that ended last: that is its time."""
 
     def settle(self, *, wait: bool = False) -> None:
-        """See ``UpdatePhases``."""
+        """Attribute what can be known by now; ``wait``: until all of it is."""
 
 
-class DevicePhases:
+class DevicePhases(UpdatePhases):
     """Shares out the host's seconds in an update as the device spent its own, so that all phases are still the whole.
 
     Args:
@@ -196,7 +124,8 @@ class DevicePhases:
     """
 
     def __init__(self, timer: PhaseTimer, make_event: Callable[[], Event], rest: str) -> None:
-        self._timer, self._make_event, self._rest = timer, make_event, rest
+        super().__init__(timer)
+        self._make_event, self._rest = make_event, rest
         self._free: list[Event] = []
         self._points: list[tuple[str, Event]] = []
         self._pending: deque[tuple[float, list[tuple[str, Event]]]] = deque()
@@ -246,8 +175,3 @@ class DevicePhases:
             return
         for phase, ms in spent_ms:
             self._timer.add(phase, seconds * ms / total_ms)
-
-
-def _check_phases(phases: Sequence[str]) -> None:
-    if len(set(phases)) != len(phases) or not all(phases):
-        raise PhaseError(f"phases {tuple(phases)} must be distinct, non-empty names")

@@ -137,6 +137,7 @@ def test_the_actor_side_loads_no_torch() -> None:
         (("accel.envs.spaces", "accel.experience.rewards"), "torch gymnasium"),
         (("accel.envs.factory",), "torch envpool ale_py pettingzoo mujoco"),
         (("accel.display.progress",), "rich torch numpy"),
+        (("accel.cli.watch", "accel.reports.watch"), "torch matplotlib"),
         (("accel.runs.directory",), "torch numpy"),
         (("accel.monitor.recorder", "accel.monitor.statistics", "accel.monitor.timers"), "torch"),
     ],

@@ -6,7 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import NamedTuple, cast
 
@@ -16,11 +16,11 @@ from accel.acting.actor import Actor
 from accel.acting.collector import ENV, POLICY
 from accel.acting.policy import ActingPolicy
 from accel.acting.rules import Sampler, make_sampler
-from accel.acting.torch_policy import TorchPolicy, serialise_module
+from accel.acting.torch_policy import TorchPolicy
 from accel.algorithms.catalogue import agreement_for
 from accel.bench.checks import RUNTIMES, SCHEMES, check_budget, check_counts, check_runtimes, check_schemes
-from accel.bench.policies import NO_MISMATCH, MeasuredPolicy, Policies, placed
-from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
+from accel.bench.policies import MeasuredPolicy, Policies, Variant
+from accel.bench.rows import Notify, Row, number, provenance, speedups, spread
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.envs.base import Actions
@@ -83,67 +83,41 @@ def bench_actor(
     with torch_threads():
         for policy in policies:
             logger.info("compressing %s", policy.network)
-            cells = _ActorCells(policy, schemes, runtimes, notify)
+            variants = policy.variants(schemes, runtimes, notify)
             for envs in counts:
                 logger.info("measuring %s, environments per actor: %d", policy.network, envs)
-                rows += cells.measure(envs, budget_s, repeats)
+                rows += _measure(policy, variants, envs, budget_s, repeats)
     shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
 
 
-class _ActorCells:
-    """One network on each runtime and under each scheme that supports it."""
-
-    def __init__(self, policy: MeasuredPolicy, schemes: Sequence[str], runtimes: Sequence[str], notify: Notify) -> None:
-        self._policy = policy
-        self._payloads: dict[tuple[str, str], bytes] = {}
-        artifacts = policy.artifacts(schemes, notify) if {*runtimes} - {"torch"} else {}
-        if "torch" in runtimes:
-            self._payloads["torch", FULL_PRECISION] = serialise_module(policy.run.policy)
-        for runtime, scheme, artifact in placed(artifacts, runtimes, notify):
-            self._payloads[runtime, scheme] = artifact.to_bytes()
-        self._mismatches = {scheme: policy.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
-
-    def measure(self, envs: int, budget_s: float, repeats: int) -> list[Row]:
-        """Rows for one number of environments."""
-        run = replace(self._policy.run, config=self._policy.run.config.replace(envs_per_actor=envs))
-        takers: dict[tuple[str, str], Callable[[], Split]] = {}
-        with ExitStack() as stack:
-            random = RandomStepper(run.config)
-            stack.callback(random.close)
-            takers["environment", ""] = _filled(random.unroll)
-            for (runtime, scheme), payload in self._payloads.items():
-                actor = ActorLoop(run, runtime, scheme, payload)
-                stack.callback(actor.close)
-                takers[runtime, scheme] = _filled(actor.unroll)
-            samples, cpu_share = interleave(takers, budget_s, repeats)
-        env_only = samples.pop(("environment", ""))
-        cells = [self._cell(key, envs, taken, env_only) for key, taken in samples.items()]
-        return [row | speedups(row, cells, "us_per_env_step") | {"cpu_share": cpu_share} for row in cells]
-
-    def _cell(self, key: tuple[str, str], envs: int, taken: Sequence[Split], env_only: Sequence[Split]) -> Row:
-        runtime, scheme = key
-        config = self._policy.run.config
-        row: Row = {
-            "env": config.environment.env,
-            "network": self._policy.network,
-            "runtime": runtime,
-            "scheme": scheme,
-            "envs": envs,
-        }
+def _measure(
+    policy: MeasuredPolicy, variants: Sequence[Variant], envs: int, budget_s: float, repeats: int
+) -> list[Row]:
+    """A row for each variant, with so many environments."""
+    run = replace(policy.run, config=policy.run.config.replace(envs_per_actor=envs))
+    with ExitStack() as stack:
+        random = stack.enter_context(closing(RandomStepper(run.config)))
+        takers: dict[Variant | None, Callable[[], Split]] = {None: _filled(random.unroll)}
+        for variant in variants:
+            takers[variant] = _filled(stack.enter_context(closing(ActorLoop(run, variant))).unroll)
+        samples, cpu_share = interleave(takers, budget_s, repeats)
+    env_only = samples[None]
+    cells = []
+    for variant in variants:
+        taken = samples[variant]
+        row: Row = {"env": run.config.environment.env, "network": policy.network, "runtime": variant.runtime}
+        row |= {"scheme": variant.scheme, "envs": envs}
         row |= spread("us_per_env_step", [sample.total for sample in taken])
         env_us, policy_us = median_parts(taken)
-        total = number(row, "us_per_env_step")
-        row |= {"env_us": env_us, "policy_us": policy_us, "overhead_us": total - env_us - policy_us}
+        overhead_us = number(row, "us_per_env_step") - env_us - policy_us
+        row |= {"env_us": env_us, "policy_us": policy_us, "overhead_us": overhead_us}
         row |= spread("env_only_us", [sample.total for sample in env_only])
         row |= spread("env_share", [env.total / actor.total for env, actor in zip(env_only, taken, strict=True)])
-        row |= NO_MISMATCH if runtime == "torch" else self._mismatches[scheme]
-        row |= {
-            "weights": self._policy.weights,
-            "inputs": self._policy.source,
-            "unroll_length": config.acting.unroll_length,
-        }
-        return row | {"bytes": len(self._payloads[key]), "samples": len(taken)}
+        row |= variant.mismatch | {"weights": policy.weights, "inputs": policy.source}
+        row |= {"unroll_length": run.config.acting.unroll_length, "bytes": len(variant.payload), "samples": len(taken)}
+        cells.append(row)
+    return [row | speedups(row, cells, "us_per_env_step") | {"cpu_share": cpu_share} for row in cells]
 
 
 def _filled(unroll: Callable[[], tuple[Split, int]]) -> Callable[[], Split]:
@@ -191,13 +165,14 @@ class _TorchActor(Actor):
 class ActorLoop:
     """A real actor on a local transport, whose learner's end receives its unrolls."""
 
-    def __init__(self, run: TrainedPolicy, runtime: str, scheme: str, payload: bytes) -> None:
-        config = run.config.replace(actors=1, actor_runtime="native" if runtime == "torch" else runtime)
+    def __init__(self, run: TrainedPolicy, variant: Variant) -> None:
+        on_torch = variant.artifact is None
+        config = run.config.replace(actors=1, actor_runtime="native" if on_torch else variant.runtime)
         if config.schedule.waits_for_policy:
             config = config.replace(schedule="asynchronous")  # there is no learner to wait for
         self._learner = LocalLearner()
-        told = ActorConfig.of(config, schemes=(scheme, MIXED))  # what a finished scheme may be called
-        self._actor = (_TorchActor if runtime == "torch" else Actor)(told, LocalActor(self._learner, 0))
+        told = ActorConfig.of(config, schemes=(variant.scheme, MIXED))  # what a finished scheme may be called
+        self._actor = (_TorchActor if on_torch else Actor)(told, LocalActor(self._learner, 0))
         if isinstance(self._actor, _TorchActor):
             self._actor.module = copy.deepcopy(run.policy)
         agreement, self._layout = agreement_for(
@@ -205,7 +180,7 @@ class ActorLoop:
         )
         self._learner.welcome(agreement.to_json())
         self._learner.configure(self._layout.nbytes)
-        self._learner.publish(0, payload)
+        self._learner.publish(0, variant.payload)
         self._actor.start()
 
     def unroll(self) -> tuple[Split, int]:

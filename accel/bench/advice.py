@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from accel.bench.rows import FULL_PRECISION, Row, gains, is_faster, number
-
-HIGHEST_KL = 0.1
-LOWEST_ESS = 0.3
-"""Alarm levels of mismatch: a trained policy's scheme beyond them is not recommended."""
+from accel.monitor.mismatch import ESS_ALARM, KL_ALARM
 
 CELLS = {
     "policy": ("us", "per call", ("network", "batch")),
@@ -27,7 +24,8 @@ def advise(kind: str, rows: Sequence[Row]) -> list[str]:
     column, of, names = CELLS[kind]
     cells: dict[str, list[Row]] = {}
     for row in rows:
-        cells.setdefault(", ".join(_shown(row, name) for name in names), []).append(row)
+        shown = (str(row[name]) if name in ("env", "network") else f"{name} {row[name]}" for name in names)
+        cells.setdefault(", ".join(shown), []).append(row)
     lines = [f"{cell}: {_recommended(found, column, of)}" for cell, found in cells.items()]
     if any(row["weights"] == "random" for row in rows):
         lines.append("weights are random: schemes are recommended by speed alone; --run also measures mismatch")
@@ -36,13 +34,16 @@ def advise(kind: str, rows: Sequence[Row]) -> list[str]:
 
 def _recommended(rows: Sequence[Row], column: str, of: str) -> str:
     """A scheme counts on compiled kernels where these run it, as actors do."""
-    placed = sorted((row for row in rows if "torch" not in str(row.get("runtime"))), key=_is_native)
+    placed = [row for row in rows if row.get("runtime") != "torch"]
+    placed.sort(key=lambda row: row.get("runtime") == "native")
     schemes = {str(row["scheme"]): row for row in placed}
     baseline = schemes.pop(FULL_PRECISION, None)
     if baseline is None:
         return "nothing to recommend, as no compressed policy was measured"
     fp32 = f"fp32 ({_us(number(baseline, column))} {of})"
-    faster = sorted((row for row in schemes.values() if is_faster(row, baseline, column)), key=lambda r: r[column])  # type: ignore[arg-type,return-value]
+    faster = sorted(
+        (row for row in schemes.values() if is_faster(row, baseline, column)), key=lambda r: number(r, column)
+    )
     best = next((row for row in faster if _is_worth_it(row)), None)
     if best is None:
         why = f", as {faster[0]['scheme']} differs too much from fp32 or is no faster by itself" if faster else ""
@@ -64,16 +65,8 @@ def _is_worth_it(row: Row) -> bool:
     scheme, trained = str(row["scheme"]), row["weights"] == "trained"
     if "fp16" in scheme or ("distill" in scheme and not trained):
         return False
-    near = row["kl"] is None or (number(row, "kl") <= HIGHEST_KL and number(row, "ess") >= LOWEST_ESS)
+    near = row["kl"] is None or (number(row, "kl") <= KL_ALARM and number(row, "ess") >= ESS_ALARM)
     return not trained or (near and bool(row["holds"]))
-
-
-def _is_native(row: Row) -> bool:
-    return row.get("runtime") == "native"
-
-
-def _shown(row: Row, name: str) -> str:
-    return str(row[name]) if name in ("env", "network") else f"{name} {row[name]}"
 
 
 def _us(microseconds: float) -> str:

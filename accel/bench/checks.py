@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from accel.compressors.pipeline import make_compressor
-from accel.compressors.scheme import parse_scheme
+from accel.compressors.method_arguments import check_scheme
 from accel.errors import ConfigError
 from accel.networks import parse_network
 
@@ -24,9 +23,7 @@ def check_networks(networks: Sequence[str]) -> tuple[str, ...]:
 def check_schemes(schemes: Sequence[str]) -> tuple[str, ...]:
     """Canonical texts. Raises SchemeError for an unknown or senseless one, ConfigError for an empty list."""
     _require(schemes, "scheme")
-    for scheme in schemes:
-        make_compressor(scheme)
-    return tuple(dict.fromkeys(str(parse_scheme(scheme)) for scheme in schemes))
+    return tuple(dict.fromkeys(str(check_scheme(scheme)) for scheme in schemes))
 
 
 def check_runtimes(runtimes: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -82,10 +82,11 @@ class BenchOptions(ABC):
     def measure(self, refuse: Notify) -> BenchResult:
         """Measure what the options say; ``refuse`` gets a message about each scheme that does not work here."""
 
-    def _flags(self, *names: str) -> str:
-        """Those options that are given, as flags."""
+    def _refuse(self, names: Sequence[str], reason: str) -> None:
+        """Raise ConfigError where one of these options is given; ``reason`` has ``{}`` for those that are."""
         given = [name for name in names if getattr(self, name, None) != getattr(type(self), name, None)]
-        return ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        if given:
+            raise ConfigError(reason.format(", ".join(f"--{name.replace('_', '-')}" for name in given)))
 
     def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
         """The configuration of ``env`` and its options; None without an environment.
@@ -97,20 +98,19 @@ class BenchOptions(ABC):
             ConfigError: an option is invalid, contradicts ``run`` or needs an environment.
         """
         if self.run is not None:
-            if given := self._flags(*_ENVIRONMENT):
-                raise ConfigError(f"--run brings its own environment and network: leave out {given}")
+            self._refuse(_ENVIRONMENT, "--run brings its own environment and network: leave out {}")
             return None
         env = default if self.env is None else self.env
         if env is None:
-            if given := self._flags(*(name for name in _ENVIRONMENT if name != "activation")):
-                raise ConfigError(f"{given}: these need an environment, give --env too")
+            of_environment = [name for name in _ENVIRONMENT if name != "activation"]
+            self._refuse(of_environment, "{}: these need an environment, give --env too")
             return None
         return TrainConfig.create(**{**{name: getattr(self, name) for name in _ENVIRONMENT}, "env": env}, **options)
 
     def networks(self, default: str = _NETWORKS) -> list[str]:
         """The networks' texts. Raises ConfigError beside a run."""
-        if self.network is not None and self.run is not None:
-            raise ConfigError("--run brings its own network: leave --network out")
+        if self.run is not None:
+            self._refuse(["network"], "--run brings its own network: leave {} out")
         return texts(default if self.network is None else self.network)
 
 
@@ -144,6 +144,10 @@ class PoliciesOptions(BenchOptions, PolicySource):
     )
     policy_activation: PolicyActivation = None
 
+    def _how(self, refuse: Notify) -> dict[str, Any]:
+        """How policies are measured, whatever is measured of them."""
+        return {"schemes": texts(self.schemes), "seconds": self.seconds, "repeats": self.repeats, "notify": refuse}
+
     def policies(
         self, networks: str = _NETWORKS, *, spec: EnvSpec | None = None, default: str | None = None, **options: object
     ) -> Policies:
@@ -159,8 +163,7 @@ class PoliciesOptions(BenchOptions, PolicySource):
 
         if self.module is None and self.policy is None:
             imported = ("weights", "rule", "policy_activation", "normaliser", "observations", "discrete")
-            if given := self._flags(*imported):
-                raise ConfigError(f"{given}: these are for --policy and --module, give one of them too")
+            self._refuse(imported, "{}: these are for --policy and --module, give one of them too")
             config, chosen = self.environment(default, **options), self.networks(networks)
             if self.run is None:
                 return Policies(chosen, config, spec, self.activation)
@@ -168,8 +171,7 @@ class PoliciesOptions(BenchOptions, PolicySource):
 
             return Policies(run=load_run(self.run, which=self.which))
         own = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
-        if given := self._flags(*own):
-            raise ConfigError(f"--policy and --module bring their own network: leave out {given}")
+        self._refuse(own, "--policy and --module bring their own network: leave out {}")
         values = {field.name: getattr(self, field.name) for field in fields(PolicySource)}
         policy = PolicySource(**values | {"activation": self.policy_activation}).load()
         return Policies(run=replace(policy, config=policy.config.replace(**options)))
@@ -194,11 +196,8 @@ class PolicyOptions(PoliciesOptions, LayoutOptions):
         rows = bench_policy(
             self.policies(spec=self.spec()),
             batches=integers(self.batch),
-            schemes=texts(self.schemes),
             runtimes=texts(self.runtimes),
-            seconds=self.seconds,
-            repeats=self.repeats,
-            notify=refuse,
+            **self._how(refuse),
         )
         title = f"Policy: µs per call; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
         return BenchResult("policy", rows, title, advise("policy", rows))
@@ -226,11 +225,8 @@ class ActorOptions(PoliciesOptions):
         rows = bench_actor(
             self.policies(default="CartPole-v1", unroll_length=length),
             envs_per_actor=integers(self.envs_per_actor),
-            schemes=texts(self.schemes),
             runtimes=texts(self.runtimes),
-            seconds=self.seconds,
-            repeats=self.repeats,
-            notify=refuse,
+            **self._how(refuse),
         )
         first = rows[0]
         title = (
@@ -254,14 +250,8 @@ class RefreshOptions(PoliciesOptions, LayoutOptions):
         """See ``BenchOptions.measure``."""
         from accel.bench.refresh import bench_refresh
 
-        rows = bench_refresh(
-            self.policies("mlp:64x2,mlp:256x2,mlp:512x3", spec=self.spec()),
-            envs=self.envs,
-            schemes=texts(self.schemes),
-            seconds=self.seconds,
-            repeats=self.repeats,
-            notify=refuse,
-        )
+        policies = self.policies("mlp:64x2,mlp:256x2,mlp:512x3", spec=self.spec())
+        rows = bench_refresh(policies, envs=self.envs, **self._how(refuse))
         title = (
             f"Refresh: ms from new weights to a loaded policy; environments: {self.envs}; {rows[0]['weights']} weights"
         )
@@ -301,16 +291,15 @@ class LearnerOptions(LayoutOptions):
         """The preset's configuration, None without one. Raises ConfigError: an option contradicts the preset."""
         if self.preset is None:
             return None
-        if given := self._flags("run", *_ENVIRONMENT, "observation_shape", "actions"):
-            raise ConfigError(f"--preset brings its own training: leave out {given}")
+        given = ("run", *_ENVIRONMENT, "observation_shape", "actions")
+        self._refuse(given, "--preset brings its own training: leave out {}")
         return TrainConfig.create(**load_preset(self.preset))
 
     def changed(self, config: TrainConfig) -> TrainConfig:
         """The training configuration with the given options. Raises ConfigError."""
-        names = ("unroll_length", "passes", "minibatches", "device")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.threads is not None:
-            given["learner_threads"] = self.threads
+        named: dict[str, object] = {"passes": self.passes, "minibatches": self.minibatches, "device": self.device}
+        named |= {"unroll_length": self.unroll_length, "learner_threads": self.threads}
+        given = {name: value for name, value in named.items() if value is not None}
         if self.envs is not None:
             given |= {"envs_per_actor": self.envs, "batch_unrolls": 1}
         if max(self.passes or 1, self.minibatches or 1) == 1:
@@ -353,13 +342,8 @@ class LearnerOptions(LayoutOptions):
             repeats=self.repeats,
             notify=refuse,
         )
-        first = rows[0]
-        title = (
-            f"Learner: µs per environment step; {first['T']} x {first['B']} steps, {first['algorithm']}, "
-            f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
-        )
         line = "compression gains nothing where the actors together are faster than the learner"
-        return BenchResult("learner", rows, title, [line])
+        return _learner_result("Learner", rows, "", [line])
 
     def _on_device(self) -> BenchResult:
         """Environments of tensors, collected and learned from."""
@@ -370,12 +354,7 @@ class LearnerOptions(LayoutOptions):
             raise ConfigError("--backend device measures one training: give --env module:factory, and one --network")
         config = self.changed(config.replace(network=networks[0]))
         rows = bench_device(config, seconds=self.seconds, repeats=self.repeats)
-        first = rows[0]
-        title = (
-            f"Device: µs per environment step; {first['T']} x {first['B']} steps of {self.env}, {first['algorithm']}, "
-            f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
-        )
-        return BenchResult("learner", rows, title, [])
+        return _learner_result("Device", rows, f" of {self.env}", [])
 
 
 Options = (
@@ -384,6 +363,15 @@ Options = (
     | Annotated[RefreshOptions, tyro.conf.subcommand("refresh")]
     | Annotated[LearnerOptions, tyro.conf.subcommand("learner")]
 )
+
+
+def _learner_result(what: str, rows: list[Row], of: str, lines: Sequence[str]) -> BenchResult:
+    first = rows[0]
+    title = (
+        f"{what}: µs per environment step; {first['T']} x {first['B']} steps{of}, {first['algorithm']}, "
+        f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
+    )
+    return BenchResult("learner", rows, title, lines)
 
 
 def texts(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from itertools import product
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from accel.errors import ConfigError
 from accel.experience.batch import Batcher
 from accel.experience.stores.base import Sample
 from accel.experience.unroll import Unroll, UnrollLayout
-from accel.learning.device import choose_device, choose_precision, keep_freed_memory, phase_events
-from accel.monitor.timers import DevicePhases, HostPhases, PhaseTimer, UpdatePhases
+from accel.learning.device import choose_device, choose_precision, keep_freed_memory, update_phases
+from accel.monitor.timers import PhaseTimer
 from accel.networks.dense import torch_alone
 from accel.system.machine import read_machine
 from accel.system.timing import interleave, torch_threads
@@ -31,20 +31,12 @@ PRECISIONS = ("none", "bf16")
 EAGER = "eager"
 TRAINING = ("network", "device", "T", "B", "algorithm", "passes", "minibatches")
 PHASES = ("batch", "forward", "correct", "backward")
+"""Of an update: joining the unrolls, forward passes, correction, backward passes with steps."""
 _SHARE_OF_ENDS = 0.01
 # Small enough that hundreds of updates on random rewards leave the policy unchanged.
 _LEARNING_RATE = 1e-7
 
 logger = logging.getLogger("accel")
-
-
-class Times(NamedTuple):
-    """Seconds of one update's phases: joining the unrolls, forward passes, correction, backward passes with steps."""
-
-    batch: float
-    forward: float
-    correct: float
-    backward: float
 
 
 def bench_learner(
@@ -104,28 +96,24 @@ def bench_learner(
 def _cells(
     configs: Sequence[TrainConfig], spec: EnvSpec, precisions: Sequence[str], device: torch.device, notify: Notify
 ) -> list[LearnerCell]:
-    cells: list[LearnerCell] = []
-    eager: list[LearnerCell] = []
-    refusals: list[str] = []
-    for precision in dict.fromkeys(precisions):
+    cells, eager, refusals = list[LearnerCell](), list[LearnerCell](), list[str]()
+    for precision, given in product(dict.fromkeys(precisions), configs):
         try:
             # the actors' scheme does not affect the update, and qat refuses bf16
-            changed = [config.replace(mixed_precision=precision, compressor="fp32") for config in configs]
-            for config in changed:
-                choose_precision(config, device)
+            config = given.replace(mixed_precision=precision, compressor="fp32")
+            choose_precision(config, device)
         except ConfigError:
             refusals.append(f"refused: {precision}: this CPU has no instructions for it, so it would be slower")
             continue
-        for config in changed:
-            if device.type == "cpu" and precision == "none":
-                eager.append(LearnerCell(config, spec, device, eager=True))
-            cells.append(LearnerCell(config.replace(learner_graphs="off"), spec, device))
-            if device.type == "cuda":
-                reason = why_unrecorded(config, GradientExchange(), device)
-                if reason is None:
-                    cells.append(LearnerCell(config.replace(learner_graphs="on"), spec, device))
-                else:
-                    notify(f"without CUDA graphs: {reason}")
+        cells.append(LearnerCell(config.replace(learner_graphs="off"), spec, device))
+        if device.type == "cpu" and precision == "none":
+            eager.append(LearnerCell(config, spec, device, eager=True))
+        if device.type == "cuda":
+            if (reason := why_unrecorded(config, GradientExchange(), device)) is None:
+                cells.append(LearnerCell(config.replace(learner_graphs="on"), spec, device))
+            else:
+                notify(f"without CUDA graphs: {reason}")
+    refusals = list(dict.fromkeys(refusals))
     if not cells:
         raise ConfigError("; ".join(refusals) + ": leave it out" if refusals else "no precision is given: name one")
     for refusal in refusals:
@@ -143,9 +131,7 @@ class LearnerCell:
         unmoved = config.replace(learning_rate=_LEARNING_RATE, **quiet)
         self.algorithm = make_algorithm(unmoved, spec, device, runner=runner)
         self._timer = PhaseTimer(PHASES)
-        self._phases: UpdatePhases = HostPhases(self._timer)
-        if (make_event := phase_events(device)) is not None:
-            self._phases = DevicePhases(self._timer, make_event, rest="backward")
+        self._phases = update_phases(device, self._timer)
         network = self.algorithm.network
         _, layout = agree(config, self.algorithm)
         self._batcher = Batcher(spec, device, channels_last=network.channels_last)
@@ -168,10 +154,9 @@ class LearnerCell:
         unroll["behaviour_params"][...] = params.numpy()
         unroll["behaviour_log_prob"][...] = distribution.log_prob(actions).numpy()
 
-    def take(self) -> Times:
-        """One update."""
+    def take(self) -> dict[str, float]:
+        """Seconds of one update by phase."""
         timer, phases = self._timer, self._phases
-        timer.reset()
         timer.restart()
         batch = self._batcher.build(self._unrolls)
         timer.mark("batch")
@@ -182,15 +167,15 @@ class LearnerCell:
             torch.cuda.synchronize(self._device)
         phases.end()
         phases.settle(wait=True)
-        return Times(**timer.snapshot().as_dict())
+        return timer.snapshot()
 
-    def row(self, samples: Sequence[Times]) -> Row:
+    def row(self, samples: Sequence[dict[str, float]]) -> Row:
         """Microseconds per environment step."""
         scale, graphs = 1e6 / self.valid_steps, self._config.learner.learner_graphs == "on"
         row: Row = {"learner": EAGER if self._eager else "accel"}
         row |= training_row(self._config, self._device, graphs=graphs)
-        row |= spread("us_per_env_step", [scale * sum(times) for times in samples])
-        row |= {f"{phase}_us": scale * float(np.median([getattr(t, phase) for t in samples])) for phase in PHASES}
+        row |= spread("us_per_env_step", [scale * sum(times.values()) for times in samples])
+        row |= {f"{phase}_us": scale * float(np.median([times[phase] for times in samples])) for phase in PHASES}
         return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from accel.acting.torch_policy import serialise_module
 from accel.algorithms.catalogue import make_algorithm
 from accel.bench.checks import check_networks
 from accel.bench.rows import FULL_PRECISION, Notify, Row
@@ -17,7 +18,7 @@ from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import CompressorError
 from accel.compressors.kernels.chain import why_no_chain
 from accel.compressors.plan import Plan
-from accel.compressors.runtime import PolicySession, Runtime
+from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
@@ -31,9 +32,7 @@ from accel.runs.trained_policy import TrainedPolicy, make_env
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 
-NO_MISMATCH: Row = {"kl": None, "ess": None, "greedy_agreement": None, "action_error": None, "holds": None}
-"""Torch's own rows: mismatch is measured against torch."""
-
+_NO_MISMATCH: Row = {"kl": None, "ess": None, "greedy_agreement": None, "action_error": None, "holds": None}
 _SEED = 0
 _COLLECTING_STEPS = 256
 _FLAT = EnvSpec((17,), "float32", ActionSpec("gaussian", (6,), (-1.0,) * 6, (1.0,) * 6))
@@ -102,6 +101,23 @@ class Policies:
                 raise ConfigError(f"{error}; give --env, or --observation-shape and --actions") from error
 
 
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A policy on one runtime under one scheme.
+
+    Attributes:
+        payload: the serialised policy.
+        mismatch: see ``MeasuredPolicy.mismatch_of``; None throughout for torch, against which it is measured.
+        artifact: None for torch.
+    """
+
+    runtime: str
+    scheme: str
+    payload: bytes
+    mismatch: Row
+    artifact: CompressedPolicy | None = None
+
+
 @dataclass(frozen=True)
 class MeasuredPolicy:
     """One policy under measurement.
@@ -124,6 +140,10 @@ class MeasuredPolicy:
     def network(self) -> str:
         """The network's text."""
         return self.run.architecture
+
+    def first_inputs(self, rows: int) -> Inputs:
+        """So many of the held-out inputs, again from the first where they are fewer."""
+        return {name: np.resize(values, (rows, *values.shape[1:])) for name, values in self.held_out.items()}
 
     def bind(self, scheme: str) -> Plan:
         """Bind a scheme to this policy. Raises CompressorError."""
@@ -163,12 +183,39 @@ class MeasuredPolicy:
         if self.weights == "trained":
             self.run.teach(plan, self.calibration)
 
-    def artifacts(self, schemes: Sequence[str], notify: Notify) -> dict[str, CompressedPolicy]:
-        """The policy under every scheme that takes it; a refusal is told to ``notify``. Full precision always leads.
+    def variants(self, schemes: Sequence[str], runtimes: Sequence[str], notify: Notify) -> list[Variant]:
+        """What is to be measured: torch eager, every scheme on onnxruntime, and on compiled kernels what they run.
 
+        Args:
+            schemes: full precision is always measured too.
+            notify: gets a message about each scheme that the network or the kernels refuse, with the reason.
         Raises:
             CompressorError: full precision itself is refused, so that there is nothing to compare with.
+            ConfigError: kernels alone are asked for, and run none of it.
         """
+        found = []
+        if "torch" in runtimes:
+            found.append(Variant("torch", FULL_PRECISION, serialise_module(self.run.policy), _NO_MISMATCH))
+        if {*runtimes} == {"torch"}:
+            return found
+        native, messages = [], []
+        for scheme, artifact in self._artifacts(schemes, notify).items():
+            variant = Variant("onnxruntime", scheme, artifact.to_bytes(), self.mismatch_of(artifact), artifact)
+            found += [variant] if "onnxruntime" in runtimes else []
+            if reason := why_no_chain(artifact):
+                messages.append(f"no row for compiled kernels, {scheme}: {reason}")
+            else:
+                native.append(replace(variant, runtime="native"))
+        if "native" not in runtimes:
+            return found
+        if not found and not native:
+            raise ConfigError("; ".join(messages))
+        for message in messages:
+            notify(message)
+        return found + native
+
+    def _artifacts(self, schemes: Sequence[str], notify: Notify) -> dict[str, CompressedPolicy]:
+        """The policy under every scheme that takes it; full precision leads."""
         made = {FULL_PRECISION: self.bind(FULL_PRECISION).refresh(self.run.policy, 1)}
         for scheme in schemes:
             if scheme in made:
@@ -251,26 +298,3 @@ def _played(run: TrainedPolicy) -> MeasuredPolicy:
 def _row_counts(spec: EnvSpec) -> tuple[int, int]:
     """Rows for calibration and for mismatch; fewer for images, which take memory."""
     return (128, 128) if spec.has_images else (512, 512)
-
-
-def placed(
-    artifacts: Mapping[str, CompressedPolicy], runtimes: Sequence[str], notify: Notify
-) -> list[tuple[Runtime, str, CompressedPolicy]]:
-    """Runtime, scheme and artifact of everything that is to be measured: on compiled kernels what runs on them here.
-
-    Raises ConfigError: these alone are asked for, and run none of it; beside others ``notify`` gets a message about
-    each scheme that they do not run, with the reason.
-    """
-    every: list[tuple[Runtime, str, CompressedPolicy]] = [("onnxruntime", *item) for item in artifacts.items()]
-    messages = []
-    for scheme, artifact in artifacts.items():
-        reason = why_no_chain(artifact)
-        if not reason:
-            every.append(("native", scheme, artifact))
-        elif "native" in runtimes:
-            messages.append(f"no row for compiled kernels, {scheme}: {reason}")
-    if {*runtimes} == {"native"} and not any(runtime == "native" for runtime, *_ in every):
-        raise ConfigError("; ".join(messages))
-    for message in messages:
-        notify(message)
-    return [cell for cell in every if cell[0] in runtimes]

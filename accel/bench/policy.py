@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.acting.torch_policy import memory_format, serialise_module
+from accel.acting.torch_policy import memory_format
 from accel.bench.checks import RUNTIMES, SCHEMES, check_budget, check_counts, check_runtimes, check_schemes
-from accel.bench.policies import NO_MISMATCH, Inputs, MeasuredPolicy, Policies, placed
-from accel.bench.rows import FULL_PRECISION, Notify, Row, provenance, speedups, spread
+from accel.bench.policies import Inputs, MeasuredPolicy, Policies, Variant
+from accel.bench.rows import Notify, Row, provenance, speedups, spread
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.runtime import PolicySession, Runtime
 from accel.runs.trained_policy import TrainedPolicy
@@ -64,46 +64,36 @@ def bench_policy(
     budget_s = seconds / len(policies) / len(batches)
     with torch_threads():
         for policy in policies:
-            rows += _measure(policy, batches, schemes, runtimes, budget_s, repeats, notify)
-    shared = provenance()
+            logger.info("compressing %s", policy.network)
+            variants = policy.variants(schemes, runtimes, notify)
+            for batch in batches:
+                logger.info("measuring %s, batch %d", policy.network, batch)
+                rows += _measure(policy, variants, batch, budget_s, repeats)
+    shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
 
 
 def _measure(
-    policy: MeasuredPolicy,
-    batches: Sequence[int],
-    schemes: Sequence[str],
-    runtimes: Sequence[str],
-    budget_s: float,
-    repeats: int,
-    notify: Notify,
+    policy: MeasuredPolicy, variants: Sequence[Variant], batch: int, budget_s: float, repeats: int
 ) -> list[Row]:
-    logger.info("compressing %s", policy.network)
-    artifacts = policy.artifacts(schemes, notify) if {*runtimes} & {"onnxruntime", "native"} else {}
-    sessions = placed(artifacts, runtimes, notify)
-    mismatches = {scheme: policy.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
-    torch_bytes = len(serialise_module(policy.run.policy))
-    rows: list[Row] = []
-    for batch in batches:
-        inputs = {name: np.resize(a, (batch, *a.shape[1:])) for name, a in policy.held_out.items()}
-        calls: dict[tuple[str, str], Call] = {}
-        if "torch" in runtimes:
-            calls["torch", FULL_PRECISION] = torch_call(policy.run, inputs)
-        calls |= {(runtime, scheme): session_call(artifact, inputs, runtime) for runtime, scheme, artifact in sessions}
-        logger.info("measuring %s, batch %d", policy.network, batch)
-        with torch.inference_mode():
-            takers = {key: timed_calls(call) for key, call in calls.items()}
-            samples, cpu_share = interleave(takers, budget_s, repeats)
-        cells: list[Row] = []
-        for (runtime, scheme), times_us in samples.items():
-            is_compressed = runtime != "torch"
-            size = len(artifacts[scheme].to_bytes()) if is_compressed else torch_bytes
-            cell: Row = {"network": policy.network, "batch": batch, "runtime": runtime, "scheme": scheme}
-            cell |= spread("us", times_us) | {"bytes": size, "samples": len(times_us), "cpu_share": cpu_share}
-            cells.append(cell | (mismatches[scheme] if is_compressed else NO_MISMATCH))
-        rows += [row | speedups(row, cells, "us") for row in cells]
-    shared: Row = {"weights": policy.weights, "inputs": policy.source, "torch_threads": 1, "onnxruntime_threads": 1}
-    return [row | shared for row in rows]
+    """A row for each variant."""
+    inputs = policy.first_inputs(batch)
+    with torch.inference_mode():
+        takers = {variant: timed_calls(variant_call(policy, variant, inputs)) for variant in variants}
+        samples, cpu_share = interleave(takers, budget_s, repeats)
+    cells: list[Row] = []
+    for variant, times_us in samples.items():
+        cell: Row = {"network": policy.network, "batch": batch, "runtime": variant.runtime, "scheme": variant.scheme}
+        cell |= spread("us", times_us) | {"bytes": len(variant.payload), "samples": len(times_us)}
+        cells.append(cell | variant.mismatch | {"weights": policy.weights, "inputs": policy.source})
+    return [row | speedups(row, cells, "us") | {"cpu_share": cpu_share} for row in cells]
+
+
+def variant_call(policy: MeasuredPolicy, variant: Variant, inputs: Inputs) -> Call:
+    """One call of a variant on these inputs."""
+    if variant.artifact is None:
+        return torch_call(policy.run, inputs)
+    return session_call(variant.artifact, inputs, "native" if variant.runtime == "native" else "onnxruntime")
 
 
 def session_call(artifact: CompressedPolicy, inputs: Inputs, runtime: Runtime = "native") -> Call:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from accel.bench.checks import SCHEMES, check_budget, check_counts, check_schemes
@@ -25,6 +23,8 @@ from accel.compressors.plan import Plan
 from accel.compressors.qat.fake_quantiser import is_quantisation_aware
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
+from accel.monitor.timers import PhaseTimer
+from accel.networks.policy import PolicyModule
 from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
 from accel.publishing.level import (
     DISTILL_IMAGES,
@@ -37,21 +37,13 @@ from accel.publishing.level import (
     interval_updates,
 )
 from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
-from accel.system.timing import interleave, timed_calls, torch_threads
+from accel.system.timing import duration_s, interleave, timed_calls, torch_threads
 
 _BINDS, _BINDING_S = 3, 1.0
 _UPKEEP_TIMES = 3
 _STEP = 1e-3
 
 logger = logging.getLogger("accel")
-
-
-class RefreshTimes(NamedTuple):
-    """Seconds of one refresh."""
-
-    requantise: float
-    serialise: float
-    load: float
 
 
 def bench_refresh(
@@ -95,80 +87,72 @@ def bench_refresh(
     rows: list[Row] = []
     with torch_threads():
         for policy in policies:
-            rows += _Refreshes(policy, envs, schemes, notify).measure(seconds / len(policies), repeats)
+            rows += _measure(policy, envs, schemes, seconds / len(policies), repeats, notify)
     rows = [row | break_even(row, rows) for row in rows]
     shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
 
 
-class _Refreshes:
-    """One network under each scheme that supports it, refreshed in turns from changing weights."""
+def _measure(
+    measured: MeasuredPolicy, envs: int, schemes: Sequence[str], budget_s: float, repeats: int, notify: Notify
+) -> list[Row]:
+    """A row for each scheme that the network supports, refreshed in turns from changing weights."""
+    policy = measured.run.policy
+    plans: dict[str, Plan] = {}
+    found: dict[str, Row] = {}
+    weights_change = changing_weights(policy)
+    logger.info("binding %s", measured.network)
+    measured.bind(FULL_PRECISION)  # the first export imports the exporter
+    for scheme in dict.fromkeys((FULL_PRECISION, *schemes)):
+        try:
+            plan, bind_ms = _timed_bind(measured, scheme)
+            measured.teach(plan)
+            artifact = plan.refresh(policy, 0)
+            PolicySession(artifact, batch=envs)
+            plans[scheme], found[scheme] = plan, {"bind_ms": bind_ms} | measured.mismatch_of(artifact)
+        except CompressorError as error:
+            if scheme == FULL_PRECISION:
+                raise
+            notify(refusal(scheme, measured.network, error))
+    logger.info("refreshing %s", measured.network)
+    takers = {scheme: _taker(policy, plan, envs, weights_change) for scheme, plan in plans.items()}
+    samples, cpu_share = interleave(takers, 0.8 * budget_s, repeats)
+    artifacts = {scheme: plan.refresh(policy, 1) for scheme, plan in plans.items()}
+    inputs = measured.first_inputs(envs)
+    calls = {scheme: timed_calls(session_call(artifact, inputs)) for scheme, artifact in artifacts.items()}
+    calls_us = interleave(calls, 0.2 * budget_s, repeats).samples
+    parameters = sum(tensor.numel() for tensor in policy.parameters())
+    rows: list[Row] = []
+    for scheme, taken in samples.items():
+        row: Row = {"network": measured.network, "scheme": scheme, "envs": envs, "parameters": parameters}
+        for name in taken[0]:
+            row |= spread(f"{name}_ms", [times_ms[name] for times_ms in taken])
+        learner_ms = [times_ms["requantise"] + times_ms["serialise"] for times_ms in taken]
+        row |= {"refresh_ms_per_million_parameters": float(np.median(learner_ms)) * 1e6 / parameters}
+        row |= upkeep_row(measured, scheme, plans[scheme]) | found[scheme]
+        row |= {"weights": measured.weights, "inputs": measured.source}
+        row |= {"bytes": len(artifacts[scheme].to_bytes()), "samples": len(taken), "cpu_share": cpu_share}
+        rows.append(row | spread("us", calls_us[scheme]))
+    return rows
 
-    def __init__(self, measured: MeasuredPolicy, envs: int, schemes: Sequence[str], notify: Notify) -> None:
-        self._measured, self._envs = measured, envs
-        self._plans: dict[str, Plan] = {}
-        self._bind_ms: dict[str, float] = {}
-        self._mismatches: dict[str, Row] = {}
-        self._weights_change = changing_weights(measured.run.policy)
-        logger.info("binding %s", measured.network)
-        measured.bind(FULL_PRECISION)  # the first export imports the exporter
-        for scheme in dict.fromkeys((FULL_PRECISION, *schemes)):
-            try:
-                plan, self._bind_ms[scheme] = _timed_bind(measured, scheme)
-                measured.teach(plan)
-                artifact = plan.refresh(measured.run.policy, 0)
-                PolicySession(artifact, batch=envs)
-                self._plans[scheme], self._mismatches[scheme] = plan, measured.mismatch_of(artifact)
-            except CompressorError as error:
-                if scheme == FULL_PRECISION:
-                    raise
-                notify(refusal(scheme, measured.network, error))
 
-    def measure(self, budget_s: float, repeats: int) -> list[Row]:
-        """A row for each scheme."""
-        logger.info("refreshing %s", self._measured.network)
-        takers = {scheme: self._taker(plan) for scheme, plan in self._plans.items()}
-        samples, cpu_share = interleave(takers, 0.8 * budget_s, repeats)
-        artifacts = {scheme: plan.refresh(self._measured.run.policy, 1) for scheme, plan in self._plans.items()}
-        calls_us = self._calls(artifacts, 0.2 * budget_s, repeats)
-        upkeep = {scheme: upkeep_row(self._measured, scheme, plan) for scheme, plan in self._plans.items()}
-        parameters = sum(tensor.numel() for tensor in self._measured.run.policy.parameters())
-        rows: list[Row] = []
-        for scheme, taken in samples.items():
-            row: Row = {"network": self._measured.network, "scheme": scheme, "envs": self._envs}
-            row |= {"parameters": parameters, "bind_ms": self._bind_ms[scheme]}
-            for name in ("requantise", "serialise", "load"):
-                row |= spread(f"{name}_ms", [1e3 * getattr(times, name) for times in taken])
-            learner_ms = [1e3 * (times.requantise + times.serialise) for times in taken]
-            row |= {"refresh_ms_per_million_parameters": float(np.median(learner_ms)) * 1e6 / parameters}
-            row |= upkeep[scheme] | self._mismatches[scheme]
-            row |= {"weights": self._measured.weights, "inputs": self._measured.source}
-            row |= {"bytes": len(artifacts[scheme].to_bytes()), "samples": len(taken), "cpu_share": cpu_share}
-            rows.append(row | spread("us", calls_us[scheme]))
-        return rows
+def _taker(
+    policy: PolicyModule, plan: Plan, envs: int, weights_change: Iterator[None]
+) -> Callable[[], dict[str, float]]:
+    """A contestant for ``interleave``: milliseconds of each part of one refresh."""
 
-    def _taker(self, plan: Plan) -> Callable[[], RefreshTimes]:
-        policy, envs = self._measured.run.policy, self._envs
+    def take() -> dict[str, float]:
+        next(weights_change)
+        clock = PhaseTimer(("requantise", "serialise", "load"))
+        artifact = plan.refresh(policy, 1)
+        clock.mark("requantise")
+        payload = artifact.to_bytes()
+        clock.mark("serialise")
+        PolicySession(CompressedPolicy.from_bytes(payload), batch=envs)
+        clock.mark("load")
+        return {part: 1e3 * seconds for part, seconds in clock.snapshot().items()}
 
-        def take() -> RefreshTimes:
-            next(self._weights_change)
-            began = time.perf_counter()
-            artifact = plan.refresh(policy, 1)
-            requantised = time.perf_counter()
-            payload = artifact.to_bytes()
-            serialised = time.perf_counter()
-            PolicySession(CompressedPolicy.from_bytes(payload), batch=envs)
-            return RefreshTimes(requantised - began, serialised - requantised, time.perf_counter() - serialised)
-
-        return take
-
-    def _calls(
-        self, artifacts: Mapping[str, CompressedPolicy], budget_s: float, repeats: int
-    ) -> dict[str, list[float]]:
-        """Microseconds of calls of the loaded policies."""
-        inputs = {n: np.resize(a, (self._envs, *a.shape[1:])) for n, a in self._measured.held_out.items()}
-        takers = {scheme: timed_calls(session_call(artifact, inputs)) for scheme, artifact in artifacts.items()}
-        return interleave(takers, budget_s, repeats).samples
+    return take
 
 
 def _timed_bind(measured: MeasuredPolicy, scheme: str) -> tuple[Plan, float]:
@@ -203,15 +187,9 @@ def break_even(row: Row, rows: Sequence[Row]) -> Row:
     return {"saving_us_per_env_step": saving_us, "break_even_env_steps": steps}
 
 
-@dataclass(frozen=True)
-class UpkeepCost:
-    """The cost of one kind of upkeep.
-
-    Attributes:
-        interval_updates: learner updates between two of them in a long run; the first ones follow more closely.
-        worker_s: seconds in the background thread.
-        learner_s: seconds in the learner's thread.
-    """
+class UpkeepCost(NamedTuple):
+    """Of one kind of upkeep: learner updates between two of them in a long run, as the first ones follow more closely,
+    and seconds in the background thread and in the learner's."""
 
     interval_updates: int
     worker_s: float
@@ -243,19 +221,22 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
     names = {method.name for method in parse_scheme(scheme).methods}
     rounds = is_quantisation_aware(scheme)
     reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
+
+    def few(images: int, rows: int) -> Inputs:
+        return {name: values[: images if run.spec.has_images else rows] for name, values in every.items()}
+
     tasks: dict[str, tuple[int, UpkeepTask]] = {}
     if scheme != FULL_PRECISION:
         interval = interval_updates(config, INTERVALS.calibration)
         tasks["calibration"] = interval, UpkeepTask(calibration=every)
         if plan.statistics.calibrations:
             interval = interval_updates(config, INTERVALS.drift)
-            few = _first(every, DRIFT_IMAGES if run.spec.has_images else DRIFT_ROWS)
-            tasks["drift"] = interval, UpkeepTask(drift_inputs=few)
+            tasks["drift"] = interval, UpkeepTask(drift_inputs=few(DRIFT_IMAGES, DRIFT_ROWS))
         if reduces:
             interval = interval_updates(config, INTERVALS.reselect)
             tasks["selection"] = interval, UpkeepTask(reselects=True, calibration=every)
         if "distill" in names:
-            rows = _first(every, DISTILL_IMAGES if run.spec.has_images else DISTILL_ROWS)
+            rows = few(DISTILL_IMAGES, DISTILL_ROWS)
             batch = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
             interval, trainings = distillation_schedule(config, INTERVALS)
             tasks["distill"] = interval, UpkeepTask(distill_batches=[batch] * trainings)
@@ -263,13 +244,12 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
     if reduces and "prune" in names:
         refit_s = _fastest(lambda: plan.refit(run.policy, every))
         costs["refit"] = UpkeepCost(interval_updates(config, REFIT_STEPS), 0.0, refit_s)
-    checked = _first(every, FULL_IMAGES if run.spec.has_images else FULL_ROWS)
-
-    def measure(reference: npt.NDArray[np.generic], acting: npt.NDArray[np.generic]) -> float:
-        return float(run.divergence.of_rows(reference, acting).mean())
-
-    artifact = plan.refresh(run.policy, 0)
-    check_s = _fastest(lambda: verify_artifact(artifact, run.policy, checked, None, measure=measure))
+    artifact, checked = plan.refresh(run.policy, 0), few(FULL_IMAGES, FULL_ROWS)
+    check_s = _fastest(
+        lambda: verify_artifact(
+            artifact, run.policy, checked, None, measure=lambda *pair: float(run.divergence.of_rows(*pair).mean())
+        )
+    )
     costs["check"] = UpkeepCost(interval_updates(config, INTERVALS.check), 0.0, check_s)
     return costs
 
@@ -277,26 +257,19 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
 def _task_cost(interval_updates: int, task: UpkeepTask, measured: MeasuredPolicy, plan: Plan) -> UpkeepCost:
     copy, cancelled = ModuleCopy(measured.run.policy), threading.Event()
     module = copy.update()
-    worker_s, learner_s = [], []
+    spent = []
     for _ in range(_UPKEEP_TIMES):
-        learner_s.append(_seconds(copy.update))
-        began = time.perf_counter()
+        timer = PhaseTimer(("learner", "worker"))
+        copy.update()
+        timer.mark("learner")
         result = perform_upkeep(task, plan, module, cancelled)
-        worker_s.append(time.perf_counter() - began)
+        timer.mark("worker")
         if result is not None:
-            learner_s[-1] += _seconds(result.update.commit)
-    return UpkeepCost(interval_updates, min(worker_s), min(learner_s))
+            result.update.commit()
+            timer.mark("learner")
+        spent.append(timer.snapshot())
+    return UpkeepCost(interval_updates, *(min(times[side] for times in spent) for side in ("worker", "learner")))
 
 
 def _fastest(run: Callable[[], object]) -> float:
-    return min(_seconds(run) for _ in range(_UPKEEP_TIMES))
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
-def _first(inputs: Inputs, rows: int) -> Inputs:
-    return {name: values[:rows] for name, values in inputs.items()}
+    return min(duration_s(run) for _ in range(_UPKEEP_TIMES))

@@ -115,9 +115,10 @@ def table_text(rows: Sequence[Row], columns: Sequence[Column], title: str, width
 
 def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
     """The columns that fit: empty ones go first, then extra ones from the right."""
+    console = Console(width=_UNLIMITED)
     shown = [column for column in columns if not _is_empty(rows, column)]
     for candidate in [column for column in reversed(shown) if column.extra]:
-        if _natural_width(_table(rows, shown)) <= width:
+        if Measurement.get(console, console.options, _table(rows, shown)).maximum <= width:
             break
         shown.remove(candidate)
     return shown
@@ -128,7 +129,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
     for column in columns:
         cells = [_write(row, column) for row in rows]
-        is_number, widest = all(map(_reads_as_number, cells)), max(map(len, cells))
+        is_number, widest = column.style != "text", max(map(len, cells))
         table.add_column(
             column.heading,
             justify="right" if is_number else "left",
@@ -141,18 +142,8 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     return table
 
 
-def _natural_width(table: Table) -> int:
-    """Of the table where nothing is folded."""
-    console = Console(width=_UNLIMITED)
-    return Measurement.get(console, console.options, table).maximum
-
-
 def _is_empty(rows: Sequence[Row], column: Column) -> bool:
     return all(_write(row, column) in ("-", "-–-") for row in rows)
-
-
-def _reads_as_number(text: str) -> bool:
-    return text.lstrip("-")[:1].isdigit() or text in ("-", "never")
 
 
 def _write(row: Row, column: Column) -> str:

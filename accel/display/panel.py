@@ -23,8 +23,8 @@ class PipeConsole(Console):
 def training_panel(title: str, status: TrainingStatus, console: Console) -> Group:
     """A headline and a line for each part of the status, cut to the console's width."""
     at_most = "" if status.return_target is None else "at most "
-    left = f"{duration(status.elapsed_s)} elapsed, {at_most}{duration(status.remaining_s)} left"
-    scheme = f"  {status.scheme}  version {status.updates:,}  "
+    left = f"{duration(status.number('elapsed_s'))} elapsed, {at_most}{duration(status.remaining_s)} left"
+    scheme = f"  {status.scheme}  version {status.number('updates'):,}  "
     headline = Text.assemble((title, "bold"), scheme, (left, "dim"), no_wrap=True, overflow="crop")
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True, overflow="crop")

@@ -191,12 +191,11 @@ class LiveProgress(_StreamProgress):
                 vertical_overflow="crop",
             )
             self._live.start()
-        self._live.transient = not isinstance(self._last, TrainingStatus)
-        if isinstance(self._last, TrainingStatus):
-            self._live.update(training_panel(self._stage, self._last, console), refresh=True)
+        status, self._live.transient = self._last, not isinstance(self._last, TrainingStatus)
+        if isinstance(status, TrainingStatus):
+            self._live.update(training_panel(self._stage, status, console), refresh=True)
         else:
-            elapsed_s = self._clock() - self._began_s
-            self._live.update(playing_panel(self._stage, self._last, elapsed_s, console), refresh=True)
+            self._live.update(playing_panel(self._stage, status, self._clock() - self._began_s, console), refresh=True)
 
     def _open(self) -> Console:
         if self._console is None:

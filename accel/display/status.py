@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from accel.display.text import count, duration, format_return, lag_number
 
-_RATE = "actor_steps_per_s/"
+_RATE, _SHARE = "actor_steps_per_s/", "_share"
 _SHOWN_PHASES, _SHOWN_ACTORS = 4, 8
-_NEEDED = ("elapsed_s", "env_steps", "env_steps_per_s", "episodes", "updates", "actors_alive")
-_OPTIONAL = ("return_mean", "lag_min", "lag_mean", "lag_max", "dropped_unrolls", "slowest_actor")
 
 
 @dataclass(frozen=True)
@@ -39,123 +37,99 @@ class EvaluationStatus:
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """Progress of training.
+    """Progress of training: a metrics record of the trainer, and what a run's options say about it.
 
     Attributes:
-        elapsed_s: seconds of training so far.
-        env_steps: valid steps consumed by the learner. total_env_steps: how many it will be at most.
-        env_steps_per_s: their rate since the last status.
-        episodes: finished training episodes. return_mean: mean return of the last ones, None before the first.
+        record: by name; without ``return_mean`` no episode has finished. Shares are named ``learner_PHASE_share``.
+        total_env_steps: how many valid steps the learner consumes at most.
         return_target: the mean return at which the run stops, if it does.
-        lag_min, lag_mean, lag_max: policy lag in versions since the last status, None without an unroll.
-        learner_shares: each phase's share of the learner's time since the last status, in [0, 1], in order.
-        actor_shares: the same over all actors.
-        scheme: compression scheme of the actors' policy. updates: the newest policy's version.
-        slowest_actor: the one with the fewest steps per second. slowest_share: its rate by the median actor's.
-        actor_rates: steps per second by actor, slowest first, where there are several.
-        actors_alive: of ``actors``. dropped_unrolls: too old to learn from, so far.
-        evaluation: the newest result of greedy episodes beside training, None before the first.
+        actors: how many it has.
+        evaluated: the newest result of greedy episodes beside training before the record.
+    Raises:
+        KeyError: a record without ``elapsed_s``, ``env_steps``, ``env_steps_per_s``, ``episodes``, ``updates``,
+            ``scheme`` or ``actors_alive``. TypeError, OverflowError: a metric that is no number, or too great a one.
     """
 
-    elapsed_s: float
-    env_steps: int
+    record: Mapping[str, object]
     total_env_steps: int
-    env_steps_per_s: float
-    episodes: int
-    return_mean: float | None
     return_target: float | None
-    lag_min: float | None
-    lag_mean: float | None
-    lag_max: float | None
-    learner_shares: Mapping[str, float]
-    actor_shares: Mapping[str, float]
-    scheme: str
-    updates: int
-    actors_alive: int
     actors: int
-    dropped_unrolls: int | None = None
-    evaluation: EvaluationStatus | None = None
-    slowest_actor: int | None = None
-    slowest_share: float = 1.0
-    actor_rates: Mapping[int, float] = field(default_factory=dict)
+    evaluated: EvaluationStatus | None = None
 
-    @classmethod
-    def from_record(
-        cls,
-        record: Mapping[str, object],
-        *,
-        total_env_steps: int,
-        return_target: float | None,
-        actors: int,
-        evaluation: EvaluationStatus | None = None,
-    ) -> Self:
-        """The status in a flat metrics record of the trainer; shares are named ``learner_PHASE_share``.
+    def __post_init__(self) -> None:
+        self.number("updates")
+        status_line("", self)  # a record that cannot be shown is refused
 
-        ``evaluation`` is the newest one before the record; one of the record's own takes its place.
+    @property
+    def evaluation(self) -> EvaluationStatus | None:
+        """The newest result of greedy episodes beside training, None before the first."""
+        return EvaluationStatus.from_record(self.record) or self.evaluated
 
-        Raises: KeyError for a record without ``elapsed_s``, ``env_steps``, ``env_steps_per_s``, ``episodes``,
-        ``updates``, ``scheme`` or ``actors_alive``; TypeError for one that is no number.
-        """
-        needed = {name: _number(record[name]) for name in _NEEDED}
-        optional = {name: None if record.get(name) is None else _number(record[name]) for name in _OPTIONAL}
-        least, median = (record.get(f"actor_steps_per_s_{name}") for name in ("min", "median"))
-        rates = {name.removeprefix(_RATE): _number(rate) for name, rate in record.items() if name.startswith(_RATE)}
-        return cls(
-            **needed,  # type: ignore[arg-type]
-            **optional,  # type: ignore[arg-type]
-            total_env_steps=total_env_steps,
-            return_target=return_target,
-            learner_shares=_shares(record, "learner_"),
-            actor_shares=_shares(record, "actor_"),
-            scheme=str(record["scheme"]),
-            actors=actors,
-            evaluation=EvaluationStatus.from_record(record) or evaluation,
-            slowest_share=1.0 if not median else _number(least) / _number(median),
-            actor_rates={int(actor): rate for actor, rate in rates.items()},
-        )
+    @property
+    def scheme(self) -> str:
+        """Compression scheme of the actors' policy."""
+        return str(self.record["scheme"])
 
     @property
     def remaining_s(self) -> float | None:
         """Seconds until ``total_env_steps`` at the present rate; None while nothing moves."""
-        left = max(self.total_env_steps - self.env_steps, 0)
-        return left / self.env_steps_per_s if self.env_steps_per_s > 0 else None
+        left, rate = max(self.total_env_steps - self.number("env_steps"), 0), self.number("env_steps_per_s")
+        return left / rate if rate > 0 else None
 
     @property
     def share_done(self) -> float:
         """Of ``total_env_steps``."""
-        return self.env_steps / max(self.total_env_steps, 1)
+        return self.number("env_steps") / max(self.total_env_steps, 1)
+
+    def number(self, name: str) -> float:
+        """A metric of the record. Raises KeyError, TypeError."""
+        value = self.record[name]
+        if not isinstance(value, int | float):
+            raise TypeError(f"{name} = {value!r} is no number")
+        return value
 
     def parts(self) -> dict[str, str]:
         """What a display shows, by label, in order."""
-        steps = f"{count(self.env_steps)}/{count(self.total_env_steps)} at {count(self.env_steps_per_s)}/s"
-        mean = "no episode finished yet"
-        if self.return_mean is not None:
+        done, rate = count(self.number("env_steps")), count(self.number("env_steps_per_s"))
+        shown, episodes = "no episode finished yet", self.number("episodes")
+        if (mean := self._find("return_mean")) is not None:
             target = "" if self.return_target is None else f" of {format_return(self.return_target)}"
-            mean = f"{format_return(self.return_mean)}{target} ({self.episodes:,} episodes)"
-        found = {"steps": steps, "return": mean}
-        if self.evaluation is not None:
-            played = self.evaluation
+            shown = f"{format_return(mean)}{target} ({episodes:,} episodes)"
+        found = {"steps": f"{done}/{count(self.total_env_steps)} at {rate}/s", "return": shown}
+        if (played := self.evaluation) is not None:
             found["greedy"] = (
                 f"{format_return(played.mean)} at {count(played.env_steps)} steps, best {format_return(played.best)}"
             )
-        lags = (self.lag_min, self.lag_mean, self.lag_max)
-        found["lag"] = "-" if self.lag_mean is None else "/".join(map(lag_number, lags))
-        found["learner"], found["actors"] = _largest(self.learner_shares), _largest(self.actor_shares)
-        if self.actor_rates:
-            rates = list(self.actor_rates.items())[:_SHOWN_ACTORS]
-            found["slowest"] = "  ".join(f"{actor}: {count(rate)}/s" for actor, rate in rates)
+        lags = [self._find(name) for name in ("lag_min", "lag_mean", "lag_max")]
+        found["lag"] = "-" if lags[1] is None else "/".join(map(lag_number, lags))
+        found["learner"], found["actors"] = self._largest("learner_"), self._largest("actor_")
+        rates = {name.removeprefix(_RATE): self.number(name) for name in self.record if name.startswith(_RATE)}
+        if rates:
+            slowest = list(rates.items())[:_SHOWN_ACTORS]
+            found["slowest"] = "  ".join(f"{actor}: {count(rate)}/s" for actor, rate in slowest)
         return found
 
     def warnings(self) -> list[str]:
         """Of actors that are gone, an actor with less than half of the median's steps, unrolls that are too old."""
-        found = []
-        if self.actors_alive < self.actors:
-            found.append(f"{self.actors_alive} of {self.actors} actors alive")
-        if self.slowest_actor is not None and self.slowest_share < 0.5:
-            found.append(f"actor {self.slowest_actor} makes {self.slowest_share:.0%} of the median actor's steps")
-        if self.dropped_unrolls:
-            found.append(f"{self.dropped_unrolls:,} unrolls dropped")
+        found, alive = list[str](), self.number("actors_alive")
+        if alive < self.actors:
+            found.append(f"{alive} of {self.actors} actors alive")
+        slowest, median = self._find("slowest_actor"), self._find("actor_steps_per_s_median")
+        if slowest is not None and median and (share := self.number("actor_steps_per_s_min") / median) < 0.5:
+            found.append(f"actor {slowest} makes {share:.0%} of the median actor's steps")
+        if dropped := self._find("dropped_unrolls"):
+            found.append(f"{dropped:,} unrolls dropped")
         return found
+
+    def _find(self, name: str) -> float | None:
+        return None if self.record.get(name) is None else self.number(name)
+
+    def _largest(self, prefix: str) -> str:
+        """The phases of one side that took most of its time."""
+        names = [name for name in self.record if name.startswith(prefix) and name.endswith(_SHARE)]
+        shares = {name.removeprefix(prefix).removesuffix(_SHARE): self.number(name) for name in names}
+        most = sorted((name for name in shares if shares[name] >= 0.005), key=lambda name: -shares[name])
+        return " ".join(f"{name} {shares[name]:.0%}" for name in most[:_SHOWN_PHASES])
 
 
 @dataclass(frozen=True)
@@ -185,7 +159,7 @@ class PlayingStatus:
 Status = TrainingStatus | PlayingStatus
 
 
-def status_line(stage: str, status: Status, elapsed_s: float) -> str:
+def status_line(stage: str, status: Status, elapsed_s: float = 0.0) -> str:
     """One plain line with everything.
 
     Args:
@@ -196,24 +170,5 @@ def status_line(stage: str, status: Status, elapsed_s: float) -> str:
     if isinstance(status, PlayingStatus):
         return " | ".join([stage, duration(elapsed_s), *status.counts()])
     parts = [f"{label} {text}" for label, text in status.parts().items()]
-    return " | ".join([stage, duration(status.elapsed_s), *parts, status.scheme, *status.warnings()])
-
-
-def _largest(shares: Mapping[str, float]) -> str:
-    names = sorted((name for name in shares if shares[name] >= 0.005), key=lambda name: -shares[name])
-    return " ".join(f"{name} {shares[name]:.0%}" for name in names[:_SHOWN_PHASES])
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
-    return value
-
-
-def _shares(record: Mapping[str, object], prefix: str) -> dict[str, float]:
-    suffix = "_share"
-    return {
-        name.removeprefix(prefix).removesuffix(suffix): _number(value)
-        for name, value in record.items()
-        if name.startswith(prefix) and name.endswith(suffix)
-    }
+    elapsed = duration(status.number("elapsed_s"))
+    return " | ".join([stage, elapsed, *parts, status.scheme, *status.warnings()])

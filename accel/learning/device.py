@@ -15,7 +15,7 @@ import torch
 
 from accel.config import TrainConfig
 from accel.errors import ConfigError
-from accel.monitor.timers import Event
+from accel.monitor.timers import DevicePhases, Event, PhaseTimer, UpdatePhases
 from accel.networks import parse_network
 
 # Parameters of glibc's mallopt (malloc.h); a trim threshold of -1 is none.
@@ -80,11 +80,12 @@ def choose_precision(config: TrainConfig, device: torch.device, cpuinfo: str | N
     return config.learner.mixed_precision
 
 
-def phase_events(device: torch.device) -> Callable[[], Event] | None:
-    """Makes events by which a device times its work; None on a CPU, where the host's clock does."""
+def update_phases(device: torch.device, timer: PhaseTimer) -> UpdatePhases:
+    """What times updates: the device's events, or on a CPU the host's clock."""
     if device.type != "cuda":
-        return None
-    return cast(Callable[[], Event], partial(torch.cuda.Event, enable_timing=True, blocking=True))
+        return UpdatePhases(timer)
+    make_event = cast(Callable[[], Event], partial(torch.cuda.Event, enable_timing=True, blocking=True))
+    return DevicePhases(timer, make_event, rest="backward")
 
 
 def _has_bf16(cpuinfo: str | None) -> bool:

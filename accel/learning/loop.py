@@ -19,10 +19,10 @@ from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.learning.actors import Actors, is_shown
 from accel.learning.coordination import Iteration
 from accel.learning.counters import ActorRates, LagStatistics, TaskReturns, record_interval_s
-from accel.learning.device import phase_events
+from accel.learning.device import update_phases
 from accel.learning.learner import Learner
 from accel.learning.schedule import Counts
-from accel.monitor.timers import DevicePhases, HostPhases, PhaseTimer, PhaseTimes, UpdatePhases
+from accel.monitor.timers import PhaseTimer, shares
 from accel.publishing.publisher import NoPublisher, Publisher
 from accel.transport.base import LearnerTransport, Stopped
 from accel.tuning.mismatch_sampling import MismatchSampler, NoSampler
@@ -106,13 +106,11 @@ class Loop:
         self.lag, self._recent_lag = LagStatistics(), LagStatistics()
         self.unrolls = self.trained_env_steps = 0
         self.actors_alive = self._actors_here = self.transport.actors
-        self.training_s, self._learner_times = 0.0, PhaseTimes.zero(LEARNER_PHASES)
+        self.training_s, self._learner_times = 0.0, dict.fromkeys(LEARNER_PHASES, 0.0)
         self._timer = PhaseTimer(LEARNER_PHASES)
-        self._phases: UpdatePhases = HostPhases(self._timer)
-        if (make_event := phase_events(learner.device)) is not None:
-            self._phases = DevicePhases(self._timer, make_event, rest="backward")
+        self._phases = update_phases(learner.device, self._timer)
         self._actor_s = np.zeros(len(ACTOR_PHASES))
-        self._recorded = (PhaseTimes.zero(LEARNER_PHASES), PhaseTimes.zero(ACTOR_PHASES))
+        self._recorded = {"learner": self._timer.snapshot(), "actor": self._actor_times()}
         self._views: dict[int, Unroll] = {}
         self._published_version = -1
         self._policy = b""
@@ -214,8 +212,10 @@ class Loop:
 
     def time_totals(self) -> dict[str, dict[str, float]]:
         """Seconds by phase of ``training_s``, and of all actors together; zeros before ``run`` has returned."""
-        actor = PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
-        return {"learner_s": self._learner_times.as_dict(), "actor_s": actor.as_dict()}
+        return {"learner_s": self._learner_times, "actor_s": self._actor_times()}
+
+    def _actor_times(self) -> dict[str, float]:
+        return dict(zip(ACTOR_PHASES, self._actor_s.tolist(), strict=True))
 
     def _agree(self, reason: str | None) -> Iteration:
         """What all learners do in this iteration."""
@@ -244,8 +244,7 @@ class Loop:
         self._empty_unrolls = 0
         self._faults_before = self.counters.faulty_environments  # A resumed run has all its patience again.
         self._rates = ActorRates(self.transport.actors, self._started)
-        self._timer.reset()  # without what was published before
-        self._timer.restart()
+        self._timer.restart()  # without what was published before
 
     def _end(self) -> None:
         with suppress(TransportError):  # None is left: the run has ended anyway.
@@ -462,13 +461,11 @@ class Loop:
         record |= {**self.sampler.metrics(), **self.steering.metrics(), **self._learner.coordination.metrics()}
         if self._update is not None:
             record |= self._update.read()
-        learner_times, actor_times = self._timer.snapshot(), PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
-        for side, times, recorded in (
-            ("learner", learner_times, self._recorded[0]),
-            ("actor", actor_times, self._recorded[1]),
-        ):
-            record |= {f"{side}_{phase}_share": share for phase, share in (times - recorded).shares().items()}
-        self._recorded = (learner_times, actor_times)
+        times = {"learner": self._timer.snapshot(), "actor": self._actor_times()}
+        for side, seconds in times.items():
+            spent = shares(seconds, self._recorded[side])
+            record |= {f"{side}_{phase}_share": share for phase, share in spent.items()}
+        self._recorded = times
         self._last_record, self._recorded_env_steps = now, counters.env_steps
         self._recorded_updates = counters.updates
         self._callback.record(counters.env_steps, record)

@@ -68,12 +68,12 @@ class Records:
         """Write one record of training, and display it."""
         self.write(env_steps, metrics)
         config = self._config
-        status = TrainingStatus.from_record(
+        status = TrainingStatus(
             {**metrics, "env_steps": env_steps},
             total_env_steps=config.run.total_env_steps,
             return_target=config.run.stop_at_return,
             actors=max(config.acting.actors, 1),
-            evaluation=self._evaluated,
+            evaluated=self._evaluated,
         )
         self._evaluated = status.evaluation
         if (finding := self._collapse.observe(env_steps, metrics)) is not None:

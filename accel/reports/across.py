@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -68,7 +67,7 @@ def over_environments(analyses: Mapping[str, Analysis]) -> Across:
 
 def _overall(tasks: Sequence[Floats], confidence: float) -> Interval:
     if min(map(len, tasks)) < MIN_SEEDS:
-        return Interval(interquartile_mean(tasks), math.nan, math.nan, confidence, sum(map(len, tasks)))
+        return Interval.point(interquartile_mean(tasks), sum(map(len, tasks)))
     return stratified_bootstrap(tasks, confidence=confidence)
 
 
@@ -87,7 +86,7 @@ def scores_table(across: Across) -> Table:
         (environment, *(f"{found[i].mean():.3g} ({len(found[i])})" for found in across.scores.values()))
         for i, environment in enumerate(across.analyses)
     ]
-    confidence = across.overall[across.baseline].confidence
+    confidence = next(iter(across.analyses.values())).choices.confidence
     rows.append(("interquartile mean of all", *(f"{value:.3g}" for value in across.overall.values())))
     notes = (
         ("score", f"a run's gain in return by the mean gain of {across.baseline} in the same environment; (seeds)"),

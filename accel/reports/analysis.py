@@ -13,7 +13,7 @@ import tyro
 from accel.display.arguments import argument
 from accel.errors import ReportError
 from accel.monitor.plain_text import percent
-from accel.monitor.statistics import Interval, difference_of_means, mean_interval, simultaneous_confidence
+from accel.monitor.statistics import Interval, difference_of_means, mean_interval
 from accel.reports.caveats import caveats, differences, obstacles
 from accel.reports.comparison import (
     MIN_SEEDS,
@@ -70,9 +70,12 @@ class Choices:
             raise ReportError(f"threshold = {self.threshold}; needs a return")
 
     def corrected(self, comparisons: int) -> Choices:
-        """With the confidence and level at which that many comparisons hold together."""
-        confidence = simultaneous_confidence(self.confidence, comparisons)
-        return replace(self, confidence=confidence, alpha=self.alpha / max(comparisons, 1))
+        """With the confidence and level at which that many comparisons hold together.
+
+        Bonferroni's correction, which holds however they depend on each other. Holm's step-down procedure rejects more
+        hypotheses, but its decisions cannot be read off intervals.
+        """
+        return replace(self, confidence=1 - (1 - self.confidence) / comparisons, alpha=self.alpha / comparisons)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,20 +119,21 @@ class Analysis:
     """Everything a report says; ``baseline`` is None and ``comparisons`` empty when nothing is compared.
 
     Attributes:
-        threshold: of tables and figures. target: the same where the user or the runs set it, otherwise NaN: what
-            headline and verdicts are about.
+        threshold: of tables and figures. margin: of "no loss of return".
     """
 
     choices: Choices
     results: tuple[GroupResult, ...]
     baseline: Group | None
     comparisons: tuple[Comparison, ...]
-    threshold: float
-    threshold_source: str
-    target: float
-    margin: float
-    margin_source: str
+    threshold: Target
+    margin: Target
     caveats: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> float:
+        """The threshold where the user or the runs set it, otherwise NaN: what headline and verdicts are about."""
+        return math.nan if self.threshold.derived else self.threshold.value
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -176,11 +180,8 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
         results,
         None if baseline is None else groups[0],
         comparisons,
-        threshold.value,
-        threshold.source,
-        math.nan if threshold.derived else threshold.value,
-        margin.value,
-        margin.source,
+        threshold,
+        margin,
         tuple(notes),
     )
 
@@ -206,7 +207,7 @@ def _measure(group: Group, threshold: float, choices: Choices) -> GroupResult:
     if len(returns) >= LEAST_SEEDS:
         final = mean_interval(returns, confidence=choices.confidence)
     elif len(returns):
-        final = Interval(float(np.mean(returns)), math.nan, math.nan, choices.confidence, len(returns))
+        final = Interval.point(float(np.mean(returns)), len(returns))
     by_quantity = {name: values_of(group, name, threshold) for name in QUANTITIES}
     reached = sum(run.crossing(threshold) is not None for run in group.runs)
     times = _us_per_step(group, "actor"), _us_per_step(group, "learner")
@@ -237,7 +238,7 @@ def _verdict(baseline: Group, group: Group, margin: Target, choices: Choices) ->
     if target is not None and min(len(ours), len(theirs)) >= MIN_SEEDS:
         difference = difference_of_means(theirs, ours, confidence=1 - 2 * choices.alpha)
         return ReturnVerdict("no_loss", f"by construction, every run stopped at {target:g}", difference, margin.value)
-    if target is None and math.isnan(margin.value):
+    if target is None and not margin.exists:
         return ReturnVerdict("untested", f"{margin.source}; --margin-return sets a margin in return")
     source = "" if choices.margin_return is not None else f" ({percent(choices.margin)} of the baseline's gain)"
     return compare_returns(ours, theirs, margin.value, alpha=choices.alpha, source=source)

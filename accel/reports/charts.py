@@ -118,29 +118,24 @@ def profile(scores: Mapping[str, Sequence[Floats]], axis: Axis, reference: Refer
 
 def speedups(analysis: Analysis) -> Figure | None:
     """Every speedup with its interval on one logarithmic axis; None when nothing is compared."""
-    found = {name: [i for i, c in enumerate(analysis.comparisons) if name in c.speedups] for name in QUANTITIES}
-    found = {name: members for name, members in found.items() if members}
+    found = [name for name in QUANTITIES if any(name in c.speedups for c in analysis.comparisons)]
     if not found or analysis.baseline is None:
         return None
-    places: dict[tuple[str, int], float] = {}
-    ticks: dict[float, str] = {}
-    bottom = 0.0
-    for name, members in found.items():
-        places |= {(name, i): bottom + place for place, i in enumerate(members)}
-        ticks[bottom + (len(members) - 1) / 2] = QUANTITIES[name].title
-        bottom += len(members) + 0.8
+    count = len(analysis.comparisons)
+    tops = {name: i * (count + 0.8) for i, name in enumerate(found)}
     marks = []
     for i, comparison in enumerate(analysis.comparisons):
-        values = {name: comparison.speedups[name] for name, member in places if member == i}
-        y, ends = [places[name, i] for name in values], [(v.ratio.low, v.ratio.high) for v in values.values()]
+        values = {name: comparison.speedups[name] for name in found if name in comparison.speedups}
+        y, ends = [tops[name] + i for name in values], [(v.ratio.low, v.ratio.high) for v in values.values()]
         x, label = [value.ratio.estimate for value in values.values()], comparison.group.label
         names = [f"{value.bound} {value.ratio.estimate:.3g}×".strip() for value in values.values()]
         marks.append(Points(label, x, y, ends, names=names, colour=i + 1))
     shown = [end for mark in marks for end in (*mark.x, *chain(*mark.x_ends)) if math.isfinite(end)]
     limits = min(0.8, *shown) / 1.08, max(1.25, *shown) * 1.08
     x_axis = Axis(f"times better than {analysis.baseline.label}", "log", limits)
-    inches = 0.3 + 0.2 * len(found) + 0.24 * len(places)
-    y_axis = Axis(limits=(bottom - 1.0, -0.8), ticks=ticks)
+    inches = 0.3 + (0.2 + 0.24 * count) * len(found)
+    ticks = {top + (count - 1) / 2: QUANTITIES[name].title for name, top in tops.items()}
+    y_axis = Axis(limits=(len(found) * (count + 0.8) - 1.0, -0.8), ticks=ticks)
     panel = Panel([*marks, Reference(1.0, "equal", "x")], x_axis, y_axis, inches=inches)
     corrected = ", corrected for several comparisons" if len(analysis.comparisons) > 1 else ""
     caption = (
@@ -185,8 +180,9 @@ def metric_figure(analysis: Analysis, name: str) -> Figure | None:
             for i, (group, curve) in enumerate(zip(analysis.groups, curves, strict=True))
             if curve is not None
         ]
-        if marks and metric == "returns" and math.isfinite(analysis.threshold):
-            marks.append(Reference(analysis.threshold, f"threshold {analysis.threshold:.4g}"))
+        if marks and metric == "returns" and analysis.threshold.exists:
+            threshold = analysis.threshold.value
+            marks.append(Reference(threshold, f"threshold {threshold:.4g}"))
         panels += [Panel(marks, x, axis)] if marks else []
     return Figure(name, wanted.title, panels, wanted.caption) if panels else None
 
@@ -199,16 +195,15 @@ def mismatch(analysis: Analysis) -> Figure | None:
     """
     several = len(analysis.groups) > 1
     lines: dict[str, list[Line]] = {"ess": [], "kl": []}
-    factors = list[str]()
-    for group in analysis.groups:
-        for factor, quantity in product(FACTORS, lines):
-            curve = aggregate(group, "env_steps", f"{factor}_{quantity}")
-            if curve is None or (several and factor == "staleness"):
-                continue
-            factors += [] if factor in factors else [factor]
-            label = f"{group.label}, {factor}" if several else factor
-            least = KL_FLOOR if quantity == "kl" else -math.inf
-            lines[quantity].append(_line(curve, len(lines[quantity]), label, least=least))
+    factors: dict[str, str] = {}
+    for group, factor, quantity in product(analysis.groups, FACTORS, lines):
+        curve = aggregate(group, "env_steps", f"{factor}_{quantity}")
+        if curve is None or (several and factor == "staleness"):
+            continue
+        factors[factor] = FACTORS[factor]
+        label = f"{group.label}, {factor}" if several else factor
+        least = KL_FLOOR if quantity == "kl" else -math.inf
+        lines[quantity].append(_line(curve, len(lines[quantity]), label, least=least))
     if not factors:
         return None
     kl = {KL_ALARM: "compression", STALENESS_KL_ALARM: "others"}
@@ -221,7 +216,7 @@ def mismatch(analysis: Analysis) -> Figure | None:
     panels = [Panel([*lines[name], *alarms[name]], STEPS, axes[name]) for name in lines if lines[name]]
     caption = (
         "Distance between the policy that acted (μ) and the one that learns (π_θ), with π_v the acting version before "
-        f"compression: {', '.join(FACTORS[factor] for factor in factors)}. In closed form from the recorded "
+        f"compression: {', '.join(factors.values())}. In closed form from the recorded "
         "distributions, not from sampled weights. On-policy, the effective sample size (ESS) is 1 and KL 0; a KL below "
         f"{KL_FLOOR:g} is drawn there."
     )

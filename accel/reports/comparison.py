@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -14,7 +14,6 @@ from accel.monitor.statistics import Interval, difference_of_means, ratio_of_mea
 from accel.reports.runs import Group, Run
 from accel.reports.series import Floats
 
-NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0.95, 0)
 MIN_SEEDS = 5
 """With fewer on either side nothing is claimed, and no interval is given."""
 ReturnOutcome = Literal["no_loss", "gain", "loss", "undecided", "too_few_seeds", "untested"]
@@ -69,13 +68,19 @@ class Speedup:
 
 @dataclass(frozen=True)
 class ComparedQuantity:
-    """Something two groups are compared in: what it is called, its unit, and which way is better."""
+    """Something two groups are compared in.
+
+    Attributes:
+        measure: of a run and a threshold.
+        spent: what a run spent that failed to reach the threshold; None where every run has a value.
+    """
 
     title: str
     unit: str
     measure: Callable[[Run, float], float | None]
     meaning: str
     higher_is_better: bool = False
+    spent: Callable[[Run], float] | None = None
 
 
 def _crossing(index: int) -> Callable[[Run, float], float | None]:
@@ -98,13 +103,18 @@ def _of_summary(name: str) -> Callable[[Run, float], float | None]:
 
 QUANTITIES = {
     "time_to_threshold_s": ComparedQuantity(
-        "Wall-clock to the threshold", "s", _crossing(0), "training seconds until the mean return reaches the threshold"
+        "Wall-clock to the threshold",
+        "s",
+        _crossing(0),
+        "training seconds until the mean return reaches the threshold",
+        spent=lambda run: run.training_s,
     ),
     "steps_to_threshold": ComparedQuantity(
         "Steps to the threshold",
         "env steps",
         _crossing(1),
         "environment steps until the mean return reaches the threshold",
+        spent=lambda run: run.steps,
     ),
     "training_s": ComparedQuantity(
         "Whole training", "s", lambda run, _: run.training_s, "training seconds until the run stopped"
@@ -122,18 +132,13 @@ QUANTITIES = {
     "actor_us_per_step": ComparedQuantity(
         "Actor time",
         "µs/step",
-        lambda run, _: run.actor_us_per_step,
+        lambda run, _: sum(us for phase, us in run.us_per_step("actor").items() if phase != "wait"),
         "actors' work per environment step, waiting for the learner left out",
     ),
     "cpu_s": ComparedQuantity(
         "CPU time", "s", _of_summary("cpu_s"), "of training: the learner's process, and what actors did not wait"
     ),
 }
-
-CENSORED: Mapping[str, Callable[[Run], float]] = MappingProxyType(
-    {"time_to_threshold_s": lambda run: run.training_s, "steps_to_threshold": lambda run: run.steps}
-)
-"""Quantities that a failed seed lacks, and what it spent instead."""
 
 
 @dataclass(frozen=True)
@@ -145,13 +150,13 @@ class ReturnVerdict:
             lies below 0; ``undecided``: none of these; ``too_few_seeds``: fewer than ``MIN_SEEDS`` on a side;
             ``untested``: no margin, or no finished episode.
         detail: what it rests on.
-        difference: mean final return minus the baseline's, with its two-sided interval at 1 − 2α.
+        difference: mean final return minus the baseline's, with its two-sided interval at 1 − 2α; None if not known.
         margin: the acceptable loss, in return; NaN where there is none.
     """
 
     outcome: ReturnOutcome
     detail: str
-    difference: Interval = NO_INTERVAL
+    difference: Interval | None = None
     margin: float = math.nan
 
     @property
@@ -173,23 +178,24 @@ def speedup(baseline: Group, group: Group, quantity: str, threshold: float, conf
     ours, theirs = (values_of(side, quantity, threshold) for side in (baseline, group))
     missing = [len(side.runs) - len(values) for side, values in ((baseline, ours), (group, theirs))]
     bound: Literal["", "at most", "at least"] = ""
-    if any(missing) and quantity in CENSORED:
+    spent = QUANTITIES[quantity].spent
+    if any(missing) and spent is not None:
         if all(missing) or not math.isfinite(threshold):
             return None
         bound = "at most" if missing[1] else "at least"
         ours, theirs = (
-            _known(QUANTITIES[quantity].measure(run, threshold) or CENSORED[quantity](run) for run in side.runs)
+            _known(QUANTITIES[quantity].measure(run, threshold) or spent(run) for run in side.runs)
             for side in (baseline, group)
         )
     if not ours or not theirs:
         return None
     if bound or min(len(ours), len(theirs)) < MIN_SEEDS:
         estimate = math.exp(float(np.log(theirs).mean() - np.log(ours).mean()))
-        ratio = Interval(estimate, math.nan, math.nan, confidence, len(ours) + len(theirs))
+        ratio = Interval.point(estimate, len(ours) + len(theirs))
     else:
         ratio = ratio_of_means(theirs, ours, confidence=confidence)
     if not QUANTITIES[quantity].higher_is_better:
-        ratio = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low, confidence, ratio.count)
+        ratio = replace(ratio, estimate=1 / ratio.estimate, low=1 / ratio.high, high=1 / ratio.low)
     return Speedup(quantity, ratio, ours, theirs, sum(missing), bound)
 
 

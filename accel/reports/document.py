@@ -8,7 +8,7 @@ import re
 import shutil
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from accel.errors import ReportError
@@ -16,7 +16,7 @@ from accel.json_object import finite
 from accel.monitor.plain_text import one_line, without_controls
 from accel.reports import across, pages, plotting, tables, wording
 from accel.reports.across import Across
-from accel.reports.analysis import Analysis, Choices, GroupResult
+from accel.reports.analysis import Analysis, GroupResult
 from accel.reports.charts import figures
 from accel.reports.comparison import QUANTITIES
 from accel.reports.curves import Curve, aggregate
@@ -115,17 +115,17 @@ def to_json(analysis: Analysis) -> dict[str, object]:
         "format_version": FORMAT_VERSION,
         "headline": wording.headline(analysis),
         "environment": analysis.environment,
-        "threshold": analysis.threshold,
-        "threshold_source": analysis.threshold_source,
-        "margin": analysis.margin,
-        "margin_source": analysis.margin_source,
-        "choices": {field.name: getattr(analysis.choices, field.name) for field in fields(Choices)},
+        "threshold": analysis.threshold.value,
+        "threshold_source": analysis.threshold.source,
+        "margin": analysis.margin.value,
+        "margin_source": analysis.margin.source,
+        "choices": asdict(analysis.choices),
         "baseline": None if analysis.baseline is None else analysis.baseline.label,
         "caveats": analysis.caveats,
         "quantities": {
             name: {"title": q.title, "unit": q.unit, "meaning": q.meaning} for name, q in QUANTITIES.items()
         },
-        "groups": [_group(r, analysis.threshold, analysis.choices.confidence) for r in analysis.results],
+        "groups": [_group(r, analysis.threshold.value, analysis.choices.confidence) for r in analysis.results],
         "comparisons": [
             {
                 "group": comparison.group.label,
@@ -148,7 +148,7 @@ def _group(result: GroupResult, threshold: float, confidence: float) -> dict[str
         "final_return": None if result.final_return is None else asdict(result.final_return),
         "quantities": result.by_quantity,
         "reached": result.reached,
-        "bottleneck": None if shares is None else {"limit": shares.limit, "shares": asdict(shares)},
+        "bottleneck": None if shares is None else {"limit": shares.limit, "shares": shares._asdict()},
         "actor_us_per_step": result.actor_us,
         "learner_us_per_step": result.learner_us,
         "return_against_seconds": _curve(aggregate(result.group, "elapsed_s", "returns", confidence=confidence)),
@@ -166,7 +166,7 @@ def _run(run: Run, threshold: float) -> dict[str, object]:
         "env_steps": run.steps,
         "training_s": run.training_s,
         "final_return": run.final_return,
-        "environment_us_per_step": run.environment_us_per_step,
+        "environment_us_per_step": run.us_per_step("actor").get("env"),
         "time_to_threshold_s": None if crossing is None else crossing[0],
         "steps_to_threshold": None if crossing is None else crossing[1],
         "records": run.series.records,

@@ -61,8 +61,17 @@ def report(
         MissingExtraError: the report extra is not installed.
     """
     paths = find_runs(runs)
-    target = out or (paths[0] / "report" if len(paths) == 1 and paths[0].is_dir() else Path("report"))
-    return _write(paths, None, target, choices, overwrite)
+    out = out or (paths[0] / "report" if len(paths) == 1 and paths[0].is_dir() else Path("report"))
+    _check_out(out, overwrite)
+    found, left_out = _load(paths)
+    choices = _chosen(choices, found)
+    if len(environments := _by_environment(found)) > 1 and not choices.force:
+        names = "; ".join(f"{env}: {', '.join(run.name for run in those)}" for env, those in environments.items())
+        raise ReportError(
+            f"returns of different environments mean nothing beside one another ({names}): make a report of each, "
+            "by naming its runs, or compare with a directory of baselines in all of them (accel compare)"
+        )
+    return _write(analyse(found, choices), left_out, out)
 
 
 def compare(
@@ -95,7 +104,20 @@ def compare(
     others = [path for path in find_runs(runs) if path not in first]
     if not others:
         raise ReportError(f"nothing to compare with {baseline}: name runs of another configuration")
-    return _write([*first, *others], len(first), out or Path("comparison"), choices, overwrite)
+    out = out or Path("comparison")
+    _check_out(out, overwrite)
+    baselines, left_out = _load(first)
+    found, also_left_out = _load(others)
+    choices = _chosen(choices, baselines + found)
+    ours, theirs = _by_environment(baselines), _by_environment(found)
+    if len(ours) == 1:
+        return _write(_compared(baselines, found, choices), left_out + also_left_out, out)
+    if strange := theirs.keys() - ours.keys():
+        raise ReportError(f"{', '.join(sorted(strange))}: the baseline has no run there to measure by: leave it out")
+    from accel.reports.document import write_across
+
+    compared = {env: _compared(runs, theirs.get(env, []), choices) for env, runs in ours.items()}
+    return write_across(over_environments(compared), out, written=_footer())
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -189,40 +211,31 @@ def _with_variant(sample: Mapping[str, object]) -> Mapping[str, object]:
     return {**sample, "config": {**config, "variant": sample["variant"]}}
 
 
-def _write(
-    paths: list[Path], baselines: int | None, out: Path, choices: Choices | None, overwrite: bool
-) -> WrittenReport:
+def _check_out(out: Path, overwrite: bool) -> None:
+    """Raises what keeps a report from being written, before the work."""
     if missing := missing_distributions("report"):
         raise MissingExtraError(f"reports need {', '.join(missing)}: {install_command('report')}")
-    from accel.reports.document import check_target, write_across, write_report
+    from accel.reports.document import check_target
 
     check_target(out, overwrite=overwrite)
-    first, left_out = _load(paths[:baselines])
-    others, also_left_out = _load(paths[len(paths) if baselines is None else baselines :])
-    runs, chosen = first + others, choices or Choices()
+
+
+def _chosen(choices: Choices | None, runs: Sequence[Run]) -> Choices:
+    """By default runs of which samples are kept are grouped by what their table calls them."""
+    chosen = choices or Choices()
     if not chosen.group_by and all("variant" in run.config for run in runs):
-        chosen = replace(chosen, group_by=("variant",))
-    written = f"Written by accel {__version__} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."
-    if baselines is not None and len(environments := _by_environment(first)) > 1:
-        if strange := _by_environment(others).keys() - environments.keys():
-            raise ReportError(
-                f"{', '.join(sorted(strange))}: the baseline has no run there to measure by: leave it out"
-            )
-        compared = over_environments(
-            {
-                env: _compared(baseline, _by_environment(others).get(env, []), chosen)
-                for env, baseline in environments.items()
-            }
-        )
-        return write_across(compared, out, written=written)
-    if baselines is None:
-        if not chosen.force:
-            _check_one_environment(runs)
-        analysis = analyse(runs, chosen)
-    else:
-        analysis = _compared(first, others, chosen)
-    analysis = replace(analysis, caveats=(*left_out, *also_left_out, *analysis.caveats))
-    return write_report(analysis, out, written=written)
+        return replace(chosen, group_by=("variant",))
+    return chosen
+
+
+def _write(analysis: Analysis, left_out: Sequence[str], out: Path) -> WrittenReport:
+    from accel.reports.document import write_report
+
+    return write_report(replace(analysis, caveats=(*left_out, *analysis.caveats)), out, written=_footer())
+
+
+def _footer() -> str:
+    return f"Written by accel {__version__} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."
 
 
 def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -232,10 +245,12 @@ def _by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return found
 
 
-def _compared(baseline: Sequence[Run], others: Sequence[Run], choices: Choices) -> Analysis:
+def _compared(baselines: Sequence[Run], others: Sequence[Run], choices: Choices) -> Analysis:
     """A comparison in one environment."""
-    _check_one_configuration(baseline, choices)
-    return analyse([*baseline, *others], choices, baseline[0])
+    if len(groups := group_runs(baselines, choices.group_by)) > 1:
+        names = "; ".join(group.label for group in groups)
+        raise ReportError(f"the baseline holds several configurations ({names}): name one of its runs instead")
+    return analyse([*baselines, *others], choices, baselines[0])
 
 
 def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -255,35 +270,18 @@ def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return runs, notes
 
 
-def _check_one_environment(runs: Sequence[Run]) -> None:
-    """Raises ReportError when runs that share an axis of returns are of different environments."""
-    if len(environments := _by_environment(runs)) > 1:
-        found = "; ".join(f"{env}: {', '.join(run.name for run in those)}" for env, those in environments.items())
-        raise ReportError(
-            f"returns of different environments mean nothing beside one another ({found}): make a report of each, "
-            "by naming its runs, or compare with a directory of baselines in all of them (accel compare)"
-        )
-
-
-def _check_one_configuration(baselines: Sequence[Run], choices: Choices) -> None:
-    if len(groups := group_runs(baselines, choices.group_by)) > 1:
-        names = "; ".join(group.label for group in groups)
-        raise ReportError(f"the baseline holds several configurations ({names}): name one of its runs instead")
-
-
 def _read_object(path: Path, notes: list[str]) -> dict[str, object]:
     try:
         value = parse_json(read_file(path, MAX_JSON_BYTES))
+        if isinstance(value, dict):
+            return value
+        reason = "it is no JSON object"
     except FileNotFoundError:
-        notes.append(f"{path.name} is missing")
-        return {}
+        reason = "it is missing"
     except (OSError, ValueError) as error:
-        notes.append(f"{path.name} cannot be read ({error})")
-        return {}
-    if not isinstance(value, dict):
-        notes.append(f"{path.name} is not a JSON object")
-        return {}
-    return value
+        reason = str(error)
+    notes.append(f"{path.name} cannot be read ({reason})")
+    return {}
 
 
 def _is_run(path: Path) -> bool:

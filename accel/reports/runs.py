@@ -104,12 +104,6 @@ class Run:
         late = returns[(self.env_steps >= (1 - FINAL_SHARE) * self.steps) & np.isfinite(returns)]
         return float(late.mean()) if late.size else _last(returns)
 
-    @property
-    def first_return(self) -> float:
-        """The first mean return that is known; NaN when no episode finished."""
-        known = self.returns[np.isfinite(self.returns)]
-        return float(known[0]) if known.size else math.nan
-
     def crossing(self, threshold: float) -> tuple[float, float] | None:
         """Training seconds and environment steps when the mean return first reached ``threshold``.
 
@@ -153,25 +147,16 @@ class Run:
                 return float(rate * seconds)
         return self.steps
 
-    @property
-    def actor_us_per_step(self) -> float:
-        """Microseconds that actors worked per environment step, waiting for the learner left out; NaN if unknown."""
-        seconds = self.seconds_by_phase("actor")
-        busy = sum(value for phase, value in seconds.items() if phase != "wait")
+    def us_per_step(self, side: str) -> dict[str, float]:
+        """Microseconds of each phase per environment step; empty if unknown."""
         steps = self.timed_steps()
-        return busy / steps * 1e6 if steps > 0 and busy > 0 else math.nan
+        return {phase: 1e6 * value / steps for phase, value in self.seconds_by_phase(side).items()} if steps > 0 else {}
 
     @property
     def time_shares(self) -> TimeShares | None:
         """Where its time went; None if unknown."""
         turns = self.config.get("actors") == 0
         return shares_of(self.seconds_by_phase("actor"), self.seconds_by_phase("learner"), turns=turns)
-
-    @property
-    def environment_us_per_step(self) -> float:
-        """Microseconds that the environment itself took per environment step; NaN if unknown."""
-        seconds, steps = self.seconds_by_phase("actor").get("env", 0.0), self.timed_steps()
-        return seconds / steps * 1e6 if steps > 0 and seconds > 0 else math.nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +195,7 @@ class Group:
         known = [shares for run in self.runs if (shares := run.time_shares) is not None]
         if not known:
             return None
-        names = ("actor_wait", "learner_wait", "environment", "policy")
-        return TimeShares(*(median(getattr(shares, name) for shares in known) for name in names))
+        return TimeShares(*map(median, zip(*known, strict=True)))
 
 
 def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ...]:
@@ -254,6 +238,11 @@ def relabelled(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ..
     if len(set(names)) < len(names) or not all(name.strip() for name in names):
         raise ReportError(f"labels {', '.join(map(repr, names))}: each configuration needs one of its own")
     return tuple(replace(group, label=name) for group, name in zip(groups, names, strict=True))
+
+
+def plain(value: object) -> str:
+    """A config value as text."""
+    return "–" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _last(values: Floats) -> float:
@@ -315,6 +304,6 @@ def _majority(values: Sequence[object]) -> str | None:
 
 def _value(value: object, longest: int = 40) -> str:
     """The value, of a long one its beginning and its end."""
-    text = "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = "none" if value is None else plain(value)
     half = longest // 2
     return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"

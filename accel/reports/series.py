@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from accel.errors import ReportError
 from accel.monitor.line_file import read_lines
-from accel.monitor.recorder import TIME_KEY, RunClock, is_blank, parse_metrics_line
+from accel.monitor.recorder import TIME_KEY, parse_metrics_line
 
 Floats = NDArray[np.float64]
 Record = dict[str, float]
@@ -55,28 +55,25 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
     and twice as many remain.
 
     Args:
-        starts_s: see ``RunClock``.
+        starts_s: Unix times at which processes started to work on the run. One that resumes it may write its first
+            record after more seconds than the part before it had counted.
     Raises:
         ReportError: the file cannot be read.
     """
-    clock, found = RunClock(starts_s), Counter[str]()
+    found = Counter[str]()
 
     def records() -> Iterator[Record]:
         for line in read_lines(path):
-            if is_blank(line):
-                continue
-            value = parse_metrics_line(line)
-            found["damaged" if value is None else "whole"] += 1
-            if value is not None:
-                record = dict(_numbers(value))
-                if math.isfinite(record.get(ELAPSED, math.nan)):
-                    record[ELAPSED] = clock.seconds(record[ELAPSED], record.get(TIME_KEY))
-                yield record
+            if line.strip():
+                value = parse_metrics_line(line)
+                found["damaged" if value is None else "whole"] += 1
+                if value is not None:
+                    yield dict(_numbers(value))
 
     try:
         stride = max(sum(1 for _ in read_lines(path)) // max_points, 1)
         points, neighbours = list[Record](), Record()
-        for number, record in enumerate(records()):
+        for number, record in enumerate(_continued(records(), starts_s)):
             neighbours |= record
             if number % stride == 0:
                 points.append(neighbours)
@@ -87,6 +84,20 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
     names = list(dict.fromkeys(name for point in points for name in point))[:MAX_COLUMNS]
     columns = {name: np.array([point.get(name, math.nan) for point in points]) for name in names}
     return Series(columns, found["whole"], found["damaged"])
+
+
+def _continued(records: Iterator[Record], starts_s: Sequence[float]) -> Iterator[Record]:
+    """With ``elapsed_s`` over all parts of a run, as that of a resumed part counts from zero again."""
+    earlier_s, part_s, written_s = 0.0, 0.0, -math.inf
+    for record in records:
+        elapsed_s = record.get(ELAPSED, math.nan)
+        if math.isfinite(elapsed_s):
+            before_s, written_s = written_s, record.get(TIME_KEY, written_s)
+            if elapsed_s < part_s or any(before_s < start_s <= written_s for start_s in starts_s):
+                earlier_s += part_s
+            part_s = elapsed_s
+            record[ELAPSED] = earlier_s + elapsed_s
+        yield record
 
 
 def _numbers(record: Mapping[str, object]) -> Iterator[tuple[str, float]]:

@@ -17,8 +17,8 @@ from accel.monitor.plain_text import percent
 from accel.reports.aggregates import stratified_bootstrap
 from accel.reports.analysis import Analysis
 from accel.reports.comparison import MIN_SEEDS, QUANTITIES
-from accel.reports.runs import NOT_CONFIGURATION, Group, Run
-from accel.reports.wording import number, plain
+from accel.reports.runs import NOT_CONFIGURATION, Group, Run, plain
+from accel.reports.wording import number
 
 MAX_DECISIONS = 200
 FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
@@ -81,7 +81,7 @@ def results_table(analysis: Analysis) -> Table:
             str(stratified_bootstrap([finals], confidence=analysis.choices.confidence))
             if len(finals := result.group.final_returns) >= MIN_SEEDS
             else "–",
-            f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
+            f"{result.reached} of {len(result.group.runs)}" if analysis.threshold.exists else "–",
             "–" if (shares := result.group.time_shares) is None else _limit(shares),
             *(_spread(result.by_quantity[name]) for name in names),
         )
@@ -93,7 +93,7 @@ def results_table(analysis: Analysis) -> Table:
 
 
 def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    reached = f"runs whose mean training return reached {analysis.threshold:.4g}: {analysis.threshold_source}"
+    reached = f"runs whose mean training return reached {analysis.threshold.value:.4g}: {analysis.threshold.source}"
     interval_of = f"mean over seeds, with Student's {percent(analysis.choices.confidence)} interval from three seeds on"
     return (
         ("final return", f"mean of the last tenth of a run's steps, or the target at which it stopped; {interval_of}"),
@@ -101,7 +101,7 @@ def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, 
             "interquartile mean",
             f"of the middle half of the seeds' final returns, with a bootstrapped interval, from {MIN_SEEDS} seeds on",
         ),
-        *([("threshold reached", reached)] if math.isfinite(analysis.threshold) else []),
+        *([("threshold reached", reached)] if analysis.threshold.exists else []),
         (
             "bottleneck",
             "what limits the speed: the learner where actors wait for it, otherwise what takes their time; with the "
@@ -177,10 +177,10 @@ def runs_table(analysis: Analysis) -> Table:
     rows = []
     labels = [group.label for group in analysis.groups for _ in group.runs]
     for label, run in zip(labels, analysis.runs, strict=True):
-        crossing = run.crossing(analysis.threshold)
+        crossing = run.crossing(analysis.threshold.value)
         counts = (run.final_return, run.steps, run.training_s, math.nan if crossing is None else crossing[0])
         ending = "not finished" if run.summary is None else str(run.summary.get("reason", "finished"))
-        numbers = map(number, (*counts, run.environment_us_per_step))
+        numbers = map(number, (*counts, run.us_per_step("actor").get("env", math.nan)))
         rows.append((run.name, label, str(run.seed), *numbers, ending))
     counted = ("final return", "env steps", "training, s", "to threshold, s", "environment, µs/step")
     caption = (
@@ -238,15 +238,7 @@ def decisions_table(analysis: Analysis) -> Table | None:
     if not made:
         return None
     rows = tuple(
-        (
-            run.name,
-            number(d.env_steps),
-            d.before or "–",
-            d.after,
-            d.kind,
-            d.reason,
-        )
-        for run, d in made[-MAX_DECISIONS:]
+        (run.name, number(d.env_steps), d.before or "–", d.after, d.kind, d.reason) for run, d in made[-MAX_DECISIONS:]
     )
     hidden = f" The first {len(made) - MAX_DECISIONS} are omitted." if len(made) > MAX_DECISIONS else ""
     columns = ("run", "env steps", "from", "to", "kind", "reason")

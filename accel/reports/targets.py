@@ -26,15 +26,20 @@ class Target:
     source: str
     derived: bool = False
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is one."""
+        return math.isfinite(self.value)
+
 
 def gain_of(group: Group) -> tuple[float, float, float]:
     """(mean first known return, mean final return, standard deviation of the seeds' final returns); NaN if unknown."""
-    ends = [(run.first_return, run.final_return) for run in group.runs]
-    known = np.array([pair for pair in ends if all(map(math.isfinite, pair))], np.float64).reshape(-1, 2)
-    if not known.size:
+    played = [run for run in group.runs if math.isfinite(run.final_return)]
+    if not played:
         return math.nan, math.nan, math.nan
-    first, final = known.mean(axis=0)
-    return float(first), float(final), float(known[:, 1].std(ddof=1)) if len(known) > 1 else 0.0
+    firsts = [run.returns[np.isfinite(run.returns)][0] for run in played]
+    finals = np.array([run.final_return for run in played])
+    return float(np.mean(firsts)), float(finals.mean()), float(finals.std(ddof=1)) if len(finals) > 1 else 0.0
 
 
 def common_target(groups: Sequence[Group]) -> float | None:

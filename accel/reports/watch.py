@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from accel.display.progress import Progress, open_progress
+from accel.display.progress import open_progress
 from accel.display.status import EvaluationStatus, TrainingStatus, status_line
-from accel.display.text import duration, replace_unknown
+from accel.display.text import replace_unknown
 from accel.errors import CheckpointError, ReportError
 from accel.monitor.line_file import open_lines
 from accel.monitor.plain_text import one_line, without_controls
@@ -25,7 +25,6 @@ from accel.supervision.processes import is_running
 
 FIRST_READ_BYTES = 1 << 20
 """Only the newest record is shown, so of a long file only the end is read."""
-SILENCE_S = 60.0
 Record = dict[str, object]
 
 
@@ -94,8 +93,6 @@ class _Watcher:
         self._tail = MetricsTail(path / "metrics.jsonl")
         self._run = RunDirectory.open(path, read_only=True)
         self._config = self._run.read_config()
-        self._silent_since = time.monotonic()
-        self._warned = False
         self._evaluation: EvaluationStatus | None = None
 
     def show_once(self) -> int:
@@ -103,7 +100,7 @@ class _Watcher:
         if status is None:
             self._say(f"{self._path}: no record yet")
             return 1
-        self._say(status_line(self._title(), status, status.elapsed_s))
+        self._say(status_line(self._title(), status))
         self._say(self._outcome() if self._ended() else self._death() or "running, or ended without a summary")
         return 0
 
@@ -120,7 +117,6 @@ class _Watcher:
                 died = "" if ended or status is not None else self._death()
                 if ended or died or stopped():
                     break
-                self._warn_of_silence(status is not None, progress)
                 time.sleep(interval_s)
         finally:
             progress.close()
@@ -136,12 +132,12 @@ class _Watcher:
         target = self._config.get("stop_at_return")
         for record in reversed(records):
             try:
-                return TrainingStatus.from_record(
+                return TrainingStatus(
                     {one_line(name): one_line(v) if isinstance(v, str) else v for name, v in record.items()},
                     total_env_steps=int(str(self._config.get("total_env_steps", 0))),
                     return_target=float(target) if isinstance(target, int | float) else None,
                     actors=max(int(str(self._config.get("actors", 1))), 1),
-                    evaluation=self._evaluation,
+                    evaluated=self._evaluation,
                 )
             except (KeyError, TypeError, ValueError, OverflowError):
                 continue  # A record of other metrics: the one before it says more.
@@ -173,16 +169,6 @@ class _Watcher:
             f"{self._path} has died: its process {pid} is gone and left no summary; continue it:\n"
             f"  accel train --resume {shlex.quote(str(self._path))}"
         )
-
-    def _warn_of_silence(self, moved: bool, progress: Progress) -> None:
-        now = time.monotonic()
-        if moved:
-            self._silent_since, self._warned = now, False
-        elif not self._warned and now - self._silent_since >= SILENCE_S:
-            self._warned = True
-            progress.note(
-                f"no record for {duration(now - self._silent_since)}: the run may have died; Ctrl-C ends watching"
-            )
 
     def _say(self, text: str) -> None:
         try:

@@ -66,19 +66,20 @@ def method(analysis: Analysis) -> tuple[str, ...]:
         "Returns are those of training episodes, played by the compressed, sampling policy of the actors: the mean of "
         "the last stop_window episodes of each run.",
     ]
-    if math.isfinite(analysis.threshold):
-        found.append(f"The threshold is a mean return of {analysis.threshold:.4g}: {analysis.threshold_source}.")
+    if analysis.threshold.exists:
+        found.append(f"The threshold is a mean return of {analysis.threshold.value:.4g}: {analysis.threshold.source}.")
     if analysis.baseline is not None:
         found.append(
             f"With fewer than {MIN_SEEDS} seeds on a side nothing is compared. Where seeds failed to reach the "
             "threshold, a bound counts them at the budget they spent."
         )
+        margin = analysis.margin
         found.append(
-            f"Returns were not compared: {analysis.margin_source}."
-            if math.isnan(analysis.margin)
-            else f"No loss of return means that the lower bound of the difference lies above −{analysis.margin:.4g}, "
-            f"{analysis.margin_source}: a one-sided Welch test at {percent(analysis.choices.alpha)}, unless all runs "
-            "stopped at one target."
+            f"No loss of return means that the lower bound of the difference lies above −{margin.value:.4g}, "
+            f"{margin.source}: a one-sided Welch test at {percent(analysis.choices.alpha)}, unless all runs stopped at "
+            "one target."
+            if margin.exists
+            else f"Returns were not compared: {margin.source}."
         )
         if len(analysis.comparisons) > 1:
             found.append(
@@ -98,11 +99,6 @@ def number(value: float) -> str:
     if abs(value) >= _SCIENTIFIC:
         return f"{value:.3g}"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-
-
-def plain(value: object) -> str:
-    """A config value as text."""
-    return "–" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _outcome(result: GroupResult, target: float) -> str:

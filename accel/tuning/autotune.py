@@ -35,7 +35,7 @@ from accel.config import TrainConfig
 from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.monitor.decisions import DecisionLog
 from accel.monitor.objective import Block, BlockRecorder, Comparison, Environment
-from accel.monitor.timers import PhaseTimes
+from accel.monitor.timers import Times
 from accel.publishing.publisher import Publisher
 from accel.transport.base import LearnerTransport
 from accel.tuning.choice import CompressionChoice
@@ -133,11 +133,11 @@ class TunedSteering(Steering):
         """Every ``LOOK_S``."""
         return self._clock() >= self._next_look_s
 
-    def step(self, env_steps: int, learner_times: PhaseTimes) -> None:
+    def step(self, env_steps: int, learner_times: Times) -> None:
         """One look of the tuner's."""
         now = self._clock()
         self._next_look_s, self._env_steps = now + LOOK_S, env_steps
-        self._trained_s = sum(learner_times.as_dict().values())
+        self._trained_s = sum(learner_times.values())
         if self._acting != self._full and (fault := self._fault()):
             self._reject(now, self._acting, fault)
         elif self._recorder is not None:
@@ -254,8 +254,8 @@ class TunedSteering(Steering):
         """Why the level that acts may not, as a clause; empty where it may. An alarm has its ranges checked first."""
         level = self._acting
         samples = self._sampler.recent(level)[-_ALARM_SAMPLES:]
-        alarms = average([sample.compression for sample in samples]).alarms() if len(samples) > 1 else ()
-        clause = f"mismatch alarm, {'; '.join(map(str, alarms))}"
+        alarms = average([sample.compression for sample in samples]).alarms() if len(samples) > 1 else {}
+        clause = f"mismatch alarm, {'; '.join(alarms.values())}"
         if not self._publisher.offers(level):
             return "withheld, as it failed the check before publication"
         if alarms and not self._ranges_checked:

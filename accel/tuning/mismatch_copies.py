@@ -17,6 +17,8 @@ class PolicyCopies:
     Args:
         network: what the learner trains.
         capacity: copies kept; the oldest is overwritten.
+    Attributes:
+        versions: those kept, each with the scheme ids that it was sampled for, to be added to.
     """
 
     def __init__(self, network: PolicyNetwork, capacity: int) -> None:
@@ -25,26 +27,12 @@ class PolicyCopies:
         self._states = len(network.state_shapes)
         self._capacity = capacity
         self._copies: dict[int, dict[str, Tensor]] = {}
-        self._sampled: dict[int, set[int]] = {}
-
-    @property
-    def versions(self) -> dict[int, set[int]]:
-        """The versions kept, each with the scheme ids it was sampled for."""
-        return self._sampled
+        self.versions: dict[int, set[int]] = {}
 
     @property
     def oldest(self) -> int | None:
         """The version that is overwritten next; None while there is room."""
         return next(iter(self._copies)) if len(self._copies) == self._capacity else None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all copies."""
-        return sum(tensor.nbytes for copy in self._copies.values() for tensor in copy.values())
-
-    def sampled(self, version: int) -> set[int]:
-        """The scheme ids that a kept version was sampled for, to be added to."""
-        return self._sampled[version]
 
     @torch.no_grad()
     def keep(self, version: int) -> None:
@@ -57,10 +45,10 @@ class PolicyCopies:
         else:
             oldest = next(iter(self._copies))
             copy = self._copies.pop(oldest)
-            del self._sampled[oldest]
+            del self.versions[oldest]
             torch._foreach_copy_(list(copy.values()), list(source.values()))
         self._copies[version] = copy
-        self._sampled[version] = set()
+        self.versions[version] = set()
 
     @torch.no_grad()
     def act(self, version: int | None, observations: Tensor, first: Tensor, states: tuple[Tensor, ...]) -> Tensor:

@@ -12,26 +12,25 @@ Metrics, each the mean over the samples since the last record, weighted by valid
     <factor>_<quantity>/<scheme>    of one scheme
     mismatch_samples, mismatch_samples/<scheme>     unrolls behind them
     mismatch_time_share             share of the learner's time that sampling took, over the whole run
-    mismatch_alarms                 active alarms, as sentences separated by "; "; empty without one
+    mismatch_alarms                 alarms of the newest samples, as clauses separated by "; "; empty without one
 
     factor      staleness, π_θ against π_v · compression, π_v against μ · total, π_θ against μ
     quantity    kl (nats) · chi2 · chi2_infinite (share of states) · ess · retention · greedy_agreement ·
                 clipped (share of weights above clip_rho) · mean_weight
 
-Alarms: ess < 0.3, kl > 0.1 nats of compression or > 0.5 nats of staleness and total, mean weight outside [0.5, 2]
-(``accel.monitor.mismatch``), of each factor and scheme; ``mismatch_alarms`` says how long one is active. An alarm of
-compression makes the tuner fall back to full precision; an alarm of staleness calls for a smaller policy lag, which
-less compression would not give.
+Alarms, at the levels of ``accel.monitor.mismatch``, are of each factor and scheme; each is logged when it first begins.
+An alarm of compression makes the tuner fall back to full precision; an alarm of staleness calls for a smaller policy
+lag, which less compression would not give.
 
-The first second of a run may exceed the allowance, as may a process that is stopped in between. The alarm level of
-staleness is higher than that of compression, because several passes over a batch move the learner away from the acting
-policy on purpose.
+The first second of a run may exceed the allowance, as may a process that is stopped in between.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from time import perf_counter
 
 import numpy as np
@@ -44,8 +43,14 @@ from accel.algorithms.base import Algorithm
 from accel.config import TrainConfig
 from accel.experience.batch import Batch, Batcher
 from accel.experience.unroll import Unroll
-from accel.monitor.mismatch import FactoredMismatch, Mismatch, effective_horizon, factor_mismatch
-from accel.tuning.mismatch_alarms import MismatchAlarms
+from accel.monitor.mismatch import (
+    KL_ALARM,
+    STALENESS_KL_ALARM,
+    FactoredMismatch,
+    Mismatch,
+    effective_horizon,
+    factor_mismatch,
+)
 from accel.tuning.mismatch_copies import PolicyCopies
 
 COPIES = 4
@@ -54,10 +59,10 @@ SAMPLE_S = 0.1
 TIME_SHARE = 0.015
 RECENT_SAMPLES = 16
 FACTORS = ("staleness", "compression", "total")
-QUANTITIES = ("kl", "chi2", "chi2_infinite", "ess", "retention", "greedy_agreement", "clipped", "mean_weight")
+QUANTITIES = tuple(field.name for field in fields(Mismatch) if field.name != "states")
 _BURST = 4.0
 
-Array = npt.NDArray[np.generic]
+logger = logging.getLogger("accel")
 
 
 class NoSampler:
@@ -116,7 +121,7 @@ class MismatchSampler:
         self._version = self._lag = 0
         self._measured: list[tuple[str, FactoredMismatch]] = []
         self._recent: dict[str, deque[FactoredMismatch]] = {}
-        self._alarms = MismatchAlarms()
+        self._alarms, self._told = "", set[tuple[str, str, str]]()
 
     def published(self, version: int) -> None:
         """Keep this version's policy if it is its turn; called for every version offered to the actors."""
@@ -154,7 +159,7 @@ class MismatchSampler:
         return self._spent_s / max(self._clock() - self._started, 1e-9)
 
     def metrics(self) -> dict[str, float | int | str | None]:
-        """Metrics for the record, see the module's docstring; begins and ends alarms."""
+        """Metrics for the record, see the module's docstring."""
         metrics: dict[str, float | int | str | None] = {"mismatch_time_share": _short(self.time_share)}
         if self._measured:
             samples = [sample for _, sample in self._measured]
@@ -165,12 +170,25 @@ class MismatchSampler:
                 found[scheme] = _means(samples)
                 metrics |= _figures(f"/{scheme}", len(samples), found[scheme])
             self._measured.clear()
-            self._alarms.look(found)
-        metrics["mismatch_alarms"] = str(self._alarms)
+            self._look_for_alarms(found)
+        metrics["mismatch_alarms"] = self._alarms
         return metrics
 
+    def _look_for_alarms(self, found: Mapping[str, Mapping[str, Mismatch]]) -> None:
+        """In one record's means, by scheme, then by factor."""
+        clauses = {
+            (scheme, factor, quantity): f"{factor} of {scheme}: {clause}"
+            for scheme, factors in found.items()
+            for factor, mean in factors.items()
+            for quantity, clause in mean.alarms(KL_ALARM if factor == "compression" else STALENESS_KL_ALARM).items()
+        }
+        self._alarms = "; ".join(clauses.values())
+        if begun := [clause for key, clause in clauses.items() if key not in self._told]:
+            self._told |= clauses.keys()
+            logger.warning("mismatch alarm: %s (reported once; metrics have the rest)", "; ".join(begun))
+
     def _offer(self, version: int, scheme_id: int, unroll: Unroll) -> None:
-        taken = self._copies.sampled(version)
+        taken = self._copies.versions[version]
         if (
             scheme_id in taken
             or not 0 <= scheme_id < len(self._schemes)
@@ -199,34 +217,26 @@ class MismatchSampler:
         length = batch.valid.shape[0]
         first = batch.first[:length].index_select(1, columns)  # on the host
         columns = columns.to(batch.valid.device)
-        valid = batch.valid.index_select(1, columns)
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return tensor.index_select(1, columns)
+
+        valid = chosen(batch.valid)
         if not bool(valid.any()):
             return None
-        observations = batch.observations[:length].index_select(1, columns)
+        observations, actions = chosen(batch.observations[:length]), chosen(batch.actions)
         states = tuple(state.index_select(0, columns) for state in batch.states)
-        actions = batch.actions.index_select(1, columns)
-        behaviour = batch.behaviour_params.index_select(1, columns)
-        behaviour_log_prob = batch.behaviour_log_prob.index_select(1, columns)
-        target = self._copies.act(None, observations, first, states)
-        of_version = self._copies.act(version, observations, first, states)
-        exploration = None if batch.exploration is None else batch.exploration.index_select(1, columns)
-        distributions = [self._algorithm.distribution(outputs, exploration) for outputs in (target, of_version)]
-        log_probs = [distribution.log_prob(actions) for distribution in distributions]
-        log_rhos, compression = (_array(log_prob - behaviour_log_prob) for log_prob in log_probs)
-        ends = (batch.terminated | batch.truncated).index_select(1, columns)
+        exploration = None if batch.exploration is None else chosen(batch.exploration)
+        outputs = [self._copies.act(which, observations, first, states) for which in (None, version)]
+        log_probs = [self._algorithm.distribution(output, exploration).log_prob(actions) for output in outputs]
+        acted = chosen(batch.behaviour_log_prob)
         trace = self._trace
-        target_params, version_params, behaviour_params = (
-            self._params(outputs, exploration) for outputs in (target, of_version, behaviour)
-        )
         return factor_mismatch(
             self._action,
-            target_params,
-            version_params,
-            behaviour_params,
-            log_rhos,
-            compression,
+            *(self._params(output, exploration) for output in (*outputs, chosen(batch.behaviour_params))),
+            *((log_prob - acted).float().cpu().numpy() for log_prob in log_probs),
             valid=valid.cpu().numpy(),
-            ends=ends.cpu().numpy(),
+            ends=chosen(batch.terminated | batch.truncated).cpu().numpy(),
             horizon=effective_horizon(self._discount, trace.lambda_, length),
             clip_rho=trace.clip_rho,
             clip_c=trace.clip_c,
@@ -261,13 +271,9 @@ class MismatchSampler:
 
 def average(samples: Sequence[Mismatch]) -> Mismatch:
     """The mean of some measurements, weighted by their states."""
-    states = np.array([sample.states for sample in samples], np.float64)
-
-    def mean(name: str) -> float:
-        return float(np.average([getattr(sample, name) for sample in samples], weights=states))
-
-    names = [name for name in Mismatch.__dataclass_fields__ if name != "states"]
-    return Mismatch(states=int(states.sum()), **{name: mean(name) for name in names})
+    states = [sample.states for sample in samples]
+    means = {q: float(np.average([getattr(sample, q) for sample in samples], weights=states)) for q in QUANTITIES}
+    return Mismatch(states=sum(states), **means)
 
 
 def _means(samples: Sequence[FactoredMismatch]) -> dict[str, Mismatch]:
@@ -281,11 +287,6 @@ def _figures(suffix: str, samples: int, means: Mapping[str, Mismatch]) -> dict[s
     for factor, mean in means.items():
         figures |= {f"{factor}_{quantity}{suffix}": _short(getattr(mean, quantity)) for quantity in QUANTITIES}
     return figures
-
-
-def _array(tensor: Tensor) -> npt.NDArray[np.floating]:
-    array: npt.NDArray[np.floating] = tensor.float().cpu().numpy()
-    return array
 
 
 def _short(value: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accel.experience.unroll import Unroll
-from accel.monitor.timers import PhaseTimes
+from accel.monitor.timers import Times
 
 Metrics = dict[str, float | int | str | None]
 
@@ -21,8 +21,8 @@ class Steering:
         """Whether ``step`` is due; called after every update, so it must be cheap."""
         return False
 
-    def step(self, env_steps: int, learner_times: PhaseTimes) -> None:
-        """Look at the run, of which so many steps are learned from, and decide; learner_times: totals by phase."""
+    def step(self, env_steps: int, learner_times: Times) -> None:
+        """Look at the run, of which so many steps are learned from, and decide; learner_times: totals."""
 
     def metrics(self) -> Metrics:
         """Numbers for the metrics record."""

@@ -266,7 +266,9 @@ def measure(config: TrainConfig, device: torch.device, seconds: float, repeats: 
     if device.type == "cuda":
         cells["on"] = LearnerCell(config.replace(learner_graphs="on"), spec, device)
     updates = {name: make(task) for name, make in OTHERS.items() if name != "sb3" or find_spec("stable_baselines3")}
-    takers: dict[str, Callable[[], float]] = {name: lambda cell=cell: sum(cell.take()) for name, cell in cells.items()}  # type: ignore[misc]
+    takers: dict[str, Callable[[], float]] = {
+        name: lambda cell=cell: sum(cell.take().values()) for name, cell in cells.items()
+    }  # type: ignore[misc]
     takers |= {name: lambda update=update: _seconds(update, device) for name, update in updates.items()}  # type: ignore[misc]
     samples, cpu_share = interleave(takers, seconds, repeats)
     rows: list[Row] = []

@@ -7,19 +7,7 @@ import math
 
 from accel.bench.rows import Row, number
 
-PROVENANCE = (
-    "host",
-    "cpu",
-    "int8_flags",
-    "cores",
-    "python",
-    "torch",
-    "onnxruntime",
-    "numpy",
-    "gymnasium",
-    "commit",
-    "dirty",
-)
+PROVENANCE = frozenset("host cpu int8_flags cores python torch onnxruntime numpy gymnasium commit dirty".split())
 
 
 def check_rows(rows: list[Row], *spreads: str) -> None:
@@ -27,7 +15,7 @@ def check_rows(rows: list[Row], *spreads: str) -> None:
     assert rows
     assert len({tuple(row) for row in rows}) == 1, "every row has the same columns"
     for row in rows:
-        assert set(PROVENANCE) <= row.keys()
+        assert PROVENANCE <= row.keys()
         assert row["onnxruntime"] and row["cpu"]
         assert all(value is None or isinstance(value, str | int | float | bool) for value in row.values())
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))

@@ -22,20 +22,11 @@ from accel.config.actor import ActorConfig
 from accel.experience.batch import Batcher
 from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.monitor.decisions import Decision, read_decisions
-from accel.monitor.timers import PhaseTimes
 from accel.publishing.level import INTERVALS, Intervals
 from accel.publishing.publisher import Publisher
 from accel.runs.job import check_config
 from accel.transport.local import LocalActor, LocalLearner
-from accel.tuning.autotune import (
-    AGAIN_S,
-    KEEP_PAIRS,
-    LEAST_GAIN,
-    PREPARE_S,
-    TRIAL_PAIRS,
-    TunedSteering,
-    make_steering,
-)
+from accel.tuning.autotune import AGAIN_S, KEEP_PAIRS, LEAST_GAIN, PREPARE_S, TRIAL_PAIRS, TunedSteering, make_steering
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
 from tests.accel.live_policies import payload_of, published
@@ -134,8 +125,7 @@ class Rig:
         self.env_steps += round(1000 * self.speeds.get(max(acted), 1.0))
         self.worked_s += WORK_S
         waited_s = max(self.now_s - self.worked_s, 0.0)
-        times = PhaseTimes.from_seconds(("wait", "work"), np.array([waited_s, self.worked_s]))
-        self.steering.step(self.env_steps, times)
+        self.steering.step(self.env_steps, {"wait": waited_s, "work": self.worked_s})
         self.rest()
         self.publish()
 

@@ -24,12 +24,6 @@ COMMANDS = {
     "refresh": f"{QUICK} --network mlp:16x1 --schemes int8 --observation-shape 5 --actions 3,2",
     "learner": f"{QUICK} --network mlp:16x1,mlp:8x1 --envs 4 --passes 2 --device cpu",
 }
-KEYS = {
-    "policy": {"network", "batch", "runtime", "scheme", "us", "bytes"},
-    "actor": {"env", "network", "runtime", "scheme", "envs", "us_per_env_step", "env_us", "policy_us", "overhead_us"},
-    "refresh": {"network", "scheme", "bind_ms", "requantise_ms", "serialise_ms", "load_ms", "schedule_ms"},
-    "learner": {"network", "precision", "T", "B", "passes", "us_per_env_step", "forward_us", "backward_us"},
-}
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
@@ -39,8 +33,7 @@ def test_each_benchmark_prints_a_table_and_writes_rows(
     rows_path = tmp_path / "rows.json"
     assert main(["bench", kind, *COMMANDS[kind].split(), "--json", str(rows_path)]) == 0
     rows = json.loads(rows_path.read_text())
-    assert rows and all(KEYS[kind] <= row.keys() for row in rows)
-    assert all(row["command"].startswith(f"accel bench {kind} ") and "commit" in row for row in rows)
+    assert rows and all(row["command"].startswith(f"accel bench {kind} ") and "commit" in row for row in rows)
     printed = capsys.readouterr().out.splitlines()
     title, headings = printed[:2]
     assert (title and "µs" in headings) or "ms" in headings

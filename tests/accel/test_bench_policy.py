@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from accel.bench.policies import MeasuredPolicy, Policies, placed
+from accel.bench.policies import MeasuredPolicy, Policies
 from accel.bench.policy import bench_policy, session_call, torch_call
 from accel.bench.rows import number
 from accel.compressors.kernels.library import kernels_here
@@ -64,30 +64,18 @@ def test_a_trained_run_is_measured_on_its_own_inputs(tmp_path: Path) -> None:
 
 
 def test_an_environment_gives_layout_and_inputs() -> None:
-    rows = bench_policy(
-        Policies(["mlp:16x1+lstm:8"], TrainConfig.create(env="CartPole-v1")),
-        batches=[2],
-        schemes=["int8"],
-        runtimes=RUNTIMES,
-        **QUICK,
-    )
-    check_rows(rows, "us")
-    assert {(row["weights"], row["inputs"]) for row in rows} == {("random", "environment")}
+    policy = measured("mlp:16x1+lstm:8", config=TrainConfig.create(env="CartPole-v1"))
+    assert (policy.weights, policy.source) == ("random", "environment")
+    assert policy.held_out["observations"].shape[1:] == (4,) and "state_0" in policy.held_out
 
 
 def test_a_scheme_that_the_network_cannot_take_is_told_and_the_others_are_measured() -> None:
     told: list[str] = []
-    rows = bench_policy(
-        Policies(["nature-cnn:0.25"], spec=IMAGES),
-        batches=[1],
-        schemes=["prune(nowhere=0.5)", "int8"],
-        runtimes=["onnxruntime"],
-        notify=told.append,
-        **QUICK,
-    )
-    assert [row["scheme"] for row in rows] == ["fp32", "int8"]
-    assert len(told) == 1
-    assert told[0].startswith("refused: prune(nowhere=0.5) for nature-cnn:0.25: ") and "nowhere" in told[0]
+    policy = measured("nature-cnn:0.25", spec=IMAGES)
+    variants = policy.variants(["prune(nowhere=0.5)", "int8"], ["onnxruntime"], told.append)
+    assert [variant.scheme for variant in variants] == ["fp32", "int8"]
+    (line,) = told
+    assert line.startswith("refused: prune(nowhere=0.5) for nature-cnn:0.25: ") and "nowhere" in line
 
 
 def test_images_on_torch_are_answered_as_by_the_policy_itself() -> None:
@@ -118,15 +106,14 @@ def test_both_calls_carry_recurrent_state_alike(network: str) -> None:
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_every_activation_runs_in_kernels(activation: Activation) -> None:
     policy = measured("mlp:16x2", activation=activation)
-    artifacts = policy.artifacts(["int8(reduce_range)"], pytest.fail)
-    assert len(placed(artifacts, ["native"], pytest.fail)) == 2
+    assert len(policy.variants(["int8(reduce_range)"], ["native"], pytest.fail)) == 2
 
 
 @pytest.mark.skipif(not kernels_here(), reason="a CPU with compiled kernels")
 def test_the_operators_that_kernels_lack_are_named() -> None:
     told: list[str] = []
     policy = measured("nature-cnn:0.25", spec=IMAGES)
-    artifacts = policy.artifacts(["fp32"], told.append)
-    assert [runtime for runtime, *_ in placed(artifacts, ["onnxruntime", "native"], told.append)] == ["onnxruntime"]
+    variants = policy.variants(["fp32"], ["onnxruntime", "native"], told.append)
+    assert [variant.runtime for variant in variants] == ["onnxruntime"]
     (line,) = told
     assert line.startswith("no row for compiled kernels, fp32: ") and "Conv" in line and "not in the compiled" in line

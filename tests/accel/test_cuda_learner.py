@@ -21,8 +21,8 @@ from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Store
 from accel.experience.transfer import Arrivals, Joined, make_staging
 from accel.experience.unroll import Unroll
-from accel.learning.device import phase_events
-from accel.monitor.timers import DevicePhases, PhaseTimer
+from accel.learning.device import update_phases
+from accel.monitor.timers import PhaseTimer
 from tests.contracts.test_algorithms import ALGORITHMS, CPU, Chain, config, ignore, spec_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")
@@ -140,10 +140,8 @@ def test_numbers_arrive_a_turn_late() -> None:
 
 
 def test_phases_are_the_devices() -> None:
-    make_event = phase_events(CUDA)
-    assert make_event is not None
     timer = PhaseTimer(("little", "much"))
-    phases = DevicePhases(timer, make_event, rest="little")
+    phases = update_phases(CUDA, timer)
     matrix = torch.randn(4096, 4096, device=CUDA)
     torch.mm(matrix, matrix)  # the first product of all starts cuBLAS
     torch.cuda.synchronize()
@@ -156,7 +154,7 @@ def test_phases_are_the_devices() -> None:
         phases.mark("much")
         phases.end()
     phases.settle(wait=True)
-    times = timer.snapshot().as_dict()
+    times = timer.snapshot()
     assert times["much"] > 2.0 * times["little"] > 0.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from time import perf_counter
 
 import numpy as np
@@ -20,7 +21,6 @@ from accel.experience.batch import Batcher
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.monitor.mismatch import effective_horizon, factor_mismatch
 from accel.networks import build_network
-from accel.tuning.mismatch_alarms import CALM_RECORDS
 from accel.tuning.mismatch_copies import PolicyCopies
 from accel.tuning.mismatch_sampling import COPIES, MismatchSampler
 
@@ -114,7 +114,7 @@ def test_sample_is_its_definition(network: str) -> None:
         clip_rho=1.2,
     )
     for factor in ("staleness", "compression", "total"):
-        found, wanted = getattr(sample, factor).metrics(), getattr(expected, factor).metrics()
+        found, wanted = asdict(getattr(sample, factor)), asdict(getattr(expected, factor))
         assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5), factor
     assert sample.staleness.kl > 1e-4 and sample.compression.kl > 1e-4
 
@@ -158,9 +158,7 @@ def test_memory_is_a_fixed_number_of_copies_of_what_was_then() -> None:
             outputs[version] = copies.act(None, observations, first, ())
             for parameter in network.parameters():
                 parameter += 0.1
-    assert list(copies.versions) == [8, 9, 10, 11]
-    one = sum(t.nbytes for t in (*network.acting_module().parameters(), *network.acting_module().buffers()))
-    assert copies.nbytes == COPIES * one
+    assert list(copies.versions) == [8, 9, 10, 11] and len(copies.versions) == COPIES
     for version in copies.versions:
         torch.testing.assert_close(copies.act(version, observations, first, ()), outputs[version])
 
@@ -241,30 +239,12 @@ def test_alarms_are_told_once_and_recorded_while_they_last(caplog: pytest.LogCap
     algorithm, sampler = _made()
     texts = []
     with caplog.at_level(logging.INFO, "accel"):
-        for turn, error in enumerate((3.0, 0.0, 3.0, *[0.0] * CALM_RECORDS, 3.0)):
-            version = 10 * turn
-            unroll = _unroll(algorithm, version, error=error)
-            sampler.published(version)
-            sampler.observe(unroll)
-            texts.append(sampler.metrics()["mismatch_alarms"])
-    assert "compression of int8: ess is" in str(texts[0]) and "compression of int8: ess is" in str(texts[1])
-    assert "compression of int8: ess is" in str(texts[-3])
-    assert texts[-2] == ""
-    assert "compression of int8: ess is" in str(texts[-1])
+        for turn, error in enumerate((3.0, None, 0.0, 3.0)):
+            sampler.published(10 * turn)
+            if error is not None:  # a record without a sample tells nothing
+                sampler.observe(_unroll(algorithm, 10 * turn, error=error))
+            texts.append(str(sampler.metrics()["mismatch_alarms"]))
+    assert ["compression of int8: ess is" in text for text in texts] == [True, True, False, True] and texts[2] == ""
     begun = [r for r in caplog.records if "mismatch alarm: compression of int8: ess" in r.message]
     assert len(begun) == 1
     assert not any("staleness" in record.message for record in caplog.records)
-
-
-def test_alarms_of_a_scheme_that_acts_no_more_end_when_others_are_measured() -> None:
-    algorithm, sampler = _made()
-    texts = []
-    for turn in range(2 + CALM_RECORDS):
-        acting = (1 if turn == 0 else 0,) * B
-        unroll = _unroll(algorithm, 10 * turn, scheme_ids=acting, error=3.0 if turn == 0 else 0.0)
-        sampler.published(10 * turn)
-        if turn != 1:  # a record without a sample tells nothing
-            sampler.observe(unroll)
-        texts.append(str(sampler.metrics()["mismatch_alarms"]))
-    assert all("compression of int8: ess is" in text for text in texts[:-1])
-    assert texts[-1] == ""

@@ -196,7 +196,7 @@ def a_run(folder: Path) -> Path:
         directory.write(directory.summary, SUMMARY.to_json())
         directory.write(directory.machine, {"cpu": "x", "cores": 2, "versions": {"python": "3.11"}})
         directory.next_restart()
-        with Recorder(run, tensorboard=False, clock=lambda: 1.0) as recorder:
+        with closing(Recorder(run, clock=lambda: 1.0)) as recorder:
             for step in (10, 20, 30):
                 recorder.record(step, {"return_mean": 1.5, "scheme": "int8"})
         log = DecisionLog(run, clock=lambda: 1.0)
@@ -271,7 +271,7 @@ def reported(file: str) -> Callable[[Path], Case]:
                 found = load_run_record(run)
                 assert all(isinstance(decision.env_steps, int) for decision in found.decisions)
                 RunDirectory.open(run, read_only=True).read_starts()
-                Recorder(run, tensorboard=False, resume_env_steps=15).close()
+                Recorder(run, resume_env_steps=15).close()
                 DecisionLog(run, clock=lambda: 1.0).go_on(15, "a")
             finally:
                 for name in lines.keys() - {file}:

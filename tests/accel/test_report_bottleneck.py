@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import html
-
 import pytest
 
 from accel.monitor.bottleneck import TimeShares, shares_of
 from accel.reports.analysis import Choices, analyse
 from accel.reports.document import to_json
-from accel.reports.pages import of_analysis, render
 from accel.reports.runs import Group, Run
 from accel.reports.tables import results_table
 from tests.accel.recorded_run import run_record
@@ -66,5 +63,3 @@ def test_every_form_of_the_report_says_it() -> None:
     assert limits[1].startswith("learner (")
     value = to_json(analysis)
     assert value["groups"][0]["bottleneck"]["limit"] == "policy"  # type: ignore[index]
-    for template in ("page.html", "report.md"):
-        assert limits[0] in html.unescape(render(template, of_analysis(analysis), (), written="now", svgs={}))

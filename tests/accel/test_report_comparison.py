@@ -108,7 +108,7 @@ def test_runs_that_all_stopped_at_their_target_are_the_same_by_construction() ->
     (comparison,) = analysis.comparisons
     assert comparison.verdict.outcome == "no_loss"
     assert "by construction" in comparison.verdict.text
-    assert analysis.threshold == 90.0
+    assert analysis.threshold.value == 90.0
     assert "training_s" not in comparison.speedups
     assert "wall_s" in comparison.speedups
     main = comparison.main
@@ -129,5 +129,5 @@ def test_runs_with_several_targets_are_the_same_by_test_only() -> None:
     analysis = analyse([*ours, *theirs], choices, ours[0])
     (comparison,) = analysis.comparisons
     assert "by construction" not in comparison.verdict.text and "margin" in comparison.verdict.text
-    assert "90% of the way" in analysis.threshold_source
+    assert "90% of the way" in analysis.threshold.source
     assert not {"training_s", "wall_s"} & set(comparison.speedups)

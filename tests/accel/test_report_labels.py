@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from accel.errors import ReportError
-from accel.reports.plotting import wrapped
 from accel.reports.runs import LONGEST_LABEL, Run, group_runs, labels, relabelled
 from tests.accel.recorded_run import run_record
 
@@ -63,10 +62,3 @@ def test_the_users_names_are_different_and_there(names: tuple[str, str]) -> None
     assert [group.label for group in relabelled(groups, ("full", "small"))] == ["full", "small"]
     with pytest.raises(ReportError, match="needs one of its own"):
         relabelled(groups, names)
-
-
-def test_long_labels_are_wrapped_not_cut() -> None:
-    text = "fp32, actors=1, batch_unrolls=1, stop_at_return=475.0, learning_rate=0.002"
-    lines = wrapped(text, 24).splitlines()
-    assert max(map(len, lines)) <= 24 and " ".join(lines) == text
-    assert wrapped("", 24) == ""

@@ -145,8 +145,8 @@ def test_phase_times_come_from_records_where_there_is_no_summary() -> None:
     }
     unfinished = run_record(columns)
     assert unfinished.seconds_by_phase("actor") == {"env": 1.0 + 4.0, "wait": 1.0}
-    assert unfinished.actor_us_per_step == pytest.approx(5.0 / 300 * 1e6)
+    assert unfinished.us_per_step("actor")["env"] == pytest.approx(5.0 / 300 * 1e6)
     # A resumed run's summary counts the whole run but times its last part only.
     summary = {"actor_s": {"env": 2.0, "wait": 9.0}, "env_steps_per_s": 50.0, "training_s": 2.0, "env_steps": 300}
     resumed = run_record(columns, summary=summary)
-    assert resumed.actor_us_per_step == pytest.approx(2.0 / 100 * 1e6)
+    assert resumed.us_per_step("actor")["env"] == pytest.approx(2.0 / 100 * 1e6)

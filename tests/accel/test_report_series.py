@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ def write(path: Path, *records: dict[str, object]) -> Path:
 
 
 def test_columns_are_the_recorders_records(tmp_path: Path) -> None:
-    with Recorder(tmp_path, tensorboard=False) as recorder:
+    with closing(Recorder(tmp_path)) as recorder:
         recorder.record(10, {"x": 1.0, "scheme": "int8", "n": np.int64(3)})
         recorder.record(20, {"x": math.inf, "y": None, "z": 5})
     series = read_series(tmp_path / "metrics.jsonl")

@@ -20,13 +20,7 @@ def test_round_trip(tmp_path: Path) -> None:
     first, second = read_decisions(tmp_path)[0]
     assert (first.unix_time_s, first.env_steps, first.kind) == (1234.5, 500, "accept")
     assert (first.before, first.after, first.reason) == ("fp32", "int8", "it's faster")
-    assert first.figures == {
-        "rate/int8": 123457.0,
-        "z": "-inf",
-        "bottleneck": "learner",
-        "missing": None,
-        "episodes": 7,
-    }
+    assert first.figures == figures | {"rate/int8": 123457.0, "z": "-inf"}
     assert second.figures == {}
     keys = {"unix_time_s", "env_steps", "kind", "from", "to", "reason", "figures"}
     assert set(json.loads((tmp_path / DECISIONS_FILE).read_text().splitlines()[0])) == keys

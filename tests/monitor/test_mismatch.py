@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tracemalloc
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
@@ -146,18 +145,6 @@ def test_a_policy_does_not_differ_from_itself(action: Layout, dtype: type) -> No
     assert measured.greedy_agrees.all()
 
 
-@LAYOUTS
-def test_chunks_do_not_show(action: Layout) -> None:
-    target, behaviour = close_policies(action, 70_001, seed=3)
-    whole = divergences(action, target, behaviour)
-    for rows in (slice(0, 1), slice(-1, None), slice(65_530, 65_540)):
-        part = divergences(action, target[rows], behaviour[rows])
-        np.testing.assert_array_equal(whole.kl[rows], part.kl)
-        np.testing.assert_array_equal(whole.log1p_chi2[rows], part.log1p_chi2)
-    assert whole.kl.shape == whole.greedy_agrees.shape == (70_001,)
-    assert divergences(action, target[:0], behaviour[:0]).kl.shape == (0,)
-
-
 def an_unroll(action: Layout, length: int, batch: int, seed: int, spread: float = 0.2) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     behaviour = 0.5 * rng.normal(size=(length, batch, action.params)).astype(np.float32)
@@ -170,7 +157,14 @@ def an_unroll(action: Layout, length: int, batch: int, seed: int, spread: float 
         "log_rhos": np.where(valid, log_rhos, np.nan),
         "valid": valid,
         "ends": ends,
+        "horizon": length,
     }
+
+
+def all_valid(length: int, batch: int) -> dict[str, Any]:
+    """Of an unroll in which every row counts and no episode ends."""
+    shape = length, batch
+    return {"valid": np.ones(shape, np.bool_), "ends": np.zeros(shape, np.bool_), "horizon": length}
 
 
 @LAYOUTS
@@ -186,24 +180,23 @@ def test_means_are_over_valid_states_alone(action: Layout) -> None:
     assert measured.ess == pytest.approx(np.mean(1 / (1 + single.chi2)), rel=1e-5)
     assert measured.chi2 == pytest.approx(single.chi2.mean(), rel=1e-5)
     assert measured.mean_weight == pytest.approx(np.exp(taken).mean())
-    assert measured.mean_log_weight == pytest.approx(taken.mean())
     assert measured.clipped == pytest.approx(np.mean(np.exp(taken) > 1.1))
     assert measured.greedy_agreement == pytest.approx(single.greedy_agrees.mean())
     assert measured.effective_share == pytest.approx(measured.ess * measured.retention)
     if action.params > 1:
         assert measured.ess > 1 / (1 + single.chi2.mean())  # not 1/(1 + mean χ²)
-    everything = measure_mismatch(action, **{**unroll, "valid": None, "ends": None})
+    everything = measure_mismatch(action, **{**unroll, **all_valid(12, 5)})
     assert not everything.kl == pytest.approx(measured.kl)
 
 
 @given(
     seed=st.integers(0, 2**31),
     length=st.integers(1, 12),
-    horizon=st.one_of(st.none(), st.integers(1, 15)),
+    horizon=st.integers(1, 15),
     clip_c=st.sampled_from([None, 0.5, 1.0, 2.0]),
 )
 def test_retention_is_the_mean_product_along_every_path(
-    seed: int, length: int, horizon: int | None, clip_c: float | None
+    seed: int, length: int, horizon: int, clip_c: float | None
 ) -> None:
     unroll = an_unroll(Layout("categorical", (2,)), length, 3, seed, spread=0.7)
     n = {name: unroll[name] for name in ("log_rhos", "valid", "ends")}
@@ -212,7 +205,7 @@ def test_retention_is_the_mean_product_along_every_path(
         if not n["valid"][s, b]:
             continue
         product = 1.0
-        for t in range(s, min(length, s + (horizon or length))):
+        for t in range(s, min(length, s + horizon)):
             if not n["valid"][t, b]:
                 break
             rho = float(np.exp(np.float64(n["log_rhos"][t, b])))
@@ -227,7 +220,7 @@ def test_retention_is_the_mean_product_along_every_path(
 def test_retention_survives_impossible_actions() -> None:
     log_rhos = np.log(np.array([[0.5], [0.5], [0.5], [1.0]]))
     log_rhos[1] = -np.inf
-    assert trace_retention(log_rhos) == pytest.approx(np.mean([0.0, 0.0, 0.5, 1.0]))
+    assert trace_retention(log_rhos, **all_valid(4, 1)) == pytest.approx(np.mean([0.0, 0.0, 0.5, 1.0]))
 
 
 @pytest.mark.parametrize(
@@ -266,8 +259,6 @@ def test_staleness_and_compression_are_told_apart(action: Layout) -> None:
     assert compressed_only.compression == compressed_only.total
     version = 0.5 * (unroll["target_params"] + np.where(unroll["valid"][..., None], unroll["behaviour_params"], 0))
     both = factor_mismatch(action, version_params=version, compression_log_rhos=compression, **unroll)
-    parts = both.staleness.mean_log_weight + both.compression.mean_log_weight
-    assert both.total.mean_log_weight == pytest.approx(parts, rel=1e-5, abs=1e-7)
     if action.params > 1:
         assert max(both.staleness.kl, both.compression.kl) < both.total.kl
 
@@ -275,7 +266,7 @@ def test_staleness_and_compression_are_told_apart(action: Layout) -> None:
 def a_mismatch(**changes: float) -> Mismatch:
     calm: dict[str, Any] = {
         "states": 10, "kl": 0.01, "chi2": 0.02, "chi2_infinite": 0.0, "ess": 0.98, "greedy_agreement": 1.0,
-        "mean_weight": 1.0, "mean_log_weight": -0.01, "clipped": 0.5, "retention": 0.9,
+        "mean_weight": 1.0, "clipped": 0.5, "retention": 0.9,
     }  # fmt: skip
     return Mismatch(**calm | changes)
 
@@ -285,22 +276,21 @@ def a_mismatch(**changes: float) -> Mismatch:
     [
         ({}, []),
         ({"ess": 0.3, "kl": 0.1, "mean_weight": 2.0}, []),
-        ({"ess": 0.29}, ["ess is 0.29, below 0.3"]),
-        ({"kl": 0.103}, ["kl is 0.103, above 0.1"]),
-        ({"mean_log_weight": 0.2}, []),
-        ({"mean_weight": 0.49}, ["mean_weight is 0.49, outside [0.5, 2]"]),
-        ({"mean_weight": float("inf")}, ["mean_weight is inf, outside [0.5, 2]"]),
+        ({"ess": 0.29}, ["ess is 0.29, needs at least 0.3"]),
+        ({"kl": 0.103}, ["kl is 0.103, needs at most 0.1"]),
+        ({"mean_weight": 0.49}, ["mean_weight is 0.49, needs 0.5 to 2"]),
+        ({"mean_weight": float("inf")}, ["mean_weight is inf, needs 0.5 to 2"]),
         ({"kl": float("nan")}, ["kl is nan, needs at most 0.1"]),
         ({"chi2": float("inf"), "clipped": 1.0, "retention": 0.0}, []),
     ],
 )
 def test_alarm_levels(changes: dict[str, float], alarms: list[str]) -> None:
-    assert [str(alarm) for alarm in a_mismatch(**changes).alarms()] == alarms
+    assert [*a_mismatch(**changes).alarms().values()] == alarms
 
 
 def test_staleness_has_a_level_of_its_own() -> None:
-    assert a_mismatch(kl=0.4).alarms(STALENESS_KL_ALARM) == ()
-    assert [str(alarm) for alarm in a_mismatch(kl=0.6).alarms(STALENESS_KL_ALARM)] == ["kl is 0.6, above 0.5"]
+    assert a_mismatch(kl=0.4).alarms(STALENESS_KL_ALARM) == {}
+    assert a_mismatch(kl=0.6).alarms(STALENESS_KL_ALARM) == {"kl": "kl is 0.6, needs at most 0.5"}
 
 
 def test_rounding_is_not_counted_as_clipping() -> None:
@@ -308,19 +298,8 @@ def test_rounding_is_not_counted_as_clipping() -> None:
     params = np.log(rng.dirichlet(np.ones(4), (40, 10)))
     rounding = rng.normal(0.0, 2e-6, (40, 10))
     assert (rounding > 0).mean() > 0.4
-    assert measure_mismatch(action, params, params, rounding).clipped == 0.0
-    assert measure_mismatch(action, params, params, rounding + 1e-3).clipped == 1.0
-
-
-def test_memory_is_bounded_by_a_few_copies() -> None:
-    action, shape = Layout("categorical", (18,)), (256, 256)
-    params = np.zeros((*shape, 18), np.float32)
-    log_rhos = np.zeros(shape, np.float32)
-    tracemalloc.start()
-    measure_mismatch(action, params, params, log_rhos)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 3.5 * params.nbytes
+    assert measure_mismatch(action, params, params, rounding, **all_valid(40, 10)).clipped == 0.0
+    assert measure_mismatch(action, params, params, rounding + 1e-3, **all_valid(40, 10)).clipped == 1.0
 
 
 @pytest.mark.parametrize(
@@ -348,13 +327,6 @@ def test_an_unknown_kind_lists_the_choices() -> None:
         divergences(Layout("beta", (2,)), np.zeros((1, 2)), np.zeros((1, 2)))  # type: ignore[arg-type]
 
 
-def test_factors_need_the_unrolls_shape() -> None:
-    action = Layout("categorical", (4,))
-    unroll = an_unroll(action, 12, 5, seed=12)
-    with pytest.raises(MismatchError, match=r"compression_log_rhos has shape \(5,\), needs \(12, 5\)"):
-        factor_mismatch(action, version_params=unroll["behaviour_params"], compression_log_rhos=np.zeros(5), **unroll)
-
-
 def test_kl_and_chi2_have_a_direction() -> None:
     """The usual slip, μ in π's place, gives other numbers."""
     target, behaviour = np.log([[0.7, 0.2, 0.1]]), np.log([[0.4, 0.3, 0.3]])
@@ -366,26 +338,17 @@ def test_kl_and_chi2_have_a_direction() -> None:
     assert abs(right.chi2[0] - reversed_.chi2[0]) > 0.1
 
 
-def test_sampled_weights_hide_the_collapse_that_the_closed_form_shows() -> None:
-    """μ almost never takes what π always does: 64 samples see weights that look nearly equal."""
-    action, rng = Layout("categorical", (3,)), np.random.default_rng(4)
-    target, behaviour = np.log([[0.02, 0.02, 0.96]]), np.log([[0.4995, 0.4995, 0.001]])
-    taken = rng.choice(3, 64, p=np.exp(behaviour[0]))
-    weights = np.exp((target - behaviour)[0, taken])
-    sampled = weights.mean() ** 2 / np.square(weights).mean()
-    assert sampled > 0.99
-    assert divergences(action, target, behaviour).ess[0] < 0.002
-
-
 def test_a_wrong_record_of_the_acting_policy_raises_the_weights_alarm() -> None:
     """Log-probabilities of the uncompressed policy, taken for the actor's: the weights' mean leaves one."""
     action, rng = Layout("categorical", (4,)), np.random.default_rng(10)
     recorded, acted = np.log([0.97, 0.01, 0.01, 0.01]), np.log([0.25] * 4)
     taken = rng.choice(4, (40, 10), p=np.exp(acted))
     params = {"target_params": np.tile(acted, (40, 10, 1)), "behaviour_params": np.tile(recorded, (40, 10, 1))}
-    wrong = measure_mismatch(action, **params, log_rhos=(acted - recorded)[taken])
+    wrong = measure_mismatch(action, **params, log_rhos=(acted - recorded)[taken], **all_valid(40, 10))
     right = measure_mismatch(
-        action, **params | {"behaviour_params": params["target_params"]}, log_rhos=np.zeros((40, 10))
+        action,
+        **params | {"behaviour_params": params["target_params"]},
+        log_rhos=np.zeros((40, 10)),
+        **all_valid(40, 10),
     )
-    assert "mean_weight" in [alarm.quantity for alarm in wrong.alarms()]
-    assert right.alarms() == ()
+    assert "mean_weight" in wrong.alarms() and not right.alarms()

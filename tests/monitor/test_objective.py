@@ -7,13 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from accel.monitor.objective import (
-    FEWEST,
-    LEARNING_S,
-    Block,
-    BlockRecorder,
-    Comparison,
-)
+from accel.monitor.objective import FEWEST, LEARNING_S, Block, BlockRecorder, Comparison
 
 
 def _block(steps_per_s: float, share: float = 1.0, rise: float = 0.0, noise: float = 0.0, seed: int = 0) -> Block:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from accel.monitor.sequential import ERROR, Estimate, PairedTest
-from scripts.evidence.detectable import Draw, Floats, compare_returns, gaussian, success
+from scripts.evidence.detectable import Draw, compare_returns, gaussian, success
 
 RUNS, PAIRS = 100, 40
 MOST_ERRORS = RUNS * ERROR + 3 * math.sqrt(RUNS * ERROR)
@@ -19,16 +19,12 @@ def _shared_policy(deviation: float) -> Draw:
     return lambda random, shape: random.standard_normal(shape) + deviation * random.standard_normal()
 
 
-def _rare_fortune(random: np.random.Generator, shape: tuple[int, int]) -> Floats:
-    return np.exp(2.0 * random.standard_normal(shape))
-
-
 DISTRIBUTIONS: dict[str, Draw] = {
     "gaussian": gaussian(0.0),
     "two modes": lambda random, shape: 100.0 * success(0.5)(random, shape) + random.standard_normal(shape),
     "success in 5 %": success(0.05),
     "shared policies": _shared_policy(3.0),
-    "heavy tail": _rare_fortune,
+    "heavy tail": lambda random, shape: np.exp(2.0 * random.standard_normal(shape)),
 }
 
 
