@@ -8,24 +8,10 @@ from accel.compressors.arrays import Array
 from accel.compressors.artifact import Optimisation
 from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.int8.integer_graph import IntegerGraph, lay_out
-from accel.compressors.methods import Encoder, Format
+from accel.compressors.methods import Encoder
 from accel.compressors.module_state import require_finite
 from accel.compressors.quantisation.affine import UINT8
 from accel.compressors.quantisation.nibbles import layer_writer, write_layer
-from accel.compressors.scheme import MethodText
-
-
-class Int4(Format):
-    """4-bit weights."""
-
-    @property
-    def method(self) -> MethodText:
-        """``int4``."""
-        return MethodText("int4")
-
-    def encoder(self, graph: PolicyGraph) -> Encoder:
-        """See ``Format.encoder``."""
-        return Int4Encoder(graph)
 
 
 class Int4Encoder(Encoder):

@@ -11,13 +11,12 @@ from typing import Literal, get_args
 
 from accel.compressors.errors import SchemeError
 from accel.compressors.layer_choices import parse_ratios, split_arguments
-from accel.compressors.scheme import MethodText, Scheme, parse_scheme
+from accel.compressors.scheme import FORMATS, MethodText, Scheme, parse_scheme
 
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
 LayerFormat = Literal["int8", "x16", "float", "int4"]
 """How a layer computes under ``int8``: integers, integers on activations of two bytes, floats, or 4-bit weights."""
 
-_FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int4"})
 _VARIANTS: tuple[Variant, ...] = get_args(Variant)
 _LAYER_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
 WEIGHT_BITS = {"w2": 2, "w3": 3, "w4": 4}
@@ -43,7 +42,7 @@ def check_scheme(text: str) -> Scheme:
 
 
 def parse_arguments(method: MethodText) -> tuple[object, ...]:
-    """The arguments of a method's class, but for the acting CPU, the student's factory and the divergence.
+    """The first arguments of what binds a method; those of ``int8`` are ``Int8Encoder``'s.
 
     Raises:
         SchemeError: one that the method does not take.
@@ -70,8 +69,8 @@ def check_order(scheme: Scheme) -> None:
         SchemeError: more than one format, one that is not last, a ``distill`` that is not first, a method twice, a
             reduction that ``qat`` cannot follow.
     """
-    stored = [method for method in scheme.methods if method.name in _FORMATS]
-    reductions = [method for method in scheme.methods if method.name not in _FORMATS]
+    stored = [method for method in scheme.methods if method.name in FORMATS]
+    reductions = [method for method in scheme.methods if method.name not in FORMATS]
     if len(stored) > 1:
         raise SchemeError(f"scheme {str(scheme)!r} has {len(stored)} number formats; keep one, at its end")
     if stored and scheme.methods[-1] is not stored[0]:
@@ -90,7 +89,7 @@ def check_order(scheme: Scheme) -> None:
 
 
 def _parse_int8(arguments: Sequence[str], name: str) -> tuple[object, ...]:
-    """One of the variants, formats by layer, one width of weights and one of observations, as ``Int8`` has them."""
+    """One of the variants, formats by layer, one width of weights and one of observations."""
     plain, choices = split_arguments(arguments)
     variants = [variant for variant in _VARIANTS if variant in plain]
     widths = [bits for option, bits in WEIGHT_BITS.items() if option in plain]
@@ -114,7 +113,7 @@ def _parse_int8(arguments: Sequence[str], name: str) -> tuple[object, ...]:
         layers.append((layer, chosen))
     variant = variants[0] if variants else None
     width, input_bits = (chosen[0] if chosen else None for chosen in (widths, inputs))
-    return variant, tuple(layers), width, input_bits
+    return variant, tuple(layers), width, input_bits, name == "int8"
 
 
 def _parse_shares(name: str, arguments: Sequence[str], unchanged: float, meaning: str) -> tuple[object, ...]:

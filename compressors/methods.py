@@ -1,4 +1,6 @@
-"""What a compression method implements: a format stores numbers, a reduction makes the module smaller."""
+"""What a method of a scheme implements, bound to a policy: an ``Encoder`` stores its numbers, a ``Reduction`` makes it
+smaller.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from accel.compressors.arrays import Array, State
 from accel.compressors.artifact import Optimisation
-from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.quantisation.ranges import Range
-from accel.compressors.scheme import MethodText
 
 if TYPE_CHECKING:
     import torch
@@ -32,30 +32,8 @@ class PlanStatistics:
     drifted_activations: int = 0
 
 
-class Method(ABC):
-    """One part of a scheme."""
-
-    @property
-    @abstractmethod
-    def method(self) -> MethodText:
-        """Name and arguments in the scheme."""
-
-    @property
-    def scheme(self) -> str:
-        """The text form of the method."""
-        return str(self.method)
-
-
-class Format(Method):
-    """How numbers are stored and multiplied: ``fp32``, ``int8``…"""
-
-    @abstractmethod
-    def encoder(self, graph: PolicyGraph) -> Encoder:
-        """Lay out the model of a graph. Raises UnsupportedLayerError."""
-
-
 class Encoder(ABC):
-    """A bound format: writes a graph's parameters into the bytes of a model."""
+    """How numbers are stored and multiplied: writes a graph's parameters into the bytes of a model."""
 
     optimisation: Optimisation = "none"
     cpu_features: tuple[str, ...] = ()
@@ -102,15 +80,7 @@ class Encoder(ABC):
         return PlanStatistics()
 
 
-class Reduction(Method):
-    """A smaller module in place of the policy: ``prune``, ``lowrank``, ``distill``."""
-
-    @abstractmethod
-    def reduce(self, module: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor]) -> BoundReduction:
-        """Build the smaller module. Raises UnsupportedLayerError."""
-
-
-class BoundReduction(ABC):
+class Reduction(ABC):
     """A policy's smaller module, and how its parameters are computed from the policy's.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from accel.compressors.arrays import Array, State
 from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.graph.policy_graph import PolicyGraph
-from accel.compressors.methods import BoundReduction, Encoder, PlanStatistics
+from accel.compressors.methods import Encoder, PlanStatistics, Reduction
 from accel.compressors.module_state import read_state
 from accel.compressors.quantisation.ranges import Range, check_inputs
 
@@ -36,7 +36,7 @@ class Plan:
     def __init__(
         self,
         scheme: str,
-        reductions: tuple[BoundReduction, ...],
+        reductions: tuple[Reduction, ...],
         graph: PolicyGraph,
         encoder: Encoder,
         metadata: Mapping[str, Json],
@@ -165,7 +165,7 @@ class PlanUpdate:
         self._parameters: Mapping[str, Array] | None = None
 
     @property
-    def reductions(self) -> tuple[BoundReduction, ...]:
+    def reductions(self) -> tuple[Reduction, ...]:
         """The plan's reductions; the changed ones are copies."""
         return tuple(self._reductions)
 
@@ -250,7 +250,7 @@ class PlanUpdate:
             self._state = read_state(self._module, None if self._reductions else self._plan.graph.leaves)
         return self._state
 
-    def _own(self, index: int) -> BoundReduction:
+    def _own(self, index: int) -> Reduction:
         """A reduction's copy, made on first use."""
         if index not in self._copied:
             with self._plan.reductions_lock:

@@ -9,8 +9,7 @@ Source: Jacob et al. 2018, arXiv:1712.05877, section 3.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,26 +19,14 @@ from torch import Tensor, nn
 from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
 from accel.compressors.graph.wiring import layer_name
 from accel.compressors.int8.integer_graph import SumOfCodes
-from accel.compressors.int8.static import Int8, Int8Encoder
+from accel.compressors.int8.static import Int8Encoder
 from accel.compressors.module_state import load_state, read_state
 from accel.compressors.plan import Plan
 from accel.compressors.qat.arithmetic import Scaled
 from accel.compressors.qat.forward_pass import QuantisationRules, QuantisedLayer, QuantisedPass
-from accel.compressors.scheme import MethodText
+from accel.compressors.scheme import parse_scheme
 
 NAME = "qat"
-
-
-@dataclass(frozen=True)
-class Qat(Int8):
-    """Quantisation-aware training; see ``Int8`` for the attributes."""
-
-    makes_up: ClassVar[bool] = False
-
-    @property
-    def method(self) -> MethodText:
-        """``qat`` with the options of ``int8``."""
-        return MethodText(NAME, super().method.arguments)
 
 
 class FakeQuantiser:
@@ -163,8 +150,6 @@ class FakeQuantisedPolicy(nn.Module):
 
 def is_quantisation_aware(scheme: str) -> bool:
     """Whether the learner trains with fake quantisation under this scheme."""
-    from accel.compressors.scheme import parse_scheme
-
     return parse_scheme(scheme).methods[-1].name == NAME
 
 
