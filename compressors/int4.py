@@ -11,7 +11,7 @@ from accel.compressors.int8.integer_graph import IntegerGraph, lay_out
 from accel.compressors.methods import Encoder
 from accel.compressors.module_state import require_finite
 from accel.compressors.quantisation.affine import UINT8
-from accel.compressors.quantisation.nibbles import layer_writer, write_layer
+from accel.compressors.quantisation.nibbles import NibbleWriter
 
 
 class Int4Encoder(Encoder):
@@ -21,7 +21,7 @@ class Int4Encoder(Encoder):
         rewritten = IntegerGraph(graph, UINT8, lambda layer: "int4")
         self._layers = rewritten.int4_layers
         self._floats = rewritten.floats
-        self._writer = layer_writer(self._layers, graph)
+        self._writer = NibbleWriter()
         self._payload = lay_out(rewritten, graph)
         for name, scale in rewritten.fixed.items():
             self._payload.views[f"{name}:scale"][...] = scale
@@ -31,7 +31,7 @@ class Int4Encoder(Encoder):
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
         for layer in self._layers:
-            write_layer(layer, parameters[layer.weight], self._payload.views, self._writer)
+            self._writer.write(layer, parameters[layer.weight], self._payload.views)
         for name in self._floats:
             require_finite(name, parameters[name])
             self._payload.views[name][...] = parameters[name]

@@ -56,7 +56,7 @@ from accel.compressors.quantisation.affine import (
     symmetric_codes,
     two_byte_parameters,
 )
-from accel.compressors.quantisation.nibbles import layer_writer, write_layer
+from accel.compressors.quantisation.nibbles import NibbleWriter
 from accel.compressors.quantisation.ranges import Range, RangeObserver, check_inputs
 from accel.compressors.quantisation.weight_codes import CodeWriter, as_float
 from accel.compressors.runtime import session_options
@@ -164,7 +164,7 @@ class Int8Encoder(Encoder):
         self.optimisation: Optimisation = "all" if float_convolutions else "none"
         self._wide = integer.wide
         self._writer, self._wide_writer = CodeWriter(self.weight_codes), CodeWriter(WEIGHT_INT8)
-        self._int4_writer = layer_writer(self.int4_layers, graph)
+        self._int4_writer = NibbleWriter()
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
 
@@ -246,7 +246,7 @@ class Int8Encoder(Encoder):
             self._encode_layer(layer, parameters)
         for int4_layer in self.int4_layers:
             moved = self._in_steps(int4_layer.weight, parameters[int4_layer.weight])
-            write_layer(int4_layer, moved, self.payload.views, self._int4_writer)
+            self._int4_writer.write(int4_layer, moved, self.payload.views)
         for name in self.floats:
             require_finite(name, parameters[name])
             self.payload.views[name][...] = self._in_steps(name, parameters[name])
