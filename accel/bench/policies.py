@@ -15,7 +15,7 @@ from accel.bench.checks import check_networks
 from accel.bench.rows import FULL_PRECISION, Notify, Row
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import CompressorError
-from accel.compressors.kernels.chain import why_no_chain
+from accel.compressors.kernels.chain import make_chain
 from accel.compressors.plan import Plan
 from accel.compressors.runtime import PolicySession, Runtime
 from accel.config import TrainConfig
@@ -264,11 +264,11 @@ def placed(
     every: list[tuple[Runtime, str, CompressedPolicy]] = [("onnxruntime", *item) for item in artifacts.items()]
     messages = []
     for scheme, artifact in artifacts.items():
-        reason = why_no_chain(artifact)
-        if not reason:
+        made = make_chain(artifact)
+        if not isinstance(made, str):
             every.append(("native", scheme, artifact))
         elif "native" in runtimes:
-            messages.append(f"no row for compiled kernels, {scheme}: {reason}")
+            messages.append(f"no row for compiled kernels, {scheme}: {made}")
     if {*runtimes} == {"native"} and not any(runtime == "native" for runtime, *_ in every):
         raise ConfigError("; ".join(messages))
     for message in messages:
