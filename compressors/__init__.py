@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from accel.compressors.checks.executed_kernels import float_kernels as float_kernels
     from accel.compressors.checks.executed_kernels import integer_kernels as integer_kernels
     from accel.compressors.checks.executed_kernels import weight_only_layers as weight_only_layers
-    from accel.compressors.checks.verify import OutputMismatch as OutputMismatch
     from accel.compressors.checks.verify import verify_artifact as verify_artifact
     from accel.compressors.cpu import cpu_features as cpu_features
     from accel.compressors.errors import ArtifactError as ArtifactError
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "artifact": ("CompressedPolicy", "TensorSpec"),
     "checks.executed_kernels": ("float_kernels", "integer_kernels", "weight_only_layers"),
-    "checks.verify": ("OutputMismatch", "verify_artifact"),
+    "checks.verify": ("verify_artifact",),
     "cpu": ("cpu_features",),
     "errors": (
         "ArtifactError",
