@@ -74,35 +74,6 @@ class _CChain(ctypes.Structure):
     """What its pointers point to, alive as long as it is."""
 
 
-class _Columns:
-    """Columns of a row for the values that are alive, whole pairs of vectors each."""
-
-    def __init__(self, multiple: int) -> None:
-        self._multiple = multiple
-        self._free: list[tuple[int, int]] = []
-        self.total = 0
-
-    def take(self, width: int) -> tuple[int, int]:
-        """The first column of a new value, and how many it has."""
-        width = _up(width, self._multiple)
-        for index, (start, size) in enumerate(self._free):
-            if size >= width:
-                self._free[index] = start + width, size - width
-                return start, width
-        self.total += width
-        return self.total - width, width
-
-    def give_back(self, start: int, width: int) -> None:
-        """The columns of a value that nothing reads any more."""
-        joined: list[tuple[int, int]] = []
-        for begin, size in sorted([*self._free, (start, width)]):
-            if joined and sum(joined[-1]) == begin:
-                begin, size = joined[-1][0], joined[-1][1] + size
-                joined.pop()
-            joined.append((begin, size))
-        self._free = joined
-
-
 _latest: tuple[Graph, Chain | str] | None = None
 
 
@@ -169,21 +140,19 @@ class ChainKernel:
             self._images = [(height, width, channels, channels)]
         self._types = [np.dtype(spec.dtype) for spec in (*artifact.inputs, *artifact.outputs)]
         self._window_bytes = 0
-        self._columns = _Columns(2 * self._lanes)
-        self._places = [self._columns.take(self._features)]
+        # the first columns of the values of a row, and where those of the next begin
+        self._places, self._end = [0], _up(self._features, 2 * self._lanes)
         made: list[_CStep] = []
-        for step, ends in zip(chain.steps, chain.ends, strict=True):
+        for step in chain.steps:
             made += self._part(step) if step.kind == "part" else self._make(step)
-            for value in ends:
-                self._columns.give_back(*self._places[value])
-        if max(self._columns.total, self._window_bytes) > _MOST_BYTES:
+        if max(self._end, self._window_bytes) > _MOST_BYTES:
             raise UnsuitedError("it takes more memory than the compiled kernels do")
         self._steps = (_CStep * len(made))(*made)
         require([(self._widths[value],) for value in chain.results] == self._shapes[len(artifact.inputs) :])
-        results = [_CResult(self._places[value][0], self._widths[value]) for value in chain.results]
+        results = [_CResult(self._places[value], self._widths[value]) for value in chain.results]
         self._results = (_CResult * len(results))(*results)
         # room for a whole vector, or four codes, behind the last value
-        self._stride = self._columns.total + 2 * self._lanes
+        self._stride = self._end + 2 * self._lanes
         self._observed = _CChain()
         self._observe(self._observed, source.shape[1:])
 
@@ -245,12 +214,12 @@ class ChainKernel:
         require(stop > start)
         self._widths.append(stop - start)
         self._images.append(None)
-        self._places.append((self._places[whole][0] + start, 0))
+        self._places.append(self._places[whole] + start)
         return []
 
     def _make(self, step: Step) -> list[_CStep]:
         """The C steps that make a value; packs what they need."""
-        widths, sources = [self._widths[value] for value in step.reads], [self._places[v][0] for v in step.reads]
+        widths, sources = [self._widths[value] for value in step.reads], [self._places[v] for v in step.reads]
         if step.kind == "input":
             widths, sources = [*self._shapes[step.part]], [step.part]
         made = _CStep(kind=KINDS.index("copy" if step.kind == "join" else step.kind))
@@ -276,11 +245,12 @@ class ChainKernel:
             width = sum(widths)
         elif len(set(widths)) > 1:
             raise UnsuitedError
-        target, columns = self._columns.take(width)
+        target, columns = self._end, _up(width, 2 * self._lanes)
+        self._end += columns
         made.outputs = columns if image is None else image[3]
         self._widths.append(width)
         self._images.append(image)
-        self._places.append((target, columns))
+        self._places.append(target)
         made.source, made.other, made.target = sources[0], sources[-1], target
         self._activate(made, step.activation)
         made.quantises = step.writes is not None

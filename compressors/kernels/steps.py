@@ -106,8 +106,6 @@ class Chain:
     """A model as these steps: observations less ``mean``, times ``factor``, clipped, as floats and as ``codes``."""
 
     steps: tuple[Step, ...]
-    ends: tuple[tuple[int, ...], ...]
-    """After each step the values whose columns are free: nothing reads them any more."""
     results: tuple[int, ...]
     """The values that are the model's outputs."""
     mean: str
@@ -137,7 +135,7 @@ class _Reader:
         self._coded: dict[str, tuple[int, CodeNames]] = {}
         self._split: dict[tuple[str, str], Step] = {}
         self._steps = [Step("input", (), part=index) for index in range(1, len(graph.inputs))]
-        self._chain = Chain((), (), (), "", "", (), None, {}, {})
+        self._chain = Chain((), (), "", "", (), None, {}, {})
         self._uses = Counter(name for node in graph.nodes for name in node.inputs)
         self._uses.update(output.name for output in graph.outputs)
         self._rules: dict[str, Callable[[Node], None]] = {
@@ -169,19 +167,7 @@ class _Reader:
         results = tuple(self._values.get(value.name, -1) for value in self._graph.outputs)
         if min(results, default=-1) < 0 or all(step.kind == "input" for step in self._steps):
             raise UnsuitedError("an output is not made of dense layers in floats")
-        return replace(self._chain, steps=tuple(self._steps), ends=self._ends(results), results=results)
-
-    def _ends(self, results: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """See ``Chain.ends``; a part's columns are those of the whole."""
-        wholes, last = [0], {0: 0}
-        for index, step in enumerate(self._steps, 1):
-            wholes.append(wholes[step.reads[0]] if step.kind == "part" else index)
-            last.update(dict.fromkeys((wholes[value] for value in step.reads), index))
-            last.setdefault(wholes[index], index)
-        for result in results:
-            last.pop(wholes[result], None)
-        steps = range(1, len(self._steps) + 1)
-        return tuple(tuple(value for value, end in last.items() if end == index) for index in steps)
+        return replace(self._chain, steps=tuple(self._steps), results=results)
 
     def _take(self, node: Node) -> int:
         require(bool(node.inputs and node.outputs) and self._graph.places.keys().isdisjoint(node.outputs))
