@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from accel.compressors.errors import WeightsError as WeightsError
     from accel.compressors.layer_inventory import PolicyLayer as PolicyLayer
     from accel.compressors.layer_inventory import policy_layers as policy_layers
-    from accel.compressors.methods import PlanStatistics as PlanStatistics
     from accel.compressors.pipeline import Compressor as Compressor
     from accel.compressors.pipeline import make_compressor as make_compressor
     from accel.compressors.plan import Plan as Plan
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from accel.compressors.runtime import PolicySession as PolicySession
     from accel.compressors.scheme import Scheme as Scheme
     from accel.compressors.scheme import parse_scheme as parse_scheme
-    from accel.compressors.scheme import scheme_names as scheme_names
 
 _NAMES = {
     "artifact": ("CompressedPolicy", "TensorSpec"),
@@ -52,12 +50,11 @@ _NAMES = {
         "WeightsError",
     ),
     "layer_inventory": ("PolicyLayer", "policy_layers"),
-    "methods": ("PlanStatistics",),
     "pipeline": ("Compressor", "make_compressor"),
     "plan": ("Plan",),
     "qat.fake_quantiser": ("FakeQuantiser",),
     "runtime": ("PolicySession",),
-    "scheme": ("Scheme", "parse_scheme", "scheme_names"),
+    "scheme": ("Scheme", "parse_scheme"),
 }
 """Names by the module that has them."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from accel.compressors.arrays import State
 from accel.compressors.errors import GraphError, SchemeError, UnsupportedLayerError
 from accel.compressors.methods import Reduction
-from accel.compressors.module_state import read_state
+from accel.compressors.module_state import named_tensors, read_state
 
 if TYPE_CHECKING:
     from accel.compressors.scheme import Divergence, StudentFactory
@@ -70,8 +70,8 @@ class Student(Reduction):
                 "use prune or lowrank, or a smaller student"
             )
         self._divergence = divergence
-        owners = {id(tensor): name for name, tensor in _named_tensors(policy).items()}
-        self._shared = {n: owners[id(t)] for n, t in _named_tensors(student).items() if id(t) in owners}
+        owners = {id(tensor): name for name, tensor in named_tensors(policy).items()}
+        self._shared = {n: owners[id(t)] for n, t in named_tensors(student).items() if id(t) in owners}
         with torch.no_grad():
             theirs, ours = (_parameters(m, example_inputs) for m in (policy, student))
         if theirs.shape != ours.shape:
@@ -97,9 +97,9 @@ class Student(Reduction):
         return copy.copy(self)
 
     def distill_step(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> float | None:
-        """See ``Plan.distill_step``."""
+        """See ``PlanUpdate.distill_step``."""
         with torch.no_grad():
-            theirs, ours = _named_tensors(module), _named_tensors(self.module)
+            theirs, ours = named_tensors(module), named_tensors(self.module)
             for name, owner in self._shared.items():
                 ours[name].copy_(theirs[owner])
             target = _parameters(module, inputs)
@@ -125,10 +125,6 @@ def _size(module: nn.Module) -> int:
 def _count(module: nn.Module) -> str:
     parameters = _size(module)
     return f"{parameters / 1e6:.2f} M" if parameters >= 10_000 else str(parameters)
-
-
-def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _parameters(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from accel.compressors.arrays import Array, State
@@ -18,26 +17,21 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class PlanStatistics:
-    """What a plan has measured so far.
+class Encoder(ABC):
+    """How numbers are stored and multiplied: writes a graph's parameters into the bytes of a model.
 
     Attributes:
-        calibrations: how often activation ranges were measured; 0 for schemes without.
+        optimisation, cpu_features, variant: see ``CompressedPolicy``.
+        calibrations: how often activation ranges were measured; 0 for formats without.
         drifted_activations: how many activations, counted over all calibrations but the first, left their range by more
             than 5 % of its width.
     """
 
-    calibrations: int = 0
-    drifted_activations: int = 0
-
-
-class Encoder(ABC):
-    """How numbers are stored and multiplied: writes a graph's parameters into the bytes of a model."""
-
     optimisation: Optimisation = "none"
     cpu_features: tuple[str, ...] = ()
     variant: str = ""
+    calibrations: int = 0
+    drifted_activations: int = 0
 
     @abstractmethod
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
@@ -74,11 +68,6 @@ class Encoder(ABC):
     def merge_ranges(self, measured: Mapping[str, Range]) -> None:  # noqa: B027 - not every format has ranges
         """Merge measured ranges into the running ones."""
 
-    @property
-    def statistics(self) -> PlanStatistics:
-        """See ``Plan.statistics``."""
-        return PlanStatistics()
-
 
 class Reduction(ABC):
     """A policy's smaller module, and how its parameters are computed from the policy's.
@@ -114,7 +103,7 @@ class Reduction(ABC):
         """Like ``observe``, for what has to be fitted again between two selections, and only for that."""
 
     def distill_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
-        """See ``Plan.distill_step``."""
+        """See ``PlanUpdate.distill_step``."""
         return None
 
     def zero_filled(self, projected: State, state: State) -> State | None:

@@ -57,11 +57,6 @@ class Scheme:
         return "+".join(str(method) for method in self.methods)
 
 
-def scheme_names() -> tuple[str, ...]:
-    """The names of all methods."""
-    return tuple(METHODS)
-
-
 def parse_scheme(text: str) -> Scheme:
     """Read a scheme such as ``int8`` or ``prune(0.5)+int8``; checks names and syntax, not the arguments' meaning.
 

@@ -35,7 +35,7 @@ from accel.compressors.int8.input_layers import observed_values, small_input_lay
 from accel.compressors.int8.integer_graph import IntegerGraph, IntegerLayer, lay_out
 from accel.compressors.layer_choices import check_layers, choice_for
 from accel.compressors.method_arguments import LayerFormat, Variant
-from accel.compressors.methods import Encoder, PlanStatistics
+from accel.compressors.methods import Encoder
 from accel.compressors.module_state import require_finite
 from accel.compressors.quantisation.affine import (
     BIAS_MARGIN,
@@ -157,7 +157,6 @@ class Int8Encoder(Encoder):
         self._observer = RangeObserver(graph, self._measured, self._sources)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}
-        self._calibrations = self._drifted = 0
         self.payload = lay_out(integer, graph)
         # onnxruntime converts float convolutions to its blocked layout on loading
         float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
@@ -189,11 +188,6 @@ class Int8Encoder(Encoder):
         """The running ranges by activation."""
         return {name: self._ranges[name] for name in self._measured if name in self._ranges}
 
-    @property
-    def statistics(self) -> PlanStatistics:
-        """See ``Plan.statistics``."""
-        return PlanStatistics(self._calibrations, self._drifted)
-
     def activation(self, name: str) -> tuple[np.float32, int]:
         """(scale, zero point) in use for an activation."""
         return self._scales[name], int(self.payload.views[f"{name}:zero"])
@@ -221,8 +215,8 @@ class Int8Encoder(Encoder):
 
     def merge_ranges(self, measured: Mapping[str, Range]) -> None:
         """See ``Encoder.merge_ranges``."""
-        self._drifted += self.drifted(measured)
-        self._calibrations += 1
+        self.drifted_activations += self.drifted(measured)
+        self.calibrations += 1
         for name, now in measured.items():
             kept = self._ranges[name].after(now) if name in self._ranges else now
             self._ranges[name] = kept
