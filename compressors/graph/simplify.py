@@ -11,7 +11,7 @@ from onnx import NodeProto, helper
 from accel.compressors.graph.draft import Draft, rename_readers
 from accel.compressors.graph.payload import MICROSOFT
 from accel.compressors.graph.sizes import Shape
-from accel.compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm
+from accel.compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm, needed
 
 _FUSED = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
 _ACTIVATIONS = ("Relu", "Tanh", "Sigmoid")
@@ -28,7 +28,7 @@ def simplify(draft: Draft) -> None:
     _bypass_added_axes(draft)
     _merge_heads(draft)
     _repeat_by_sums(draft)
-    _remove_unused(draft)
+    draft.nodes, _ = needed(draft.nodes, draft.outputs)
 
 
 def fuse_activations(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
@@ -256,13 +256,3 @@ def _repeat_by_sums(draft: Draft) -> None:
             zeros = helper.make_node("Mul", [value, f"{stem}:zero"], [f"{stem}:zeros"], name=f"{stem}:zeros")
             repeated = helper.make_node("Add", [f"{stem}:zeros", node.input[0]], [stem], name=node.name)
             draft.replace([node], zeros, repeated)
-
-
-def _remove_unused(draft: Draft) -> None:
-    needed = set(draft.outputs)
-    kept: list[NodeProto] = []
-    for node in reversed(draft.nodes):
-        if needed & set(node.output):
-            kept.insert(0, node)
-            needed |= {name for name in node.input if name}
-    draft.nodes = kept
