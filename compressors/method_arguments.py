@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from accel.compressors.errors import SchemeError
-from accel.compressors.layer_choices import parse_ratios, split_arguments
+from accel.compressors.layer_choices import split_arguments
 from accel.compressors.scheme import FORMATS, MethodText, Scheme, parse_scheme
 
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
@@ -122,9 +122,12 @@ def _parse_shares(name: str, arguments: Sequence[str], unchanged: float, meaning
     ``unchanged`` leaves a layer as it is; the opposite one would leave nothing of it.
     """
     plain, choices = split_arguments(arguments)
-    layers = parse_ratios(name, choices)
+    layers = tuple((layer, _number(text)) for layer, text in choices.items())
+    for layer, share in layers:
+        if not 0.0 <= share <= 1.0:
+            raise SchemeError(f"{name}({layer}={choices[layer]}): give a share from 0 to 1 for a layer")
     if plain or not layers:
-        ratio = _ratio(plain)
+        ratio = _number(plain[0]) if len(plain) == 1 else -1.0
         in_range = 0.0 < ratio < 1.0
     else:
         ratio, in_range = unchanged, any(share != unchanged for _, share in layers)
@@ -135,10 +138,9 @@ def _parse_shares(name: str, arguments: Sequence[str], unchanged: float, meaning
     return ratio, layers
 
 
-def _ratio(words: Sequence[str]) -> float:
-    """The single number among a method's plain arguments; -1, out of every range, where there is none."""
+def _number(text: str) -> float:
+    """The number that a text is; -1, out of every range, where it is none."""
     try:
-        (ratio,) = map(float, words)
+        return float(text)
     except ValueError:
         return -1.0
-    return ratio

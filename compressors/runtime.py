@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
+from accel.compressors.arrays import Array
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import ArtifactError
@@ -21,7 +21,6 @@ from accel.compressors.kernels.chain import make_chain
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-Array = NDArray[np.generic]
 Runtime = Literal["native", "onnxruntime"]
 
 _LEVELS = {"none": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "all": "ORT_ENABLE_ALL"}

@@ -37,14 +37,14 @@ class Slot:
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The numpy type of the raw bytes; two 4-bit values share a byte."""
-        if self.element in (TensorProto.INT4, TensorProto.UINT4):
+        if self.element == TensorProto.INT4:
             return np.dtype(np.uint8)
         return np.dtype(helper.tensor_dtype_to_np_dtype(self.element))
 
     @property
     def raw_shape(self) -> tuple[int, ...]:
         """Shape of the array of raw bytes."""
-        if self.element in (TensorProto.INT4, TensorProto.UINT4):
+        if self.element == TensorProto.INT4:
             return (-(-int(np.prod(self.shape)) // 2),)
         return self.shape
 
@@ -107,7 +107,7 @@ def _model(
         initializer=[_tensor(name, slot) for name, slot in slots.items()],
     )
     imports = opset_imports(nodes, opset)
-    has_int4 = any(slot.element in (TensorProto.INT4, TensorProto.UINT4) for slot in slots.values())
+    has_int4 = any(slot.element == TensorProto.INT4 for slot in slots.values())
     return helper.make_model(
         graph, opset_imports=imports, ir_version=WITH_INT4 if has_int4 else IR_VERSION, producer_name="compressors"
     )
