@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from accel.compressors.checks.executed_kernels import float_kernels as float_kernels
     from accel.compressors.checks.executed_kernels import integer_kernels as integer_kernels
     from accel.compressors.checks.executed_kernels import weight_only_layers as weight_only_layers
-    from accel.compressors.checks.verify import OutputMismatch as OutputMismatch
     from accel.compressors.checks.verify import verify_artifact as verify_artifact
     from accel.compressors.cpu import cpu_features as cpu_features
-    from accel.compressors.distill import Distill as Distill
     from accel.compressors.errors import ArtifactError as ArtifactError
     from accel.compressors.errors import CalibrationError as CalibrationError
     from accel.compressors.errors import CompressorError as CompressorError
@@ -26,31 +24,21 @@ if TYPE_CHECKING:
     from accel.compressors.errors import UnsupportedLayerError as UnsupportedLayerError
     from accel.compressors.errors import VerificationError as VerificationError
     from accel.compressors.errors import WeightsError as WeightsError
-    from accel.compressors.fp16 import Float16 as Float16
-    from accel.compressors.fp32 import Float32 as Float32
-    from accel.compressors.int4 import Int4 as Int4
-    from accel.compressors.int8.static import Int8 as Int8
     from accel.compressors.layer_inventory import PolicyLayer as PolicyLayer
     from accel.compressors.layer_inventory import policy_layers as policy_layers
-    from accel.compressors.lowrank import LowRank as LowRank
-    from accel.compressors.methods import PlanStatistics as PlanStatistics
     from accel.compressors.pipeline import Compressor as Compressor
-    from accel.compressors.pipeline import compose as compose
     from accel.compressors.pipeline import make_compressor as make_compressor
     from accel.compressors.plan import Plan as Plan
-    from accel.compressors.prune.structured import Prune as Prune
     from accel.compressors.qat.fake_quantiser import FakeQuantiser as FakeQuantiser
     from accel.compressors.runtime import PolicySession as PolicySession
     from accel.compressors.scheme import Scheme as Scheme
     from accel.compressors.scheme import parse_scheme as parse_scheme
-    from accel.compressors.scheme import scheme_names as scheme_names
 
 _NAMES = {
     "artifact": ("CompressedPolicy", "TensorSpec"),
     "checks.executed_kernels": ("float_kernels", "integer_kernels", "weight_only_layers"),
-    "checks.verify": ("OutputMismatch", "verify_artifact"),
+    "checks.verify": ("verify_artifact",),
     "cpu": ("cpu_features",),
-    "distill": ("Distill",),
     "errors": (
         "ArtifactError",
         "CalibrationError",
@@ -61,19 +49,12 @@ _NAMES = {
         "VerificationError",
         "WeightsError",
     ),
-    "fp16": ("Float16",),
-    "fp32": ("Float32",),
-    "int4": ("Int4",),
-    "int8.static": ("Int8",),
     "layer_inventory": ("PolicyLayer", "policy_layers"),
-    "lowrank": ("LowRank",),
-    "methods": ("PlanStatistics",),
-    "pipeline": ("Compressor", "compose", "make_compressor"),
+    "pipeline": ("Compressor", "make_compressor"),
     "plan": ("Plan",),
-    "prune.structured": ("Prune",),
     "qat.fake_quantiser": ("FakeQuantiser",),
     "runtime": ("PolicySession",),
-    "scheme": ("Scheme", "parse_scheme", "scheme_names"),
+    "scheme": ("Scheme", "parse_scheme"),
 }
 """Names by the module that has them."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -89,8 +89,8 @@ class CompressedPolicy:
         """The contract as it stands in the byte format. Raises ArtifactError: the metadata is not plain JSON."""
         header = {
             "scheme": self.scheme,
-            "inputs": [_tensor_to_json(spec) for spec in self.inputs],
-            "outputs": [_tensor_to_json(spec) for spec in self.outputs],
+            "inputs": [dataclasses.asdict(spec) for spec in self.inputs],
+            "outputs": [dataclasses.asdict(spec) for spec in self.outputs],
             "metadata": dict(self.metadata),
             "cpu_features": list(self.cpu_features),
             "optimisation": self.optimisation,
@@ -234,10 +234,6 @@ def _tensor(value: Json, what: str) -> TensorSpec:
     if math.prod(size for size in sizes if size is not None) > _MAX_ELEMENTS:
         _refuse(f"{what} {name!r} has more than {_MAX_ELEMENTS:,} numbers a row")
     return TensorSpec(cast("str", name), str(dtype), tuple(sizes))
-
-
-def _tensor_to_json(spec: TensorSpec) -> dict[str, Json]:
-    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
 
 
 def _parse_json(text: bytes) -> Json:

@@ -14,15 +14,14 @@ _VNNI_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni"})
 _ARM_MACHINES = ("arm", "aarch64")
 
 
+@functools.cache
 def cpu_features(cpuinfo: str | None = None, machine: str | None = None) -> frozenset[str]:
-    """Features of a CPU: a subset of ``VNNI``, ``AVX2`` and ``ARM``.
+    """Features of a CPU: a subset of ``VNNI``, ``AVX2`` and ``ARM``; reading them takes as long as loading a policy.
 
     Args:
         cpuinfo: the text of ``/proc/cpuinfo``; read from this machine when None (empty where there is none).
         machine: the architecture's name; this machine's when None.
     """
-    if cpuinfo is None and machine is None:
-        return _own_features()
     machine = platform.machine() if machine is None else machine
     if machine.lower().startswith(_ARM_MACHINES):
         return frozenset({ARM})
@@ -31,12 +30,6 @@ def cpu_features(cpuinfo: str | None = None, machine: str | None = None) -> froz
     if flags & _VNNI_FLAGS:
         found.add(VNNI)
     return frozenset(found)
-
-
-@functools.cache
-def _own_features() -> frozenset[str]:
-    """Of this machine, cached: reading them takes as long as loading a small policy."""
-    return cpu_features(_read_cpuinfo(), platform.machine())
 
 
 def _flags(cpuinfo: str) -> set[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -18,9 +17,8 @@ from torch import Tensor, nn
 
 from accel.compressors.arrays import State
 from accel.compressors.errors import GraphError, SchemeError, UnsupportedLayerError
-from accel.compressors.methods import BoundReduction, Reduction
-from accel.compressors.module_state import read_state
-from accel.compressors.scheme import MethodText
+from accel.compressors.methods import Reduction
+from accel.compressors.module_state import named_tensors, read_state
 
 if TYPE_CHECKING:
     from accel.compressors.scheme import Divergence, StudentFactory
@@ -28,54 +26,8 @@ if TYPE_CHECKING:
 _LEARNING_RATE = 1e-3
 
 
-@dataclass(frozen=True)
-class Distill(Reduction):
-    """Online distillation.
-
-    Attributes:
-        size: the student's size, passed to the factory: ``64x2`` is two layers of 64 units.
-        student_factory: (size, policy) to a student with the policy's input and output.
-        divergence: (student's parameters, policy's parameters), both [N, P], to a scalar to minimise.
-        learning_rate: of Adam.
-    """
-
-    size: str
-    student_factory: StudentFactory | None = None
-    divergence: Divergence | None = None
-    learning_rate: float = _LEARNING_RATE
-
-    @property
-    def method(self) -> MethodText:
-        """``distill`` with the student's size."""
-        return MethodText("distill", (self.size,))
-
-    def reduce(self, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> BoundReduction:
-        """See ``Reduction.reduce``.
-
-        Raises:
-            SchemeError: no student factory or divergence was given, or the student is larger than the policy.
-            UnsupportedLayerError: the policy is recurrent, or observes several inputs.
-            GraphError: the student's output has another shape than the policy's.
-        """
-        if self.student_factory is None or self.divergence is None:
-            raise SchemeError(f"{self.scheme} needs a student factory and a divergence; pass both to make_compressor")
-        if len(example_inputs) > 1:
-            raise UnsupportedLayerError(
-                f"{self.scheme} supports policies of one observation input, without recurrent state; use prune or "
-                "lowrank"
-            )
-        student = self.student_factory(self.size, module)
-        ours, theirs = _size(student), _size(module)
-        if ours > theirs:
-            raise SchemeError(
-                f"{self.scheme}: the student has more parameters ({_count(ours)}) than the policy ({_count(theirs)}); "
-                "use prune or lowrank, or a smaller student"
-            )
-        return Student(student, module, example_inputs, self.divergence, self.learning_rate)
-
-
-class Student(BoundReduction):
-    """A student in training; see ``BoundReduction``.
+class Student(Reduction):
+    """A student in training; see ``Reduction``.
 
     All copies train the same student; ``project`` returns its parameters after the copy's own last step.
     """
@@ -84,15 +36,42 @@ class Student(BoundReduction):
 
     def __init__(
         self,
-        student: nn.Module,
+        size: str,
         policy: nn.Module,
         example_inputs: Mapping[str, Tensor],
-        divergence: Divergence,
-        learning_rate: float,
+        *,
+        scheme: str,
+        student_factory: StudentFactory | None,
+        divergence: Divergence | None,
     ) -> None:
+        """Make a student.
+
+        Args:
+            size: passed to the factory: ``64x2`` is two layers of 64 units.
+            policy: what it learns from. example_inputs: as for ``Compressor.bind``.
+            scheme: the method's text.
+            student_factory: (size, policy) to a student with the policy's input and output.
+            divergence: (student's parameters, policy's parameters), both [N, P], to a scalar to minimise.
+        Raises:
+            SchemeError: no student factory or divergence was given, or the student is larger than the policy.
+            UnsupportedLayerError: the policy is recurrent, or observes several inputs.
+            GraphError: the student's output has another shape than the policy's, or it has nothing to train.
+        """
+        if student_factory is None or divergence is None:
+            raise SchemeError(f"{scheme} needs a student factory and a divergence; pass both to make_compressor")
+        if len(example_inputs) > 1:
+            raise UnsupportedLayerError(
+                f"{scheme} supports policies of one observation input, without recurrent state; use prune or lowrank"
+            )
+        student = student_factory(size, policy)
+        if _size(student) > _size(policy):
+            raise SchemeError(
+                f"{scheme}: the student has more parameters ({_count(student)}) than the policy ({_count(policy)}); "
+                "use prune or lowrank, or a smaller student"
+            )
         self._divergence = divergence
-        owners = {id(tensor): name for name, tensor in _named_tensors(policy).items()}
-        self._shared = {n: owners[id(t)] for n, t in _named_tensors(student).items() if id(t) in owners}
+        owners = {id(tensor): name for name, tensor in named_tensors(policy).items()}
+        self._shared = {n: owners[id(t)] for n, t in named_tensors(student).items() if id(t) in owners}
         with torch.no_grad():
             theirs, ours = (_parameters(m, example_inputs) for m in (policy, student))
         if theirs.shape != ours.shape:
@@ -106,21 +85,21 @@ class Student(BoundReduction):
             raise GraphError(
                 "the student has no parameters of its own to train, as it shares them all; change the student factory"
             )
-        self._optimiser = torch.optim.Adam(own, learning_rate)
+        self._optimiser = torch.optim.Adam(own, _LEARNING_RATE)
         self._trained = self._read()
 
     def project(self, state: State) -> State:
-        """See ``BoundReduction.project``."""
+        """See ``Reduction.project``."""
         return {**self._trained, **{name: state[owner] for name, owner in self._shared.items()}}
 
     def copy(self) -> Self:
-        """See ``BoundReduction.copy``."""
+        """See ``Reduction.copy``."""
         return copy.copy(self)
 
     def distill_step(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> float | None:
-        """See ``Plan.distill_step``."""
+        """See ``PlanUpdate.distill_step``."""
         with torch.no_grad():
-            theirs, ours = _named_tensors(module), _named_tensors(self.module)
+            theirs, ours = named_tensors(module), named_tensors(self.module)
             for name, owner in self._shared.items():
                 ours[name].copy_(theirs[owner])
             target = _parameters(module, inputs)
@@ -143,12 +122,9 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _count(parameters: int) -> str:
+def _count(module: nn.Module) -> str:
+    parameters = _size(module)
     return f"{parameters / 1e6:.2f} M" if parameters >= 10_000 else str(parameters)
-
-
-def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _parameters(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -8,24 +8,10 @@ from accel.compressors.arrays import Array
 from accel.compressors.artifact import Optimisation
 from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.int8.integer_graph import IntegerGraph, lay_out
-from accel.compressors.methods import Encoder, Format
+from accel.compressors.methods import Encoder
 from accel.compressors.module_state import require_finite
 from accel.compressors.quantisation.affine import UINT8
-from accel.compressors.quantisation.nibbles import layer_writer, write_layer
-from accel.compressors.scheme import MethodText
-
-
-class Int4(Format):
-    """4-bit weights."""
-
-    @property
-    def method(self) -> MethodText:
-        """``int4``."""
-        return MethodText("int4")
-
-    def encoder(self, graph: PolicyGraph) -> Encoder:
-        """See ``Format.encoder``."""
-        return Int4Encoder(graph)
+from accel.compressors.quantisation.nibbles import NibbleWriter
 
 
 class Int4Encoder(Encoder):
@@ -35,7 +21,7 @@ class Int4Encoder(Encoder):
         rewritten = IntegerGraph(graph, UINT8, lambda layer: "int4")
         self._layers = rewritten.int4_layers
         self._floats = rewritten.floats
-        self._writer = layer_writer(self._layers, graph)
+        self._writer = NibbleWriter()
         self._payload = lay_out(rewritten, graph)
         for name, scale in rewritten.fixed.items():
             self._payload.views[f"{name}:scale"][...] = scale
@@ -45,7 +31,7 @@ class Int4Encoder(Encoder):
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
         for layer in self._layers:
-            write_layer(layer, parameters[layer.weight], self._payload.views, self._writer)
+            self._writer.write(layer, parameters[layer.weight], self._payload.views)
         for name in self._floats:
             require_finite(name, parameters[name])
             self._payload.views[name][...] = parameters[name]

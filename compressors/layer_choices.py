@@ -6,7 +6,7 @@ decides. Both factors of a layer that ``lowrank`` factorised match the layer's o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from accel.compressors.errors import SchemeError
@@ -34,20 +34,6 @@ def split_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], dict[str
         else:
             choices[layer] = choice
     return tuple(plain), choices
-
-
-def parse_ratios(method: str, choices: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
-    """Choices as shares in [0, 1]. Raises SchemeError: names the layer whose choice is not one."""
-    ratios: list[tuple[str, float]] = []
-    for layer, text in choices.items():
-        try:
-            ratio = float(text)
-        except ValueError:
-            ratio = -1.0
-        if not 0.0 <= ratio <= 1.0:
-            raise SchemeError(f"{method}({layer}={text}): give a share from 0 to 1 for a layer")
-        ratios.append((layer, ratio))
-    return tuple(ratios)
 
 
 def choice_for(layer: str, choices: Sequence[tuple[str, T]], default: T) -> T:

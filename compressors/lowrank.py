@@ -14,7 +14,7 @@ outputs, as in Zhang et al. 2015, arXiv:1505.06798, section 2.1.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,36 +25,12 @@ from torch import Tensor, nn
 from accel.compressors.arrays import Array, FloatArray, State
 from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.layer_choices import check_layers, choice_for
-from accel.compressors.methods import BoundReduction, Reduction
+from accel.compressors.methods import Reduction
 from accel.compressors.module_state import load_state, read_state
 from accel.compressors.moments import Moments, some_rows, watch_inputs
-from accel.compressors.scheme import MethodText
 
 _MULTIPLE = 8
 _UNFOLDED_IMAGES = 8
-
-
-@dataclass(frozen=True)
-class LowRank(Reduction):
-    """Low-rank factors.
-
-    Attributes:
-        ratio: rank as a share of a weight's smaller dimension, in (0, 1]; at 1 layers are not factorised.
-        layers: ratios in (0, 1] by layer, overriding ``ratio``.
-    """
-
-    ratio: float
-    layers: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def method(self) -> MethodText:
-        """``lowrank`` with its ratios."""
-        ratio = (f"{self.ratio:g}",) if self.ratio < 1.0 else ()
-        return MethodText("lowrank", (*ratio, *(f"{layer}={share:g}" for layer, share in self.layers)))
-
-    def reduce(self, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> BoundReduction:
-        """See ``Reduction.reduce``."""
-        return FactoredModule(self, module)
 
 
 @dataclass(frozen=True)
@@ -67,20 +43,37 @@ class _Factored:
     rank: int
 
 
-class FactoredModule(BoundReduction):
-    """A policy with low-rank layers; see ``BoundReduction``.
+class FactoredModule(Reduction):
+    """A policy with low-rank layers; see ``Reduction``.
 
     Attributes:
         ranks: layer name to rank, for factorised layers.
     """
 
-    def __init__(self, options: LowRank, module: nn.Module) -> None:
-        self._options = options
+    def __init__(
+        self,
+        ratio: float,
+        layers: Sequence[tuple[str, float]],
+        module: nn.Module,
+        _example_inputs: Mapping[str, Tensor],
+        *,
+        scheme: str,
+    ) -> None:
+        """Factorise.
+
+        Args:
+            ratio: rank as a share of a weight's smaller dimension, in (0, 1]; at 1 layers are not factorised.
+            layers: ratios in (0, 1] by layer, overriding ``ratio``.
+            module: the policy. scheme: the method's text.
+        Raises:
+            UnsupportedLayerError: a layer cannot be factorised, or none would be smaller.
+        """
+        self._scheme, self._ratio, self._ratios = scheme, ratio, layers
         self.module = copy.deepcopy(module).cpu().eval()
         self._layers = self._replace_layers()
         if not self._layers:
             raise UnsupportedLayerError(
-                f"{options.scheme} finds no layer whose factors would be smaller than its weight; use a smaller rank"
+                f"{scheme} finds no layer whose factors would be smaller than its weight; use a smaller rank"
             )
         self.ranks = {layer.name: layer.rank for layer in self._layers}
         self._whole = copy.deepcopy(module).cpu().eval()
@@ -90,7 +83,7 @@ class FactoredModule(BoundReduction):
         self.reselect(read_state(module))
 
     def project(self, state: State) -> State:
-        """See ``BoundReduction.project``."""
+        """See ``Reduction.project``."""
         projected: dict[str, Array] = {name: array for name, array in state.items() if name not in self._own}
         for layer in self._layers:
             # torch uses the learner's threads, numpy a thread pool of its own that competes with them
@@ -111,7 +104,7 @@ class FactoredModule(BoundReduction):
         return projected
 
     def reselect(self, state: State) -> None:
-        """See ``BoundReduction.reselect``."""
+        """See ``Reduction.reselect``."""
         for layer in self._layers:
             covariance, known = None, self._moments.get(layer.name)
             if known is not None:
@@ -120,7 +113,7 @@ class FactoredModule(BoundReduction):
             self._bases[layer.name] = leading_basis(_matrix(layer, state), layer.rank, covariance)
 
     def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
-        """See ``BoundReduction.observe``; selects again at the first inputs."""
+        """See ``Reduction.observe``; selects again at the first inputs."""
         first = not self._moments
         load_state(self._whole, state)
         watch_inputs(self._whole, inputs, {layer.name: partial(self._measure, layer.name) for layer in self._layers})
@@ -154,19 +147,19 @@ class FactoredModule(BoundReduction):
             rows = len(own["weight"])
             columns = own["weight"].numel() // rows
             names.append(name)
-            ratio = choice_for(name, self._options.layers, self._options.ratio)
+            ratio = choice_for(name, self._ratios, self._ratio)
             rank = factor_rank(rows, columns, ratio)
-            if rank is None and ratio < 1.0 and name in dict(self._options.layers):
+            if rank is None and ratio < 1.0 and name in dict(self._ratios):
                 raise UnsupportedLayerError(
-                    f"{self._options.scheme}: factors of {name!r} [{rows}, {columns}] would be no smaller than its "
+                    f"{self._scheme}: factors of {name!r} [{rows}, {columns}] would be no smaller than its "
                     "weight; use a smaller rank for it, or omit the layer"
                 )
             if rank is not None:
-                _check_convolution(self._options.scheme, name, layer)
+                _check_convolution(self._scheme, name, layer)
                 self.module = _replaced(self.module, name, _factorised(layer, rank))
                 bias = "" if layer.bias is None else _inside(name, "bias")
                 made.append(_Factored(name, _inside(name, "weight"), bias, rank))
-        check_layers(self._options.scheme, dict(self._options.layers), names)
+        check_layers(self._scheme, dict(self._ratios), names)
         return made
 
 

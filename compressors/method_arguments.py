@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from accel.compressors.errors import SchemeError
-from accel.compressors.layer_choices import parse_ratios, split_arguments
-from accel.compressors.scheme import MethodText, Scheme, parse_scheme
+from accel.compressors.layer_choices import split_arguments
+from accel.compressors.scheme import FORMATS, MethodText, Scheme, parse_scheme
 
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
 LayerFormat = Literal["int8", "x16", "float", "int4"]
 """How a layer computes under ``int8``: integers, integers on activations of two bytes, floats, or 4-bit weights."""
 
-_FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int4"})
 _VARIANTS: tuple[Variant, ...] = get_args(Variant)
 _LAYER_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
 WEIGHT_BITS = {"w2": 2, "w3": 3, "w4": 4}
@@ -43,7 +42,7 @@ def check_scheme(text: str) -> Scheme:
 
 
 def parse_arguments(method: MethodText) -> tuple[object, ...]:
-    """The arguments of a method's class, but for the acting CPU, the student's factory and the divergence.
+    """The first arguments of what binds a method; those of ``int8`` are ``Int8Encoder``'s.
 
     Raises:
         SchemeError: one that the method does not take.
@@ -70,8 +69,8 @@ def check_order(scheme: Scheme) -> None:
         SchemeError: more than one format, one that is not last, a ``distill`` that is not first, a method twice, a
             reduction that ``qat`` cannot follow.
     """
-    stored = [method for method in scheme.methods if method.name in _FORMATS]
-    reductions = [method for method in scheme.methods if method.name not in _FORMATS]
+    stored = [method for method in scheme.methods if method.name in FORMATS]
+    reductions = [method for method in scheme.methods if method.name not in FORMATS]
     if len(stored) > 1:
         raise SchemeError(f"scheme {str(scheme)!r} has {len(stored)} number formats; keep one, at its end")
     if stored and scheme.methods[-1] is not stored[0]:
@@ -90,7 +89,7 @@ def check_order(scheme: Scheme) -> None:
 
 
 def _parse_int8(arguments: Sequence[str], name: str) -> tuple[object, ...]:
-    """One of the variants, formats by layer, one width of weights and one of observations, as ``Int8`` has them."""
+    """One of the variants, formats by layer, one width of weights and one of observations."""
     plain, choices = split_arguments(arguments)
     variants = [variant for variant in _VARIANTS if variant in plain]
     widths = [bits for option, bits in WEIGHT_BITS.items() if option in plain]
@@ -114,7 +113,7 @@ def _parse_int8(arguments: Sequence[str], name: str) -> tuple[object, ...]:
         layers.append((layer, chosen))
     variant = variants[0] if variants else None
     width, input_bits = (chosen[0] if chosen else None for chosen in (widths, inputs))
-    return variant, tuple(layers), width, input_bits
+    return variant, tuple(layers), width, input_bits, name == "int8"
 
 
 def _parse_shares(name: str, arguments: Sequence[str], unchanged: float, meaning: str) -> tuple[object, ...]:
@@ -123,9 +122,12 @@ def _parse_shares(name: str, arguments: Sequence[str], unchanged: float, meaning
     ``unchanged`` leaves a layer as it is; the opposite one would leave nothing of it.
     """
     plain, choices = split_arguments(arguments)
-    layers = parse_ratios(name, choices)
+    layers = tuple((layer, _number(text)) for layer, text in choices.items())
+    for layer, share in layers:
+        if not 0.0 <= share <= 1.0:
+            raise SchemeError(f"{name}({layer}={choices[layer]}): give a share from 0 to 1 for a layer")
     if plain or not layers:
-        ratio = _ratio(plain)
+        ratio = _number(plain[0]) if len(plain) == 1 else -1.0
         in_range = 0.0 < ratio < 1.0
     else:
         ratio, in_range = unchanged, any(share != unchanged for _, share in layers)
@@ -136,10 +138,9 @@ def _parse_shares(name: str, arguments: Sequence[str], unchanged: float, meaning
     return ratio, layers
 
 
-def _ratio(words: Sequence[str]) -> float:
-    """The single number among a method's plain arguments; -1, out of every range, where there is none."""
+def _number(text: str) -> float:
+    """The number that a text is; -1, out of every range, where it is none."""
     try:
-        (ratio,) = map(float, words)
+        return float(text)
     except ValueError:
         return -1.0
-    return ratio

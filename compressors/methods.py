@@ -1,65 +1,37 @@
-"""What a compression method implements: a format stores numbers, a reduction makes the module smaller."""
+"""What a method of a scheme implements, bound to a policy: an ``Encoder`` stores its numbers, a ``Reduction`` makes it
+smaller.
+"""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from accel.compressors.arrays import Array, State
 from accel.compressors.artifact import Optimisation
-from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.quantisation.ranges import Range
-from accel.compressors.scheme import MethodText
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class PlanStatistics:
-    """What a plan has measured so far.
+class Encoder(ABC):
+    """How numbers are stored and multiplied: writes a graph's parameters into the bytes of a model.
 
     Attributes:
-        calibrations: how often activation ranges were measured; 0 for schemes without.
+        optimisation, cpu_features, variant: see ``CompressedPolicy``.
+        calibrations: how often activation ranges were measured; 0 for formats without.
         drifted_activations: how many activations, counted over all calibrations but the first, left their range by more
             than 5 % of its width.
     """
 
-    calibrations: int = 0
-    drifted_activations: int = 0
-
-
-class Method(ABC):
-    """One part of a scheme."""
-
-    @property
-    @abstractmethod
-    def method(self) -> MethodText:
-        """Name and arguments in the scheme."""
-
-    @property
-    def scheme(self) -> str:
-        """The text form of the method."""
-        return str(self.method)
-
-
-class Format(Method):
-    """How numbers are stored and multiplied: ``fp32``, ``int8``…"""
-
-    @abstractmethod
-    def encoder(self, graph: PolicyGraph) -> Encoder:
-        """Lay out the model of a graph. Raises UnsupportedLayerError."""
-
-
-class Encoder(ABC):
-    """A bound format: writes a graph's parameters into the bytes of a model."""
-
     optimisation: Optimisation = "none"
     cpu_features: tuple[str, ...] = ()
     variant: str = ""
+    calibrations: int = 0
+    drifted_activations: int = 0
 
     @abstractmethod
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
@@ -96,21 +68,8 @@ class Encoder(ABC):
     def merge_ranges(self, measured: Mapping[str, Range]) -> None:  # noqa: B027 - not every format has ranges
         """Merge measured ranges into the running ones."""
 
-    @property
-    def statistics(self) -> PlanStatistics:
-        """See ``Plan.statistics``."""
-        return PlanStatistics()
 
-
-class Reduction(Method):
-    """A smaller module in place of the policy: ``prune``, ``lowrank``, ``distill``."""
-
-    @abstractmethod
-    def reduce(self, module: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor]) -> BoundReduction:
-        """Build the smaller module. Raises UnsupportedLayerError."""
-
-
-class BoundReduction(ABC):
+class Reduction(ABC):
     """A policy's smaller module, and how its parameters are computed from the policy's.
 
     Attributes:
@@ -144,7 +103,7 @@ class BoundReduction(ABC):
         """Like ``observe``, for what has to be fitted again between two selections, and only for that."""
 
     def distill_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
-        """See ``Plan.distill_step``."""
+        """See ``PlanUpdate.distill_step``."""
         return None
 
     def zero_filled(self, projected: State, state: State) -> State | None:

@@ -21,7 +21,7 @@ def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> d
     Raises:
         WeightsError: the module has no tensor of that name.
     """
-    tensors = _named_tensors(module)
+    tensors = named_tensors(module)
     if names is not None:
         missing = [name for name in names if name not in tensors]
         if missing:
@@ -34,7 +34,7 @@ def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> d
 
 def load_state(module: torch.nn.Module, state: State) -> None:
     """Write arrays into a module's parameters and buffers, in place."""
-    tensors = _named_tensors(module)
+    tensors = named_tensors(module)
     for name, array in state.items():
         tensors[name].detach().copy_(torch.from_numpy(np.array(array)))
 
@@ -57,7 +57,7 @@ def to_tensors(inputs: Mapping[str, Array], rows: int, images: int) -> list[torc
     return [torch.from_numpy(np.ascontiguousarray(array[:count])) for array in inputs.values()]
 
 
-def _named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters, then buffers; torch's own iterators take twice as long, at every refresh."""
     parameters: dict[str, torch.Tensor] = {}
     buffers: dict[str, torch.Tensor] = {}

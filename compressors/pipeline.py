@@ -6,17 +6,18 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from accel.compressors.arrays import Array
 from accel.compressors.artifact import Json
 from accel.compressors.cpu import cpu_features
-from accel.compressors.fp32 import Float32
+from accel.compressors.fp32 import FloatEncoder
 from accel.compressors.graph.policy_graph import PolicyGraph, export_policy
-from accel.compressors.method_arguments import check_order, parse_arguments
-from accel.compressors.methods import Format, Method, Reduction
+from accel.compressors.method_arguments import check_scheme, parse_arguments
+from accel.compressors.methods import Encoder, Reduction
 from accel.compressors.plan import Plan
-from accel.compressors.scheme import METHODS, MethodText, Scheme, parse_scheme
+from accel.compressors.scheme import FORMATS, METHODS, MethodText
 
 if TYPE_CHECKING:
     import torch
@@ -43,35 +44,21 @@ def make_compressor(
     Raises:
         SchemeError: malformed text, an unknown name, an argument out of range, methods that cannot be combined.
     """
-    scheme = parse_scheme(text)
+    scheme = check_scheme(text)
     features = cpu_features() if cpu is None else frozenset(cpu)
     context = {"cpu": features, "student_factory": student_factory, "divergence": divergence}
-    return compose([_make(method, context) for method in scheme.methods], scheme)
+    reductions = [_bound(method, context) for method in scheme.methods if method.name not in FORMATS]
+    formats = [_bound(method, context) for method in scheme.methods if method.name in FORMATS]
+    return Compressor(str(scheme), tuple(reductions), formats[0] if formats else FloatEncoder)
 
 
-def _make(method: MethodText, context: Mapping[str, object]) -> Method:
-    """A method with its own arguments, and with what it takes of ``context``, by name."""
+def _bound(method: MethodText, context: Mapping[str, object]) -> Callable[..., Any]:
+    """What binds a method to a policy, with the method's arguments and with what it takes of ``context``, by name."""
     module, _, name = METHODS[method.name].partition(":")
-    kind = cast("Callable[..., Method]", getattr(importlib.import_module(module), name))
-    taken = inspect.signature(kind).parameters.keys() & context.keys()
-    return kind(*parse_arguments(method), **{name: context[name] for name in taken})
-
-
-def compose(methods: Sequence[Method], scheme: Scheme | None = None) -> Compressor:
-    """Chain methods in their order; without a format the numbers stay ``fp32``.
-
-    Args:
-        methods: such as ``[Prune(0.5), Int8()]``.
-        scheme: the text form that artifacts carry; that of the methods when None.
-
-    Raises:
-        SchemeError: see ``check_order``.
-    """
-    scheme = Scheme(tuple(method.method for method in methods)) if scheme is None else scheme
-    reductions = [method for method in methods if isinstance(method, Reduction)]
-    formats = [method for method in methods if isinstance(method, Format)]
-    check_order(scheme)
-    return Compressor(scheme, tuple(reductions), formats[0] if formats else Float32())
+    bind = cast("Callable[..., object]", getattr(importlib.import_module(module), name))
+    given = {**context, "scheme": str(method)}
+    taken = inspect.signature(bind).parameters.keys() & given.keys()
+    return partial(bind, *parse_arguments(method), **{name: given[name] for name in taken})
 
 
 @dataclass(frozen=True)
@@ -79,19 +66,14 @@ class Compressor:
     """A compression scheme, not yet bound to a policy.
 
     Attributes:
-        parsed: the scheme.
-        reductions: make the module smaller, in this order.
+        scheme: its text form.
+        reductions: (module, example inputs) to a smaller module, in this order.
         format: stores and multiplies the numbers of what is left.
     """
 
-    parsed: Scheme
-    reductions: tuple[Reduction, ...]
-    format: Format
-
-    @property
-    def scheme(self) -> str:
-        """The scheme's text form."""
-        return str(self.parsed)
+    scheme: str
+    reductions: tuple[Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], Reduction], ...]
+    format: Callable[[PolicyGraph], Encoder]
 
     def bind(
         self,
@@ -119,13 +101,13 @@ class Compressor:
             UnsupportedLayerError: it has a layer that this scheme cannot compress.
             CalibrationError: the scheme needs calibration inputs and got none, or unusable ones.
         """
-        smaller, bound = module, []
-        for reduction in self.reductions:
-            bound.append(reduction.reduce(smaller, example_inputs))
+        smaller, bound = module, list[Reduction]()
+        for reduce in self.reductions:
+            bound.append(reduce(smaller, example_inputs))
             smaller = bound[-1].module
         if graph is None or bound:
             graph = export_policy(smaller, example_inputs, output_names)
-        plan = Plan(self.scheme, tuple(bound), graph, self.format.encoder(graph), dict(metadata or {}), module)
+        plan = Plan(self.scheme, tuple(bound), graph, self.format(graph), dict(metadata or {}), module)
         if calibration is not None:
             plan.calibrate(calibration)
         return plan

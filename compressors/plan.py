@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from accel.compressors.arrays import Array, State
 from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.graph.policy_graph import PolicyGraph
-from accel.compressors.methods import BoundReduction, Encoder, PlanStatistics
+from accel.compressors.methods import Encoder, Reduction
 from accel.compressors.module_state import read_state
 from accel.compressors.quantisation.ranges import Range, check_inputs
 
@@ -36,7 +36,7 @@ class Plan:
     def __init__(
         self,
         scheme: str,
-        reductions: tuple[BoundReduction, ...],
+        reductions: tuple[Reduction, ...],
         graph: PolicyGraph,
         encoder: Encoder,
         metadata: Mapping[str, Json],
@@ -51,11 +51,6 @@ class Plan:
         contract = (graph.inputs, graph.outputs, metadata, encoder.cpu_features)
         self._contract = CompressedPolicy(scheme, 0, *contract, b"", encoder.optimisation, encoder.variant)
         self.reductions_lock = threading.Lock()
-
-    @property
-    def statistics(self) -> PlanStatistics:
-        """What the plan has measured so far."""
-        return self.encoder.statistics
 
     def refresh(self, module: torch.nn.Module, version: int) -> CompressedPolicy:
         """The artifact of the module's present weights; fast, and never changes the module.
@@ -88,19 +83,6 @@ class Plan:
         update.calibrate(inputs)
         update.commit()
 
-    def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
-        """Widen the ranges if an activation leaves its own on recent inputs; returns how many do.
-
-        No range gets narrower, so a few rows are enough.
-
-        Raises:
-            CalibrationError: as for ``calibrate``.
-        """
-        update = self.begin_update(self._module)
-        drifted = update.recalibrate_on_drift(inputs)
-        update.commit()
-        return drifted
-
     def refit(self, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
         """Fit the least-squares compensation for pruned channels again, on recent real inputs; some milliseconds.
 
@@ -116,28 +98,6 @@ class Plan:
                 for reduction in self.reductions:
                     reduction.refit(state, inputs)
                     state = reduction.project(state)
-
-    def reselect(self, module: torch.nn.Module) -> None:
-        """Select pruned channels and low-rank bases again for the present weights; slow, on a schedule.
-
-        Raises:
-            WeightsError: as for ``refresh``.
-        """
-        self._module = module
-        update = self.begin_update(module)
-        update.reselect()
-        update.commit()
-
-    def distill_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
-        """One training step of a distilled student towards the module on real [N, *shape] inputs; slow.
-
-        Returns:
-            The divergence before the step, in its own unit; None for schemes without a student.
-        """
-        update = self.begin_update(module)
-        loss = update.distill_step(inputs)
-        update.commit()
-        return loss
 
     def begin_update(self, module: torch.nn.Module) -> PlanUpdate:
         """Start an update for the module's present weights, to be prepared in any thread."""
@@ -165,11 +125,6 @@ class PlanUpdate:
         self._parameters: Mapping[str, Array] | None = None
 
     @property
-    def reductions(self) -> tuple[BoundReduction, ...]:
-        """The plan's reductions; the changed ones are copies."""
-        return tuple(self._reductions)
-
-    @property
     def parameters(self) -> Mapping[str, Array]:
         """The parameters of the plan's graph, with this update's changes."""
         if self._parameters is None:
@@ -180,7 +135,11 @@ class PlanUpdate:
         return self._parameters
 
     def distill_step(self, inputs: Mapping[str, torch.Tensor]) -> float | None:
-        """See ``Plan.distill_step``."""
+        """One training step of a distilled student towards the module on real [N, *shape] inputs; slow.
+
+        Returns:
+            The divergence before the step, in its own unit; None for schemes without a student.
+        """
         loss: float | None = None
         for index, reduction in enumerate(self._reductions):
             if reduction.has_student:
@@ -188,7 +147,7 @@ class PlanUpdate:
         return loss
 
     def reselect(self) -> None:
-        """See ``Plan.reselect``."""
+        """Select pruned channels and low-rank bases again for the present weights; slow, on a schedule."""
         self._parameters = None
         if not self._reductions:
             return
@@ -226,18 +185,21 @@ class PlanUpdate:
         self._add_ranges(self._plan.encoder.measure(self.parameters, inputs))
 
     def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
-        """See ``Plan.recalibrate_on_drift``."""
+        """Widen the ranges if an activation leaves its own on recent inputs; returns how many do.
+
+        No range gets narrower, so a few rows are enough. Raises CalibrationError: as for ``Plan.calibrate``.
+        """
         encoder = self._plan.encoder
         measured = encoder.measure(self.parameters, inputs, quick=True)
         drifted = encoder.drifted(measured)
-        if drifted or not encoder.statistics.calibrations:
+        if drifted or not encoder.calibrations:
             # a few rows show what has to be covered, not what no longer occurs
             self._add_ranges(encoder.covering(measured))
         return drifted
 
     def commit(self) -> None:
         """Apply the changes to the plan, all of them, between two refreshes; fast."""
-        self._plan.reductions = self.reductions
+        self._plan.reductions = tuple(self._reductions)
         for measured in self._ranges:
             self._plan.encoder.merge_ranges(measured)
 
@@ -250,7 +212,7 @@ class PlanUpdate:
             self._state = read_state(self._module, None if self._reductions else self._plan.graph.leaves)
         return self._state
 
-    def _own(self, index: int) -> BoundReduction:
+    def _own(self, index: int) -> Reduction:
         """A reduction's copy, made on first use."""
         if index not in self._copied:
             with self._plan.reductions_lock:

@@ -11,17 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
+from accel.compressors.arrays import Array
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.cpu import cpu_features
 from accel.compressors.errors import ArtifactError
-from accel.compressors.kernels.chain import make_chain, why_no_chain
+from accel.compressors.kernels.chain import make_chain
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-Array = NDArray[np.generic]
 Runtime = Literal["native", "onnxruntime"]
 
 _LEVELS = {"none": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "all": "ORT_ENABLE_ALL"}
@@ -93,10 +92,10 @@ class PolicySession:
                 f"a policy for this machine's features ({', '.join(sorted(cpu_features())) or 'none'})"
             )
         self.artifact = artifact
-        self._kernel = make_chain(artifact) if runtime == "native" else None
+        made = make_chain(artifact) if runtime == "native" else ""
+        self._kernel = None if isinstance(made, str) else made
         self.runtime: Runtime = "onnxruntime" if self._kernel is None else "native"
-        wanted = self.runtime == runtime
-        self.ran_on = self.runtime if wanted else f"{self.runtime} ({why_no_chain(artifact)})"
+        self.ran_on = self.runtime if self.runtime == runtime else f"{self.runtime} ({made})"
         self._session = _load(artifact, self.ran_on) if self._kernel is None else None
         self._bind(batch)
 

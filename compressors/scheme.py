@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 _METHOD = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\(([^()+]*)\))?\s*")
 _ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.-]+)?")
 
-# method name -> module:class; resolved on demand because most of these modules import torch
+# method name -> module:what binds it to a policy; resolved on demand because most of these modules import torch
 METHODS = {
-    "fp32": "accel.compressors.fp32:Float32",
-    "fp16": "accel.compressors.fp16:Float16",
-    "int8": "accel.compressors.int8.static:Int8",
-    "qat": "accel.compressors.qat.fake_quantiser:Qat",
-    "int4": "accel.compressors.int4:Int4",
-    "prune": "accel.compressors.prune.structured:Prune",
-    "lowrank": "accel.compressors.lowrank:LowRank",
-    "distill": "accel.compressors.distill:Distill",
+    "fp32": "accel.compressors.fp32:FloatEncoder",
+    "fp16": "accel.compressors.fp32:half_encoder",
+    "int8": "accel.compressors.int8.static:Int8Encoder",
+    "qat": "accel.compressors.int8.static:Int8Encoder",
+    "int4": "accel.compressors.int4:Int4Encoder",
+    "prune": "accel.compressors.prune.structured:PrunedModule",
+    "lowrank": "accel.compressors.lowrank:FactoredModule",
+    "distill": "accel.compressors.distill:Student",
 }
+FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int4"})
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,6 @@ class Scheme:
 
     def __str__(self) -> str:
         return "+".join(str(method) for method in self.methods)
-
-
-def scheme_names() -> tuple[str, ...]:
-    """The names of all methods."""
-    return tuple(METHODS)
 
 
 def parse_scheme(text: str) -> Scheme:

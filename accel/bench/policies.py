@@ -16,7 +16,7 @@ from accel.bench.checks import check_networks
 from accel.bench.rows import FULL_PRECISION, Notify, Row
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import CompressorError
-from accel.compressors.kernels.chain import why_no_chain
+from accel.compressors.kernels.chain import make_chain
 from accel.compressors.plan import Plan
 from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
@@ -202,7 +202,7 @@ class MeasuredPolicy:
         for scheme, artifact in self._artifacts(schemes, notify).items():
             variant = Variant("onnxruntime", scheme, artifact.to_bytes(), self.mismatch_of(artifact), artifact)
             found += [variant] if "onnxruntime" in runtimes else []
-            if reason := why_no_chain(artifact):
+            if isinstance(reason := make_chain(artifact), str):
                 messages.append(f"no row for compiled kernels, {scheme}: {reason}")
             else:
                 native.append(replace(variant, runtime="native"))

@@ -229,7 +229,7 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
     if scheme != FULL_PRECISION:
         interval = interval_updates(config, INTERVALS.calibration)
         tasks["calibration"] = interval, UpkeepTask(calibration=every)
-        if plan.statistics.calibrations:
+        if plan.encoder.calibrations:
             interval = interval_updates(config, INTERVALS.drift)
             tasks["drift"] = interval, UpkeepTask(drift_inputs=few(DRIFT_IMAGES, DRIFT_ROWS))
         if reduces:

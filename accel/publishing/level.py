@@ -281,13 +281,13 @@ class Level:
             self._due.add("selection")
         if self._calibrations.tick():
             self._due.add("calibration")
-        if self._drift.tick() and self._plan.statistics.calibrations:
+        if self._drift.tick() and self._plan.encoder.calibrations:
             self._due.add("drift")
         self._refit_due |= self._prunes and self._refits.tick()
 
     def check_ranges(self) -> None:
         """Have activations outside their ranges widen them soon, which is otherwise looked for at intervals."""
-        if self.ready and self._plan.statistics.calibrations:
+        if self.ready and self._plan.encoder.calibrations:
             self._due.add("drift")
 
     def start_work(self, worker: BackgroundWorker, copy: ModuleCopy) -> None:
@@ -339,13 +339,13 @@ class Level:
 
     def metrics(self) -> dict[str, float]:
         """Metrics by name, without the scheme; resets means. See the module's docstring."""
-        statistics, checks, plan = self._statistics, self._validator.statistics, self._plan.statistics
+        statistics, checks, encoder = self._statistics, self._validator.statistics, self._plan.encoder
         count = statistics.reselections
         is_checked = checks.divergence is not None
         found: dict[str, float | None] = {
             "payload_bytes": statistics.payload_bytes or None,
-            "calibrations": plan.calibrations or None,
-            "drifted_activations": plan.drifted_activations if plan.calibrations else None,
+            "calibrations": encoder.calibrations or None,
+            "drifted_activations": encoder.drifted_activations if encoder.calibrations else None,
             "withheld": statistics.withheld,
             "publish_kl": checks.divergence,
             "publish_kl_age_updates": checks.age_updates if is_checked else None,
@@ -379,10 +379,13 @@ class Level:
 
     def _widen(self) -> bool:
         """Make room for activations of new kinds of states, which can appear between two policies; whether any did."""
+        update = self._plan.begin_update(self._published)
         try:
-            return self._plan.recalibrate_on_drift(self._inputs.newest(WIDEN_ROWS)) > 0
+            drifted = update.recalibrate_on_drift(self._inputs.newest(WIDEN_ROWS))
         except CalibrationError:
             return False
+        update.commit()
+        return drifted > 0
 
     def _refit(self) -> None:
         """Fit the compensation for pruned channels to the policy that is published."""

@@ -180,9 +180,9 @@ class Validator:
         """The mean divergence over many rows, in a session of its own; VerificationError as for ``validate``."""
         artifact, bound = self._runnable(artifact)
         inputs = self._inputs.full()
-        found = verify_artifact(artifact, reference, inputs, bound, measure=self._mean)
-        self.statistics.divergence, self.statistics.age_updates = found.measured, 0
-        return found.measured
+        divergence = verify_artifact(artifact, reference, inputs, bound, measure=self._mean)
+        self.statistics.divergence, self.statistics.age_updates = divergence, 0
+        return divergence
 
     def check_quickly(self, artifact: CompressedPolicy, reference: torch.nn.Module) -> bool:
         """Whether a few rows suffice to show that the artifact is close enough, in a session that stays open.

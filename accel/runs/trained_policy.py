@@ -160,11 +160,13 @@ class TrainedPolicy(ABC):
         """Distil into the plan's student, if it has one, and calibrate it."""
         rng = np.random.default_rng(self.config.run.seed)
         rows = len(next(iter(inputs.values())))
+        update = plan.begin_update(self.policy)
         for _ in range(_DISTILL_STEPS):
             chosen = rng.integers(rows, size=_DISTILL_BATCH)
             batch = {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()}
-            if plan.distill_step(self.policy, batch) is None:
+            if update.distill_step(batch) is None:
                 return
+        update.commit()
         plan.calibrate(inputs)
 
     def calibration_rows(self, scheme: str) -> int:

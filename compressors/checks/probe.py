@@ -9,18 +9,13 @@ from typing import Self
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
 
 from accel.compressors.arrays import Array
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.errors import ArtifactError
-from accel.compressors.graph.payload import initializer_places, value_info
+from accel.compressors.graph.payload import value_info
+from accel.compressors.kernels.graph import Graph, TensorPlace, read_graph
 from accel.compressors.runtime import PolicySession
-
-# shapes and axes (int64) stay constants: operators may need them when a model is loaded
-_WEIGHTS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32)
-
-_CONSTANTS = (TensorProto.INT64, TensorProto.BOOL)
 
 Bytes = NDArray[np.uint8]
 
@@ -34,15 +29,13 @@ class ArtifactProbe:
     that are not weights keep the values of the artifact that the probe was opened with.
     """
 
-    def __init__(
-        self, artifact: CompressedPolicy, session: PolicySession, weights: Mapping[str, tuple[int, int]]
-    ) -> None:
+    def __init__(self, artifact: CompressedPolicy, session: PolicySession, graph: Graph | None) -> None:
         """Use ``open``."""
         self._like = artifact
         self._session = session
-        self._weights = [(_as_bytes(session.inputs[name]), *place) for name, place in weights.items()]
-        edges = [0, *(edge for place in sorted(weights.values()) for edge in place), len(artifact.model)]
-        self._gaps = [(a, b, artifact.model[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+        self._graph = graph
+        places = {} if graph is None else _weights(graph)
+        self._weights = [(_as_bytes(session.inputs[name]), place.start, place.stop) for name, place in places.items()]
 
     @classmethod
     def open(cls, artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> Self:
@@ -59,28 +52,17 @@ class ArtifactProbe:
         """
         artifact = CompressedPolicy.from_bytes(artifact.to_bytes())
         batch = len(inputs[artifact.inputs[0].name])
-        closed = cls(artifact, PolicySession(artifact, batch=batch, runtime="onnxruntime"), {})
+        closed = cls(artifact, PolicySession(artifact, batch=batch, runtime="onnxruntime"), None)
         closed.run(artifact, inputs)
-        model = onnx.load_from_string(artifact.model)
-        if any(tensor.data_type not in (*_WEIGHTS, *_CONSTANTS) for tensor in model.graph.initializer):
-            return closed
+        graph = read_graph(artifact.model)
+        specs = [TensorSpec(name, str(place.dtype), place.shape) for name, place in _weights(graph).items()]
+        opened = dataclasses.replace(artifact, inputs=(*artifact.inputs, *specs), model=_open(artifact.model, specs))
         try:
-            probe = cls._with_open_weights(artifact, model, batch)
+            probe = cls(artifact, PolicySession(opened, batch=batch, runtime="onnxruntime"), graph)
             probe.run(artifact, inputs)
         except ArtifactError:
             return closed
         return probe
-
-    @classmethod
-    def _with_open_weights(cls, artifact: CompressedPolicy, model: ModelProto, batch: int) -> Self:
-        places = dict(initializer_places(memoryview(artifact.model)))
-        specs = [_spec(tensor) for tensor in model.graph.initializer if tensor.data_type in _WEIGHTS]
-        opened = dataclasses.replace(artifact, inputs=(*artifact.inputs, *specs), model=_open(model, specs))
-        return cls(
-            artifact,
-            PolicySession(opened, batch=batch, runtime="onnxruntime"),
-            {spec.name: places[spec.name] for spec in specs},
-        )
 
     @property
     def batch(self) -> int:
@@ -89,12 +71,9 @@ class ArtifactProbe:
 
     def fits(self, artifact: CompressedPolicy) -> bool:
         """Whether an artifact differs from the first in version and weights only."""
-        like, model = self._like, artifact.model
-        return (
-            len(model) == len(like.model)
-            and all(getattr(artifact, name) == getattr(like, name) for name in _LAYOUT)
-            and all(model[start:stop] == gap for start, stop, gap in self._gaps)
-        )
+        if any(getattr(artifact, name) != getattr(self._like, name) for name in _LAYOUT):
+            return False
+        return artifact.model == self._like.model if self._graph is None else self._graph.is_of(artifact.model)
 
     def run(self, artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """The outputs of an artifact for which ``fits`` holds, by name, [N, *shape]; the next call overwrites them.
@@ -114,18 +93,19 @@ class ArtifactProbe:
 _LAYOUT = ("inputs", "outputs", "cpu_features", "optimisation", "variant", "scheme")
 
 
-def _spec(tensor: TensorProto) -> TensorSpec:
-    return TensorSpec(tensor.name, str(helper.tensor_dtype_to_np_dtype(tensor.data_type)), tuple(tensor.dims))
+def _weights(graph: Graph) -> dict[str, TensorPlace]:
+    return {name: place for name, place in graph.places.items() if place.is_weight}
 
 
-def _open(model: ModelProto, specs: list[TensorSpec]) -> bytes:
+def _open(serialised: bytes, specs: list[TensorSpec]) -> bytes:
+    model = onnx.load_from_string(serialised)
     names = {spec.name for spec in specs}
     constants = [tensor for tensor in model.graph.initializer if tensor.name not in names]
     del model.graph.initializer[:]
     model.graph.initializer.extend(constants)
     model.graph.input.extend(value_info(spec) for spec in specs)
-    serialised: bytes = model.SerializeToString()
-    return serialised
+    opened: bytes = model.SerializeToString()
+    return opened
 
 
 def _as_bytes(array: Array) -> Bytes:

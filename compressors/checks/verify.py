@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,21 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class OutputMismatch:
-    """Differences between an artifact's distribution parameters and the policy's, over some inputs.
-
-    Attributes:
-        relative: see ``relative_error``.
-        greatest: the greatest absolute difference, in the unit of the parameters.
-        measured: the caller's own measure; ``relative`` without one.
-    """
-
-    relative: float
-    greatest: float
-    measured: float
-
-
 _ROUNDING = float(np.finfo(np.float32).eps)
 
 Measure = Callable[[Array, Array], float]
@@ -45,17 +29,18 @@ def verify_artifact(
     bound: float | None,
     *,
     measure: Measure | None = None,
-) -> OutputMismatch:
+) -> float:
     """Decode an artifact from its own bytes, load it, run it, and compare its outputs with the policy's.
 
     Args:
         artifact: the one to be published.
         reference: the acting policy with the weights that the artifact was made from.
         inputs: real inputs by name, [N, *shape], N ≥ 1.
-        bound: greatest allowed ``OutputMismatch.measured``; None: only shapes and finiteness are checked.
+        bound: greatest mismatch allowed; None: only shapes and finiteness are checked.
         measure: (the policy's parameters, the artifact's), both [N, P], to a mismatch, such as a divergence of the
-            distributions that they describe.
-
+            distributions that they describe; None: ``relative_error``.
+    Returns:
+        The mismatch of the first output.
     Raises:
         VerificationError: it cannot be decoded or loaded, an input has a wrong shape or type, an output has another
             shape than the policy's or is not finite, or the mismatch exceeds the bound.
@@ -63,10 +48,10 @@ def verify_artifact(
     device = next(reference.parameters()).device
     found, wanted = run_artifact(artifact, inputs), reference_outputs(artifact, reference, inputs, device)
     check_outputs(artifact, found, wanted)
-    mismatch = _mismatch(found[0], wanted[0], measure)
-    if bound is not None and not mismatch.measured <= bound:
+    mismatch = relative_error(found[0], wanted[0]) if measure is None else measure(wanted[0], found[0])
+    if bound is not None and not mismatch <= bound:
         raise VerificationError(
-            f"policy {artifact.scheme!r} differs from the learner's by {mismatch.measured:.3g}, over the bound of "
+            f"policy {artifact.scheme!r} differs from the learner's by {mismatch:.3g}, over the bound of "
             f"{bound:g}; calibrate, reselect, or use a scheme that compresses less"
         )
     return mismatch
@@ -144,12 +129,6 @@ def relative_error(found: Array, wanted: Array) -> float:
     difference = found.astype(np.float64) - theirs
     deviation, size, error = (_root_mean_square(part) for part in (theirs - theirs.mean(axis=0), theirs, difference))
     return error / ((deviation if deviation > _ROUNDING * size else size) or 1.0)
-
-
-def _mismatch(found: Array, wanted: Array, measure: Measure | None) -> OutputMismatch:
-    relative = relative_error(found, wanted)
-    greatest = float(np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max())
-    return OutputMismatch(relative, greatest, relative if measure is None else measure(wanted, found))
 
 
 def _root_mean_square(values: NDArray[np.float64]) -> float:

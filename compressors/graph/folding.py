@@ -10,6 +10,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from accel.compressors.arrays import Array, State
 from accel.compressors.errors import GraphError
 from accel.compressors.graph.subgraph import Subgraph
+from accel.compressors.graph.wiring import needed
 
 
 class Prologue:
@@ -24,13 +25,8 @@ class Prologue:
         opset: int,
     ) -> None:
         """Keep the nodes that the wanted names need; ``state`` gives the leaves' dtypes and shapes."""
-        needed = set(wanted)
-        kept: list[NodeProto] = []
-        for node in reversed(nodes):
-            if needed & set(node.output):
-                kept.insert(0, node)
-                needed |= {name for name in node.input if name}
-        self.leaves = tuple(sorted(needed & set(state)))
+        kept, names = needed(nodes, wanted)
+        self.leaves = tuple(sorted(names & set(state)))
         self._direct = tuple(name for name in wanted if name in state)
         self._kept = kept
         self._subgraph: Subgraph | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
 from accel.compressors.arrays import Array
 from accel.compressors.artifact import TensorSpec
 from accel.compressors.errors import GraphError
-from accel.compressors.protobuf import message_fields
+from accel.compressors.protobuf import Message
 
 # Field numbers in onnx.proto.
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_RAW = 7, 5, 8, 9
@@ -37,14 +37,14 @@ class Slot:
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The numpy type of the raw bytes; two 4-bit values share a byte."""
-        if self.element in (TensorProto.INT4, TensorProto.UINT4):
+        if self.element == TensorProto.INT4:
             return np.dtype(np.uint8)
         return np.dtype(helper.tensor_dtype_to_np_dtype(self.element))
 
     @property
     def raw_shape(self) -> tuple[int, ...]:
         """Shape of the array of raw bytes."""
-        if self.element in (TensorProto.INT4, TensorProto.UINT4):
+        if self.element == TensorProto.INT4:
             return (-(-int(np.prod(self.shape)) // 2),)
         return self.shape
 
@@ -77,7 +77,7 @@ class Payload:
         constant_slots = {name: Slot.like(array) for name, array in constants.items()}
         every = {**slots, **constant_slots}
         self._buffer = bytearray(_model(nodes, inputs, outputs, every, opset).SerializeToString())
-        places = dict(initializer_places(memoryview(self._buffer)))
+        places = _raw_places(memoryview(self._buffer))
         self.views: dict[str, Array] = {}
         for name, slot in every.items():
             start, stop = places[name]
@@ -107,7 +107,7 @@ def _model(
         initializer=[_tensor(name, slot) for name, slot in slots.items()],
     )
     imports = opset_imports(nodes, opset)
-    has_int4 = any(slot.element in (TensorProto.INT4, TensorProto.UINT4) for slot in slots.values())
+    has_int4 = any(slot.element == TensorProto.INT4 for slot in slots.values())
     return helper.make_model(
         graph, opset_imports=imports, ir_version=WITH_INT4 if has_int4 else IR_VERSION, producer_name="compressors"
     )
@@ -134,14 +134,8 @@ def _tensor(name: str, slot: Slot) -> TensorProto:
     return TensorProto(name=name, dims=slot.shape, data_type=slot.element, raw_data=bytes(size))
 
 
-def initializer_places(model: memoryview) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Name and byte range of the raw content of every initializer of a serialised model."""
-    for number, _, start, stop in message_fields(model, 0, len(model)):
-        if number != _MODEL_GRAPH:
-            continue
-        for inner, _, graph_start, graph_stop in message_fields(model, start, stop):
-            if inner != _GRAPH_INITIALIZER:
-                continue
-            found = {n: (s, e) for n, _, s, e in message_fields(model, graph_start, graph_stop)}
-            name_start, name_stop = found[_TENSOR_NAME]
-            yield bytes(model[name_start:name_stop]).decode(), found[_TENSOR_RAW]
+def _raw_places(model: memoryview) -> dict[str, tuple[int, int]]:
+    """Start and stop of the raw content of every initializer of a serialised model."""
+    (graph,) = Message(model, 0, len(model)).messages(_MODEL_GRAPH)
+    tensors = graph.messages(_GRAPH_INITIALIZER)
+    return {tensor.text(_TENSOR_NAME): tensor.places(_TENSOR_RAW)[0] for tensor in tensors}

@@ -43,7 +43,6 @@ class PolicyGraph:
         parameters: arrays that each refresh provides, by name; gives their shapes and dtypes.
         leaves: names of the module's parameters and buffers that the graph needs.
         prologue: computes parameters from leaves.
-        leaf_ranks: number of dimensions of the leaves.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -53,7 +52,6 @@ class PolicyGraph:
     parameters: Mapping[str, Array]
     leaves: tuple[str, ...]
     prologue: Prologue
-    leaf_ranks: Mapping[str, int]
 
     def read(self, state: State) -> Mapping[str, Array]:
         """The graph's parameters for a module state (at least ``leaves``)."""
@@ -63,13 +61,13 @@ class PolicyGraph:
         """The leaves that a parameter is computed from."""
         return self.prologue.sources(name)
 
-    def subgraph(self, wanted: Sequence[str]) -> Subgraph:
-        """The unfused graph as a function of inputs and parameters that returns the wanted values."""
+    def subgraph(self, wanted: Sequence[str], further: Sequence[NodeProto] = ()) -> Subgraph:
+        """The unfused graph, with further nodes, as a function of inputs and parameters that returns wanted values."""
         inputs: dict[str, tuple[np.dtype[np.generic], Sequence[int | None]]] = {
             spec.name: (np.dtype(spec.dtype), spec.shape) for spec in self.inputs
         }
         inputs.update({name: (array.dtype, array.shape) for name, array in self.parameters.items()})
-        return Subgraph(self.nodes, inputs, self.constants, wanted, OPSET)
+        return Subgraph([*self.nodes, *further], inputs, self.constants, wanted, OPSET)
 
 
 def export_policy(
@@ -133,7 +131,6 @@ def _policy_graph(
         parameters=prologue.run({name: state[name] for name in prologue.leaves}),
         leaves=prologue.leaves,
         prologue=prologue,
-        leaf_ranks={name: state[name].ndim for name in prologue.leaves},
     )
 
 

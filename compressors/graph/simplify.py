@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -10,7 +11,7 @@ from onnx import NodeProto, helper
 from accel.compressors.graph.draft import Draft, rename_readers
 from accel.compressors.graph.payload import MICROSOFT
 from accel.compressors.graph.sizes import Shape
-from accel.compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm
+from accel.compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm, needed
 
 _FUSED = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
 _ACTIVATIONS = ("Relu", "Tanh", "Sigmoid")
@@ -27,7 +28,7 @@ def simplify(draft: Draft) -> None:
     _bypass_added_axes(draft)
     _merge_heads(draft)
     _repeat_by_sums(draft)
-    _remove_unused(draft)
+    draft.nodes, _ = needed(draft.nodes, draft.outputs)
 
 
 def fuse_activations(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
@@ -190,8 +191,9 @@ def _merge_heads(draft: Draft) -> None:
         repeated = [part for part in parts if part is not None and _is_repeated(draft, part)]
         if not heads or len(heads) + len(repeated) != len(parts) or len({head.input[0] for head in heads}) != 1:
             continue
-        if len(concat.input) > 1:
-            _merge(draft, concat, [part for part in parts if part is not None], heads[0].input[0])
+        columns = draft.width(heads[0].input[0])
+        if len(concat.input) > 1 and columns is not None:
+            _merge(draft, concat, [part for part in parts if part is not None], heads[0].input[0], columns)
 
 
 def _is_head(draft: Draft, wiring: Wiring, node: NodeProto) -> bool:
@@ -211,50 +213,32 @@ def _is_repeated(draft: Draft, node: NodeProto) -> bool:
     if node.op_type != "Expand" or not draft.is_parameter(node.input[0]):
         return False
     is_open = draft.width(node.input[0]) == 1 and draft.width(node.output[0]) is None
-    return not is_open and draft.rank(node.input[0]) in (None, 1, 2)
+    return not is_open and draft.rank(node.input[0]) in (1, 2)
 
 
-def _merge(draft: Draft, concat: NodeProto, parts: Sequence[NodeProto], x: str) -> None:
+def _merge(draft: Draft, concat: NodeProto, parts: Sequence[NodeProto], x: str, columns: int) -> None:
     stem = concat.output[0]
     flat = f"{stem}:vector"
     draft.constants[flat] = np.asarray([-1], dtype=np.int64)
     weights, biases = [], []
-    some_weight = next(part.input[1] for part in parts if part.op_type == "Gemm")
     for index, part in enumerate(parts):
         if part.op_type == "Gemm":
             weights.append(part.input[1])
             biases.append(part.input[2])
             continue
         bias, weight = f"{stem}:bias{index}", f"{stem}:weight{index}"
-        repeated, width = part.input[0], draft.width(part.output[0]) or 1
-        if draft.width(repeated) == 1 and width > 1:
-            size, wide = f"{bias}:size", f"{bias}:wide"
-            draft.constants[size] = np.asarray([1, width], dtype=np.int64)
-            draft.prologue.append(helper.make_node("Expand", [repeated, size], [wide]))
-            repeated = wide
-        draft.prologue += _zero_rows(draft, repeated, some_weight, flat, bias, weight)
+        size, vector = f"{bias}:size", f"{bias}:vector"
+        length = prod(known or 1 for known in draft.sizes.shapes[part.input[0]])
+        rows = length if length > 1 else draft.width(part.output[0]) or 1
+        draft.constants[size], draft.constants[weight] = np.asarray([rows]), np.zeros((rows, columns), np.float32)
+        draft.prologue.append(helper.make_node("Reshape", [part.input[0], flat], [vector]))
+        draft.prologue.append(helper.make_node("Expand", [vector, size], [bias]))
         weights.append(weight)
         biases.append(bias)
     draft.prologue.append(helper.make_node("Concat", weights, [f"{stem}:weight"], axis=0))
     draft.prologue.append(helper.make_node("Concat", biases, [f"{stem}:bias"], axis=0))
     merged = helper.make_node("Gemm", [x, f"{stem}:weight", f"{stem}:bias"], [stem], name=parts[0].name, transB=1)
     draft.replace([concat], merged)
-
-
-def _zero_rows(draft: Draft, repeated: str, some_weight: str, flat: str, bias: str, weight: str) -> list[NodeProto]:
-    """Prologue nodes: the repeated parameter as a bias vector, and zeros [its length, the input's width] as weights."""
-    zero = f"{weight}:zero"
-    draft.constants[zero] = np.zeros((), dtype=np.float32)
-    start, end = f"{weight}:start", f"{weight}:end"
-    draft.constants[start], draft.constants[end] = np.asarray([1], np.int64), np.asarray([2], np.int64)
-    return [
-        helper.make_node("Reshape", [repeated, flat], [bias]),
-        helper.make_node("Shape", [bias], [f"{weight}:rows"]),
-        helper.make_node("Shape", [some_weight], [f"{weight}:shape"]),
-        helper.make_node("Slice", [f"{weight}:shape", start, end], [f"{weight}:columns"]),
-        helper.make_node("Concat", [f"{weight}:rows", f"{weight}:columns"], [f"{weight}:size"], axis=0),
-        helper.make_node("Expand", [zero, f"{weight}:size"], [weight]),
-    ]
 
 
 def _repeat_by_sums(draft: Draft) -> None:
@@ -272,13 +256,3 @@ def _repeat_by_sums(draft: Draft) -> None:
             zeros = helper.make_node("Mul", [value, f"{stem}:zero"], [f"{stem}:zeros"], name=f"{stem}:zeros")
             repeated = helper.make_node("Add", [f"{stem}:zeros", node.input[0]], [stem], name=node.name)
             draft.replace([node], zeros, repeated)
-
-
-def _remove_unused(draft: Draft) -> None:
-    needed = set(draft.outputs)
-    kept: list[NodeProto] = []
-    for node in reversed(draft.nodes):
-        if needed & set(node.output):
-            kept.insert(0, node)
-            needed |= {name for name in node.input if name}
-    draft.nodes = kept

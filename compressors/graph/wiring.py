@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from onnx import NodeProto, helper
@@ -33,6 +33,17 @@ class Wiring:
         """The only reader of a value; None if there are several, or if the value is an output of the graph."""
         readers = self.consumers[value]
         return readers[0] if len(readers) == 1 and not self.is_output(value) else None
+
+
+def needed(nodes: Sequence[NodeProto], wanted: Iterable[str]) -> tuple[list[NodeProto], set[str]]:
+    """The nodes that wanted values are computed by, in their order, and the names of all that these read and make."""
+    names = set(wanted)
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if names & set(node.output):
+            kept.insert(0, node)
+            names |= {name for name in node.input if name}
+    return kept, names
 
 
 def attributes(node: NodeProto) -> dict[str, AttributeValue]:

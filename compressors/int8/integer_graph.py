@@ -101,7 +101,7 @@ class SumOfCodes:
 
 
 # Operators that move codes and keep their scale.
-_PASS_THROUGH = frozenset({"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"})
+_PASS_THROUGH = frozenset({"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool", "Relu"})
 
 
 class IntegerGraph:
@@ -144,7 +144,6 @@ class IntegerGraph:
         self._wiring = Wiring(graph.nodes, [spec.name for spec in graph.outputs])
         self._as_codes: dict[str, Codes] = {}
         self._as_float: dict[str, str] = {spec.name: spec.name for spec in graph.inputs}
-        self._absorbed: set[str] = set()
         self.nodes: list[NodeProto] = []
         self.layers: list[IntegerLayer] = []
         self.int4_layers: list[Layer] = []
@@ -154,16 +153,17 @@ class IntegerGraph:
         self.fixed: dict[str, np.float32] = {}
         self.slots: dict[str, Slot] = {}
         rules: dict[str, Callable[[NodeProto], None]] = {
-            "Gemm": self._gemm, "Conv": self._conv, "Add": self._add, "Relu": self._relu,
+            "Gemm": self._gemm, "Conv": self._conv, "Add": self._add,
             "DequantizeLinear": self._image, "Clip": self._clip, **dict.fromkeys(_PASS_THROUGH, self._pass),
         }  # fmt: skip
         for node in graph.nodes:
             if not self._is_integer(node):
                 self._float_layer(node)
-            elif node.output[0] not in self._absorbed:
+            elif node.output[0] not in self._as_codes:  # a ReLU may be in the codes of what it reads
                 rules.get(node.op_type, self._float)(node)
         for spec in graph.outputs:
-            self._emit_output(spec.name)
+            if self._float_of(spec.name) != spec.name:
+                raise UnsupportedLayerError(f"output {spec.name!r} is an input passed on; return a computed tensor")
         used = {name for node in self.nodes for name in node.input}
         self.floats = tuple(name for name in graph.parameters if name in used)
         self.constants = tuple(name for name in graph.constants if name in used)
@@ -183,7 +183,7 @@ class IntegerGraph:
             made = self._new_codes(result, node)
             inputs, output = [*inputs, *made.parameters], made.tensor
         else:
-            output = self._new_float(self._undo_relu(node.output[0]))
+            output = self._new_float(node.output[0])
         self.nodes.append(
             helper.make_node("QGemm", inputs, [output], name=node.name, domain=MICROSOFT, transB=transposed)
         )
@@ -192,7 +192,7 @@ class IntegerGraph:
         """The products of the high and of the low bytes with one weight, and their sum in floats."""
         high, low = self._wide_of(node.input[0])
         layer = self._layer(node, high, low, axis=0 if transposed else 1)
-        output = self._new_float(self._undo_relu(node.output[0]))
+        output = self._new_float(node.output[0])
         parts = {f"{output}:{name}": codes for name, codes in (("high", high), ("low", low))}
         for name, codes in parts.items():
             inputs = [codes.tensor, *codes.parameters, *self._weight_inputs(layer)]
@@ -220,7 +220,6 @@ class IntegerGraph:
         result = self._through_relu(node.output[0])
         coded = any(name in self._as_codes for name in node.input)
         if parameters or not coded or not self._wants_codes(result):
-            self._absorbed -= {result}
             self._float(node)
             return
         a, b = (self._codes_of(name) for name in node.input)
@@ -229,24 +228,17 @@ class IntegerGraph:
         inputs = [a.tensor, *a.parameters, b.tensor, *b.parameters, *made.parameters]
         self.nodes.append(helper.make_node("QLinearAdd", inputs, [made.tensor], name=node.name, domain=MICROSOFT))
 
-    def _relu(self, node: NodeProto) -> None:
-        """On codes: clip below at the zero point; the scale stays."""
-        x = self._as_codes.get(node.input[0])
-        if x is None:
-            self._float(node)
-            return
-        made = Codes(f"{node.output[0]}:codes", x.activation)
-        self._as_codes[node.output[0]] = made
-        self.nodes.append(helper.make_node("Clip", [x.tensor, x.parameters[1]], [made.tensor], name=node.name))
-
     def _pass(self, node: NodeProto) -> None:
+        """On codes of the same scale; a ReLU clips them below at the zero point."""
         x = self._as_codes.get(node.input[0])
         if x is None:
             self._float(node)
             return
         made = Codes(f"{node.output[0]}:codes", x.activation)
         self._as_codes[node.output[0]] = made
-        passed = helper.make_node(node.op_type, [x.tensor, *node.input[1:]], [made.tensor], name=node.name)
+        is_relu = node.op_type == "Relu"
+        operator, others = ("Clip", [x.parameters[1]]) if is_relu else (node.op_type, node.input[1:])
+        passed = helper.make_node(operator, [x.tensor, *others], [made.tensor], name=node.name)
         passed.attribute.extend(node.attribute)
         self.nodes.append(passed)
 
@@ -371,10 +363,6 @@ class IntegerGraph:
         self.nodes.append(helper.make_node("DequantizeLinear", [codes.tensor, *codes.parameters], [name]))
         return name
 
-    def _emit_output(self, name: str) -> None:
-        if self._float_of(name) != name:
-            raise UnsupportedLayerError(f"output {name!r} is an input passed on; return a computed tensor")
-
     def _new_codes(self, value: str, maker: NodeProto | None = None) -> Codes:
         """A value as codes with a scale of its own; ``maker`` is the layer that outputs it, if one does."""
         self._as_codes[value] = codes = Codes(f"{value}:codes", value)
@@ -398,14 +386,7 @@ class IntegerGraph:
         reader = self._wiring.only_consumer(value)
         if reader is None or reader.op_type != "Relu":
             return value
-        self._absorbed.add(reader.output[0])
         return reader.output[0]
-
-    def _undo_relu(self, value: str) -> str:
-        reader = self._wiring.only_consumer(value)
-        if reader is not None and reader.op_type == "Relu":
-            self._absorbed.discard(reader.output[0])
-        return value
 
     def _wants_codes(self, value: str) -> bool:
         """Whether every reader of a value is an integer layer, or forwards codes to integer layers only."""
@@ -418,7 +399,7 @@ class IntegerGraph:
             return node.input[0] == value and self._formats.get(node.output[0]) == "int8"
         if node.op_type == "Add":
             return not any(self._is_fixed(name) for name in node.input) and self._wants_codes(node.output[0])
-        if node.op_type in _PASS_THROUGH or node.op_type == "Relu":
+        if node.op_type in _PASS_THROUGH:
             return node.input[0] == value and self._wants_codes(node.output[0])
         return False
 

@@ -16,9 +16,8 @@ features come in the handshake.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ import onnxruntime as ort
 
 from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.artifact import Optimisation
-from accel.compressors.cpu import ARM, VNNI, cpu_features
+from accel.compressors.cpu import ARM, VNNI
 from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
 from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.int8.calibrated import fitted_weight, rounded_codes
@@ -36,7 +35,7 @@ from accel.compressors.int8.input_layers import observed_values, small_input_lay
 from accel.compressors.int8.integer_graph import IntegerGraph, IntegerLayer, lay_out
 from accel.compressors.layer_choices import check_layers, choice_for
 from accel.compressors.method_arguments import LayerFormat, Variant
-from accel.compressors.methods import Encoder, Format, PlanStatistics
+from accel.compressors.methods import Encoder
 from accel.compressors.module_state import require_finite
 from accel.compressors.quantisation.affine import (
     BIAS_MARGIN,
@@ -57,73 +56,15 @@ from accel.compressors.quantisation.affine import (
     symmetric_codes,
     two_byte_parameters,
 )
-from accel.compressors.quantisation.nibbles import layer_writer, write_layer
+from accel.compressors.quantisation.nibbles import NibbleWriter
 from accel.compressors.quantisation.ranges import Range, RangeObserver, check_inputs
 from accel.compressors.quantisation.weight_codes import CodeWriter, as_float
 from accel.compressors.runtime import session_options
-from accel.compressors.scheme import MethodText
 
 _MATRIX = 2
 # of a layer that is fitted; wider ones, behind images, are rounded to the nearest
 MOST_INPUTS = 1024
 _CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s8s8": (INT8, WEIGHT_INT8)}
-
-
-@dataclass(frozen=True)
-class Int8(Format):
-    """Static int8, but for small layers that read observations.
-
-    Attributes:
-        variant: ``u8s8``: unsigned activations and signed weights, exact on x86 with VNNI and on ARM, refused
-            elsewhere; ``reduce_range``: the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed activations,
-            faster on ARM. None: the best one for the CPU.
-        layers: formats by layer.
-        weight_bits: bits of a weight's code, 2 to 4; None: as many as the variant has.
-        input_bits: bits of the observations that layers read, 2 to 8, where ``layers`` has no format for these; None:
-            small ones read floats.
-        cpu: features of the CPU that will act; this machine's when None.
-    """
-
-    variant: Variant | None = None
-    layers: tuple[tuple[str, LayerFormat], ...] = ()
-    weight_bits: int | None = None
-    input_bits: int | None = None
-    cpu: frozenset[str] | None = None
-    # whether steps by feature and biases make up for rounding; not where the learner trains with the codes
-    makes_up: ClassVar[bool] = True
-
-    @property
-    def method(self) -> MethodText:
-        """``int8`` with its options."""
-        options: list[str] = [] if self.variant is None else [self.variant]
-        if self.weight_bits is not None:
-            options.append(f"w{self.weight_bits}")
-        if self.input_bits is not None:
-            options.append(f"x{self.input_bits}")
-        return MethodText("int8", (*options, *(f"{layer}={choice}" for layer, choice in self.layers)))
-
-    def layer_formats(self, graph: PolicyGraph) -> Callable[[str], LayerFormat]:
-        """The format of each layer of a policy."""
-        in_floats = small_input_layers(graph) if self.input_bits is None else frozenset()
-        return lambda layer: choice_for(layer, self.layers, "float" if layer in in_floats else "int8")
-
-    def encoder(self, graph: PolicyGraph) -> Encoder:
-        """See ``Format.encoder``.
-
-        Raises:
-            SchemeError: a layer that the policy does not have, a variant whose sums would saturate on the CPU, or a
-                width of observations that no layer reads as floats.
-        """
-        features = cpu_features() if self.cpu is None else self.cpu
-        exact = next((feature for feature in (VNNI, ARM) if feature in features), None)
-        if self.variant == "u8s8" and exact is None:
-            raise SchemeError(
-                f"{self.scheme}: sums of u8s8 products saturate on an acting CPU without VNNI or ARM's instructions "
-                f"(its features: {', '.join(sorted(features)) or 'none'}); omit the variant, or use reduce_range"
-            )
-        suited: Variant = "u8s8" if exact == VNNI else "s8s8" if exact == ARM else "reduce_range"
-        variant = suited if self.variant is None else self.variant
-        return Int8Encoder(graph, self, variant, (exact,) if exact and variant == "u8s8" else ())
 
 
 class Int8Encoder(Encoder):
@@ -137,32 +78,73 @@ class Int8Encoder(Encoder):
         coded, sums: see ``IntegerGraph``.
     """
 
-    def __init__(self, graph: PolicyGraph, options: Int8, variant: Variant, cpu_features: tuple[str, ...]) -> None:
-        self.cpu_features = cpu_features
-        self.variant = variant
-        self._codes, self.weight_codes = _CODES[variant]
-        if options.weight_bits is not None:
-            self.weight_codes = symmetric_codes(options.weight_bits)
-        bits = 8 if options.input_bits is None else options.input_bits
+    def __init__(
+        self,
+        variant: Variant | None,
+        layers: Sequence[tuple[str, LayerFormat]],
+        weight_bits: int | None,
+        input_bits: int | None,
+        makes_up: bool,
+        graph: PolicyGraph,
+        *,
+        scheme: str,
+        cpu: Set[str],
+    ) -> None:
+        """Lay out a graph.
+
+        Args:
+            variant: ``u8s8``: unsigned activations and signed weights, exact on x86 with VNNI and on ARM, refused
+                elsewhere; ``reduce_range``: the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed
+                activations, faster on ARM. None: the best one for the CPU.
+            layers: formats by layer.
+            weight_bits: bits of a weight's code, 2 to 4; None: as many as the variant has.
+            input_bits: bits of the observations that layers read, 2 to 8, where ``layers`` has no format for these;
+                None: small ones read floats.
+            makes_up: whether steps by feature and biases make up for rounding; not where the learner trains with the
+                codes.
+            graph: the policy. scheme: the method's text. cpu: features of the CPU that will act.
+        Raises:
+            SchemeError: a layer that the policy does not have, a variant whose sums would saturate on the CPU, or a
+                width of observations that no layer reads as floats.
+            UnsupportedLayerError: a layer has no integer kernel.
+        """
+        exact = next((feature for feature in (VNNI, ARM) if feature in cpu), None)
+        if variant == "u8s8" and exact is None:
+            raise SchemeError(
+                f"{scheme}: sums of u8s8 products saturate on an acting CPU without VNNI or ARM's instructions "
+                f"(its features: {', '.join(sorted(cpu)) or 'none'}); omit the variant, or use reduce_range"
+            )
+        suited: Variant = "u8s8" if exact == VNNI else "s8s8" if exact == ARM else "reduce_range"
+        self.variant = variant or suited
+        self.cpu_features = (exact,) if exact and self.variant == "u8s8" else ()
+        self._codes, self.weight_codes = _CODES[self.variant]
+        if weight_bits is not None:
+            self.weight_codes = symmetric_codes(weight_bits)
+        in_floats = small_input_layers(graph) if input_bits is None else frozenset()
+        bits = input_bits or 8
         narrow = observed_values(graph) if bits < 8 else frozenset()
-        integer = IntegerGraph(graph, self._codes, options.layer_formats(graph), narrow)
+
+        def choose(layer: str) -> LayerFormat:
+            return choice_for(layer, layers, "float" if layer in in_floats else "int8")
+
+        integer = IntegerGraph(graph, self._codes, choose, narrow)
         if bits < 8 and not integer.clipped:
             raise SchemeError(
-                f"{options.scheme}: no integer layer of this policy reads floats of observations alone (images have "
+                f"{scheme}: no integer layer of this policy reads floats of observations alone (images have "
                 f"their 8 bits, and what a recurrent layer reads those of its state): omit x{bits}"
             )
         self._clipped = dict.fromkeys(integer.clipped, narrowed(self._codes, bits))
-        check_layers(options.scheme, dict(options.layers), integer.names)
+        check_layers(scheme, dict(layers), integer.names)
         self.layers = integer.layers
         self._graph = graph
-        self._check_sums(options)
+        self._check_sums(scheme)
         self.int4_layers = integer.int4_layers
         self.floats = integer.floats
         self._measured = list(dict.fromkeys(integer.measured))
         self._coded_values = {name for name in self._measured if f"{name}:scale" in integer.slots}
         self.coded, self.sums = integer.coded, integer.sums
         dense = [layer for layer in self.layers if graph.parameters[layer.weight].ndim == _MATRIX]
-        self._sources = list(dict.fromkeys(layer.source for layer in dense)) if options.makes_up else []
+        self._sources = list(dict.fromkeys(layer.source for layer in dense)) if makes_up else []
         coded = {layer.source for layer in dense if layer.wide or layer.activation == layer.source}
         self._folds = folds(graph, [name for name in self._sources if name in coded])
         self._moved: dict[str, list[tuple[str, int, bool]]] = {}
@@ -175,25 +157,24 @@ class Int8Encoder(Encoder):
         self._observer = RangeObserver(graph, self._measured, self._sources)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}
-        self._calibrations = self._drifted = 0
         self.payload = lay_out(integer, graph)
         # onnxruntime converts float convolutions to its blocked layout on loading
         float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
         self.optimisation: Optimisation = "all" if float_convolutions else "none"
         self._wide = integer.wide
         self._writer, self._wide_writer = CodeWriter(self.weight_codes), CodeWriter(WEIGHT_INT8)
-        self._int4_writer = layer_writer(self.int4_layers, graph)
+        self._int4_writer = NibbleWriter()
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
 
-    def _check_sums(self, options: Int8) -> None:
+    def _check_sums(self, scheme: str) -> None:
         """Sums wrap silently beyond 32 bits, in the kernels and in onnxruntime."""
         room = np.iinfo(np.int32).max / (self._codes.levels * self.weight_codes.maximum)
         for layer in self.layers:
             most = int(room * (1.0 - 1.0 / BIAS_MARGIN) if layer.bias else room)
             if layer.inputs > most:
                 raise UnsupportedLayerError(
-                    f"{options.scheme}: layer {layer.name!r} sums {layer.inputs:,} products, and more than {most:,} "
+                    f"{scheme}: layer {layer.name!r} sums {layer.inputs:,} products, and more than {most:,} "
                     f"{'beside a bias ' if layer.bias else ''}can exceed 32 bits: keep it in floats "
                     f"(int8({layer.name}=float)), or use fp16 or fp32"
                 )
@@ -206,11 +187,6 @@ class Int8Encoder(Encoder):
     def ranges(self) -> Mapping[str, Range]:
         """The running ranges by activation."""
         return {name: self._ranges[name] for name in self._measured if name in self._ranges}
-
-    @property
-    def statistics(self) -> PlanStatistics:
-        """See ``Plan.statistics``."""
-        return PlanStatistics(self._calibrations, self._drifted)
 
     def activation(self, name: str) -> tuple[np.float32, int]:
         """(scale, zero point) in use for an activation."""
@@ -239,8 +215,8 @@ class Int8Encoder(Encoder):
 
     def merge_ranges(self, measured: Mapping[str, Range]) -> None:
         """See ``Encoder.merge_ranges``."""
-        self._drifted += self.drifted(measured)
-        self._calibrations += 1
+        self.drifted_activations += self.drifted(measured)
+        self.calibrations += 1
         for name, now in measured.items():
             kept = self._ranges[name].after(now) if name in self._ranges else now
             self._ranges[name] = kept
@@ -264,7 +240,7 @@ class Int8Encoder(Encoder):
             self._encode_layer(layer, parameters)
         for int4_layer in self.int4_layers:
             moved = self._in_steps(int4_layer.weight, parameters[int4_layer.weight])
-            write_layer(int4_layer, moved, self.payload.views, self._int4_writer)
+            self._int4_writer.write(int4_layer, moved, self.payload.views)
         for name in self.floats:
             require_finite(name, parameters[name])
             self.payload.views[name][...] = self._in_steps(name, parameters[name])

@@ -34,6 +34,7 @@ from accel.compressors.kernels.steps import (
     UnsuitedError,
     is_image,
     read_chain,
+    require,
 )
 from accel.compressors.quantisation.affine import GREATEST_HIGH, LOW_CODES, LOW_ZERO
 
@@ -73,35 +74,6 @@ class _CChain(ctypes.Structure):
     """What its pointers point to, alive as long as it is."""
 
 
-class _Columns:
-    """Columns of a row for the values that are alive, whole pairs of vectors each."""
-
-    def __init__(self, multiple: int) -> None:
-        self._multiple = multiple
-        self._free: list[tuple[int, int]] = []
-        self.total = 0
-
-    def take(self, width: int) -> tuple[int, int]:
-        """The first column of a new value, and how many it has."""
-        width = _up(width, self._multiple)
-        for index, (start, size) in enumerate(self._free):
-            if size >= width:
-                self._free[index] = start + width, size - width
-                return start, width
-        self.total += width
-        return self.total - width, width
-
-    def give_back(self, start: int, width: int) -> None:
-        """The columns of a value that nothing reads any more."""
-        joined: list[tuple[int, int]] = []
-        for begin, size in sorted([*self._free, (start, width)]):
-            if joined and sum(joined[-1]) == begin:
-                begin, size = joined[-1][0], joined[-1][1] + size
-                joined.pop()
-            joined.append((begin, size))
-        self._free = joined
-
-
 _latest: tuple[Graph, Chain | str] | None = None
 
 
@@ -120,28 +92,14 @@ def _chain_of(model: bytes) -> tuple[Graph, Chain | str]:
     return found
 
 
-def make_chain(artifact: CompressedPolicy, kernels: Kernels | None = None) -> ChainKernel | None:
-    """The artifact as a kernel; None where it is no chain, or no kernel for it runs on this CPU.
+def make_chain(artifact: CompressedPolicy, kernels: Kernels | None = None) -> ChainKernel | str:
+    """The artifact as a kernel, or why it is no chain or no kernel for it runs on this CPU.
 
     Args:
         artifact: its header need not be true: names, types and sizes are compared with the model's.
         kernels: those to use; None: the best that this CPU runs.
     """
-    made = _make(artifact, kernels or _best())
-    return None if isinstance(made, str) else made
-
-
-def why_no_chain(artifact: CompressedPolicy) -> str:
-    """Why the compiled kernels do not run an artifact on this CPU; "" where they do."""
-    made = _make(artifact, _best())
-    return made if isinstance(made, str) else ""
-
-
-def _best() -> Kernels | None:
-    return next(iter(kernels_here()), None)
-
-
-def _make(artifact: CompressedPolicy, kernels: Kernels | None) -> ChainKernel | str:
+    kernels = kernels or next(iter(kernels_here()), None)
     if kernels is None:
         return why_none()
     try:
@@ -171,8 +129,7 @@ class ChainKernel:
         self._kept: list[Array] = []
         source = artifact.inputs[0]
         for name, x in chain.constants.items():
-            if not isclose(self._scalar(name, graph.places[name].dtype), x, rel_tol=1e-6):
-                raise UnsuitedError
+            require(isclose(self._scalar(name, graph.places[name].dtype), x, rel_tol=1e-6))
         self._features = prod(cast("tuple[int, ...]", source.shape[1:]))
         self._shapes = [value.with_batch(1)[1:] for value in (*artifact.inputs, *artifact.outputs)]
         self._widths = [self._features]
@@ -183,22 +140,19 @@ class ChainKernel:
             self._images = [(height, width, channels, channels)]
         self._types = [np.dtype(spec.dtype) for spec in (*artifact.inputs, *artifact.outputs)]
         self._window_bytes = 0
-        self._columns = _Columns(2 * self._lanes)
-        self._places = [self._columns.take(self._features)]
+        # the first columns of the values of a row, and where those of the next begin
+        self._places, self._end = [0], _up(self._features, 2 * self._lanes)
         made: list[_CStep] = []
-        for step, ends in zip(chain.steps, chain.ends, strict=True):
+        for step in chain.steps:
             made += self._part(step) if step.kind == "part" else self._make(step)
-            for value in ends:
-                self._columns.give_back(*self._places[value])
-        if max(self._columns.total, self._window_bytes) > _MOST_BYTES:
+        if max(self._end, self._window_bytes) > _MOST_BYTES:
             raise UnsuitedError("it takes more memory than the compiled kernels do")
         self._steps = (_CStep * len(made))(*made)
-        if [(self._widths[value],) for value in chain.results] != self._shapes[len(artifact.inputs) :]:
-            raise UnsuitedError
-        results = [_CResult(self._places[value][0], self._widths[value]) for value in chain.results]
+        require([(self._widths[value],) for value in chain.results] == self._shapes[len(artifact.inputs) :])
+        results = [_CResult(self._places[value], self._widths[value]) for value in chain.results]
         self._results = (_CResult * len(results))(*results)
         # room for a whole vector, or four codes, behind the last value
-        self._stride = self._columns.total + 2 * self._lanes
+        self._stride = self._end + 2 * self._lanes
         self._observed = _CChain()
         self._observe(self._observed, source.shape[1:])
 
@@ -232,8 +186,7 @@ class ChainKernel:
         for target, name in ((mean, self._chain.mean), (factor, self._chain.factor)):
             if name:
                 array = self._array(name, np.float32)
-                if array.shape not in ((), (1,), shape, (self._features,)):
-                    raise UnsuitedError
+                require(array.shape in ((), (1,), shape, (self._features,)))
                 target[: self._features] = array.reshape(-1)
         least, greatest = -np.inf, np.inf
         for low, high in self._chain.clips:
@@ -257,18 +210,16 @@ class ChainKernel:
         else:
             sizes = self._array(step.weight, np.int64).tolist() if step.weight else [width // parts] * parts
             start, stop = sum(sizes[: step.part]), sum(sizes[: step.part + 1])
-            if len(sizes) != parts or sum(sizes) != width or min(sizes) < 1:
-                raise UnsuitedError
-        if stop <= start:
-            raise UnsuitedError
+            require(len(sizes) == parts and sum(sizes) == width and min(sizes) >= 1)
+        require(stop > start)
         self._widths.append(stop - start)
         self._images.append(None)
-        self._places.append((self._places[whole][0] + start, 0))
+        self._places.append(self._places[whole] + start)
         return []
 
     def _make(self, step: Step) -> list[_CStep]:
         """The C steps that make a value; packs what they need."""
-        widths, sources = [self._widths[value] for value in step.reads], [self._places[v][0] for v in step.reads]
+        widths, sources = [self._widths[value] for value in step.reads], [self._places[v] for v in step.reads]
         if step.kind == "input":
             widths, sources = [*self._shapes[step.part]], [step.part]
         made = _CStep(kind=KINDS.index("copy" if step.kind == "join" else step.kind))
@@ -286,8 +237,7 @@ class ChainKernel:
             made.bias, made.epsilon = self._keep(self._vector(step.bias, width, width, np.float32)), step.epsilon
         elif step.kind == "constant":
             array = self._array(step.weight, np.float32)
-            if array.shape not in ((), (1,), (1, 1), (width,), (1, width)):
-                raise UnsuitedError
+            require(array.shape in ((), (1,), (1, 1), (width,), (1, width)))
             row = self._zeros(_up(width, 2 * self._lanes), np.float32)
             row[:width] = array.reshape(-1)
             made.weights = self._keep(row)
@@ -295,11 +245,12 @@ class ChainKernel:
             width = sum(widths)
         elif len(set(widths)) > 1:
             raise UnsuitedError
-        target, columns = self._columns.take(width)
+        target, columns = self._end, _up(width, 2 * self._lanes)
+        self._end += columns
         made.outputs = columns if image is None else image[3]
         self._widths.append(width)
         self._images.append(image)
-        self._places.append((target, columns))
+        self._places.append(target)
         made.source, made.other, made.target = sources[0], sources[-1], target
         self._activate(made, step.activation)
         made.quantises = step.writes is not None
@@ -325,8 +276,7 @@ class ChainKernel:
         integers = step.codes is not None
         weight = self._weight(step, np.int8 if integers else np.float32)
         n, k = weight.shape
-        if k != inputs and step.kind != "convolution":
-            raise UnsuitedError
+        require(k == inputs or step.kind == "convolution")
         outputs = _up(n, 2 * self._lanes)
         made.inputs = _up(k, 4) if integers else k
         bias = self._vector(step.bias, n, outputs, np.int32 if integers else np.float32)
@@ -353,8 +303,7 @@ class ChainKernel:
             raise UnsuitedError
         (height, width, _, columns), (lines, line, down, right) = image, step.window
         rows, wide = (height - lines) // down + 1, (width - line) // right + 1
-        if min(rows, wide) < 1 or self._graph.places[step.weight].shape[2:] != (lines, line):
-            raise UnsuitedError
+        require(min(rows, wide) >= 1 and self._graph.places[step.weight].shape[2:] == (lines, line))
         made.window = _CWindow(
             rows, wide, lines, line * columns, width * columns, down * width * columns, right * columns
         )
@@ -367,8 +316,7 @@ class ChainKernel:
         padded = self._zeros(_up(columns, 2 * self._lanes), dtype)
         if name:
             given = self._array(name, dtype)
-            if given.shape != (n,):
-                raise UnsuitedError
+            require(given.shape == (n,))
             padded[:n] = given
         return padded
 
@@ -393,8 +341,7 @@ class ChainKernel:
         if step.kind == "codes":  # of an image's numbers one by one
             rows = found if step.transposed else found.T
             found = rows.reshape(len(rows), channels, height, width)
-        if found.ndim != len(image) or found.shape[1] != channels:
-            raise UnsuitedError
+        require(found.ndim == len(image) and found.shape[1] == channels)
         laid = np.zeros((len(found), *found.shape[2:], columns), dtype)
         laid[..., :channels] = found.transpose(0, 2, 3, 1)
         return laid.reshape(len(found), -1)
@@ -403,8 +350,7 @@ class ChainKernel:
         """Of the integer sums, one for each output, with the rounding of single precision at every product."""
         n = len(weight)
         scale = self._array(step.scale, np.float32)
-        if scale.shape not in ((), (1,), (n,)) or self._array(step.zero, np.int8).any():
-            raise UnsuitedError
+        require(scale.shape in ((), (1,), (n,)) and not self._array(step.zero, np.int8).any())
         if step.low is None and max(int(weight.max()), -int(weight.min())) > self._kernels.greatest:
             raise UnsuitedError(f"weights of 8 bits are not summed exactly by the kernels for {self._kernels.name}")
         with np.errstate(all="ignore"):  # what is not finite becomes so in the answers too
@@ -419,9 +365,8 @@ class ChainKernel:
         """The step of low bytes and the zero point of high ones, whose bytes and bounds are as ``split`` makes them."""
         (coarse, zero), (fine, middle) = self._step(step.codes), self._step(step.low)
         greatest = (GREATEST_HIGH - zero) * coarse + (LOW_ZERO - 1) * fine
-        fits = coarse == LOW_CODES * fine and middle == LOW_ZERO and made.alpha >= -zero * coarse
-        if not fits or not made.beta <= greatest * (1 + 1e-6):
-            raise UnsuitedError
+        require(coarse == LOW_CODES * fine and middle == LOW_ZERO)
+        require(made.alpha >= -zero * coarse and made.beta <= greatest * (1 + 1e-6))
         return fine, zero
 
     def _step(self, codes: CodeNames | None) -> tuple[float, int]:
@@ -443,8 +388,7 @@ class ChainKernel:
 
     def _scalar(self, name: str, dtype: type[np.generic] | np.dtype[np.generic]) -> Array:
         array = self._array(name, dtype)
-        if array.size != 1:
-            raise UnsuitedError
+        require(array.size == 1)
         return array.reshape(())
 
     def _zeros(self, count: int, dtype: type[np.generic] | np.dtype[np.generic]) -> Array:

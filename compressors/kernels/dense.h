@@ -298,22 +298,17 @@ static TARGET void NAME(split)(const Step *step, const float *x, uint8_t *high, 
   }
 }
 
+#define COMBINE(operation) \
+  for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, operation(LOAD(x + i), LOAD(with + i)))
+
 /* What a step does to each row alone. */
 static TARGET void NAME(row)(const Step *step, const float *x, const float *with, const uint8_t *codes, float *y) {
   switch (step->kind) {
     case NORM: NAME(norm)(step, x, y); break;
-    case SUM:
-      for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, ADD(LOAD(x + i), LOAD(with + i)));
-      break;
-    case DIFFERENCE:
-      for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, SUBTRACT(LOAD(x + i), LOAD(with + i)));
-      break;
-    case PRODUCT:
-      for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, MULTIPLY(LOAD(x + i), LOAD(with + i)));
-      break;
-    case QUOTIENT:
-      for (int i = 0; i < step->outputs; i += LANES) STORE(y + i, DIVIDE(LOAD(x + i), LOAD(with + i)));
-      break;
+    case SUM: COMBINE(ADD); break;
+    case DIFFERENCE: COMBINE(SUBTRACT); break;
+    case PRODUCT: COMBINE(MULTIPLY); break;
+    case QUOTIENT: COMBINE(DIVIDE); break;
     case COPY: memcpy(y, x, step->inputs * sizeof(float)); break;
     case CONSTANT: memcpy(y, step->weights, step->inputs * sizeof(float)); break;
     case DECODE:
@@ -415,6 +410,7 @@ TARGET void NAME(write_codes)(const float *weights, long rows, long columns, con
 #undef ACTIVATION
 #undef FINISH
 #undef ENTRY
+#undef COMBINE
 #undef TARGET
 #undef NAME
 #undef PRODUCTS

@@ -106,8 +106,6 @@ class Chain:
     """A model as these steps: observations less ``mean``, times ``factor``, clipped, as floats and as ``codes``."""
 
     steps: tuple[Step, ...]
-    ends: tuple[tuple[int, ...], ...]
-    """After each step the values whose columns are free: nothing reads them any more."""
     results: tuple[int, ...]
     """The values that are the model's outputs."""
     mean: str
@@ -137,7 +135,7 @@ class _Reader:
         self._coded: dict[str, tuple[int, CodeNames]] = {}
         self._split: dict[tuple[str, str], Step] = {}
         self._steps = [Step("input", (), part=index) for index in range(1, len(graph.inputs))]
-        self._chain = Chain((), (), (), "", "", (), None, {}, {})
+        self._chain = Chain((), (), "", "", (), None, {}, {})
         self._uses = Counter(name for node in graph.nodes for name in node.inputs)
         self._uses.update(output.name for output in graph.outputs)
         self._rules: dict[str, Callable[[Node], None]] = {
@@ -169,31 +167,16 @@ class _Reader:
         results = tuple(self._values.get(value.name, -1) for value in self._graph.outputs)
         if min(results, default=-1) < 0 or all(step.kind == "input" for step in self._steps):
             raise UnsuitedError("an output is not made of dense layers in floats")
-        return replace(self._chain, steps=tuple(self._steps), ends=self._ends(results), results=results)
-
-    def _ends(self, results: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """See ``Chain.ends``; a part's columns are those of the whole."""
-        wholes, last = [0], {0: 0}
-        for index, step in enumerate(self._steps, 1):
-            wholes.append(wholes[step.reads[0]] if step.kind == "part" else index)
-            last.update(dict.fromkeys((wholes[value] for value in step.reads), index))
-            last.setdefault(wholes[index], index)
-        for result in results:
-            last.pop(wholes[result], None)
-        steps = range(1, len(self._steps) + 1)
-        return tuple(tuple(value for value, end in last.items() if end == index) for index in steps)
+        return replace(self._chain, steps=tuple(self._steps), results=results)
 
     def _take(self, node: Node) -> int:
-        if not node.inputs or not node.outputs or self._graph.places.keys() & {*node.outputs}:
-            raise UnsuitedError
-        if node.domain != _DOMAINS.get(node.operator, ""):
-            raise UnsuitedError
+        require(bool(node.inputs and node.outputs) and self._graph.places.keys().isdisjoint(node.outputs))
+        require(node.domain == _DOMAINS.get(node.operator, ""))
         if node.operator == "Cast" and node.attributes == {"to": FLOAT_TYPE} and self._is_fixed(node.inputs[0]):
             self._chain.widened[node.outputs[0]] = node.inputs[0]
         elif not self._normalises(node):
-            rule = self._rules.get(node.operator, self._alone if node.operator in ACTIVATIONS else None)
-            if rule is None or not self._is_flat or (len(node.outputs) != 1 and node.operator != "Split"):
-                raise UnsuitedError
+            rule = self._rules.get(node.operator, self._alone)
+            require(self._is_flat and (len(node.outputs) == 1 or node.operator == "Split"))
             rule(node)
         return 1
 
@@ -224,15 +207,12 @@ class _Reader:
         return True
 
     def _value(self, name: str) -> int:
-        if name not in self._values:
-            raise UnsuitedError
+        require(name in self._values)
         return self._values[name]
 
     def _code_names(self, value: str, scale: str, zero: str) -> tuple[int, CodeNames]:
-        found = self._coded.get(value)
-        if found is None or found[1] != CodeNames(scale, zero):
-            raise UnsuitedError
-        return found
+        require(value in self._coded and self._coded[value][1] == CodeNames(scale, zero))
+        return self._coded[value]
 
     def _emit(self, step: Step, name: str = "") -> int:
         self._steps.append(step)
@@ -241,8 +221,7 @@ class _Reader:
         return len(self._steps)
 
     def _quantise(self, node: Node) -> None:
-        if len(node.inputs) != 3 or node.attributes or not all(map(self._is_fixed, node.inputs[1:])):
-            raise UnsuitedError
+        self._require_form(node, 3, fixed=1)
         codes, value = CodeNames(*node.inputs[1:]), self._value(node.inputs[0])
         if value == 0 and self._chain.codes in (None, codes):
             self._chain = replace(self._chain, codes=codes)
@@ -257,10 +236,8 @@ class _Reader:
         plain = {"dilations": (1, 1), "group": 1, "pads": (0, 0, 0, 0), "auto_pad": "NOTSET"}
         sizes = attributes.pop("kernel_shape", None), attributes.pop("strides", (1, 1))
         names = (*node.inputs, "")[:9]
-        if len(names) < 9 or not all(map(self._is_fixed, names[1:8])):
-            raise UnsuitedError
-        if any(plain.get(name) != value for name, value in attributes.items()):
-            raise UnsuitedError
+        require(len(names) == 9 and all(map(self._is_fixed, names[1:8])))
+        require(attributes.items() <= plain.items())
         if self._is_image and names[0] == self._input and self._chain.codes in (None, CodeNames(*names[1:3])):
             self._chain = replace(self._chain, codes=CodeNames(*names[1:3]))
             self._coded[names[0]] = 0, CodeNames(*names[1:3])
@@ -271,20 +248,17 @@ class _Reader:
         self._coded[node.outputs[0]] = self._emit(replace(step, writes=made, rescales=True, window=window)), made
 
     def _flatten(self, node: Node) -> None:
-        if node.inputs[0] not in self._coded or node.attributes != {"axis": 1}:
-            raise UnsuitedError
+        require(node.inputs[0] in self._coded and node.attributes == {"axis": 1})
         self._coded[node.outputs[0]] = self._coded[node.inputs[0]]
 
     def _decode(self, node: Node) -> None:
-        if len(node.inputs) != 3 or node.attributes:
-            raise UnsuitedError
+        self._require_form(node, 3, fixed=1)
         value, codes = self._code_names(*node.inputs)
         self._emit(Step("decode", (value,), codes=codes), node.outputs[0])
 
     def _add_codes(self, node: Node) -> None:
         names = node.inputs
-        if len(names) != 8 or node.attributes or not all(map(self._is_fixed, names[6:])):
-            raise UnsuitedError
+        self._require_form(node, 8, fixed=6)
         both = [self._code_names(*names[:3]), self._code_names(*names[3:6])]
         reads = tuple(self._emit(Step("decode", (value,), codes=codes)) for value, codes in both)
         codes = CodeNames(*names[6:])
@@ -294,38 +268,32 @@ class _Reader:
         attributes = {"axis": -1, "epsilon": 1e-5, "stash_type": 1, **node.attributes}
         weight, bias = (*map(self._optional, node.inputs[1:]), "", "")[:2]
         epsilon = attributes.pop("epsilon")
-        if attributes.pop("axis") not in _LAST_AXIS or not weight or not isinstance(epsilon, float):
-            raise UnsuitedError
-        if attributes != {"stash_type": 1}:
+        require(attributes.pop("axis") in _LAST_AXIS and attributes == {"stash_type": 1} and bool(weight))
+        if not isinstance(epsilon, float):
             raise UnsuitedError
         reads = (self._value(node.inputs[0]),)
         self._emit(Step("norm", reads, weight, bias=bias, epsilon=epsilon), node.outputs[0])
 
     def _combine(self, node: Node) -> None:
-        if len(node.inputs) != 2 or node.attributes:
-            raise UnsuitedError
+        self._require_form(node, 2)
         values = [name for name in node.inputs if not self._is_fixed(name)]
-        if not values:
-            raise UnsuitedError
+        require(bool(values))
         width = (self._value(values[0]),)
         reads = [self._value(n) if n in values else self._emit(Step("constant", width, n)) for n in node.inputs]
         self._emit(Step(_BINARY[node.operator], tuple(reads)), node.outputs[0])
 
     def _join(self, node: Node) -> None:
-        if node.attributes.keys() != {"axis"} or node.attributes["axis"] not in _LAST_AXIS:
-            raise UnsuitedError
+        require(_joins_columns(node))
         self._emit(Step("join", tuple(map(self._value, node.inputs))), node.outputs[0])
 
     def _cut(self, node: Node) -> None:
-        if node.attributes.keys() != {"axis"} or node.attributes["axis"] not in _LAST_AXIS or len(node.inputs) > 2:
-            raise UnsuitedError
+        require(_joins_columns(node) and len(node.inputs) <= 2)
         whole, sizes = self._value(node.inputs[0]), self._optional("".join(node.inputs[1:]))
         for index, name in enumerate(node.outputs):
             self._emit(Step("part", (whole,), sizes, parts=len(node.outputs), part=index), name)
 
     def _slice(self, node: Node) -> None:
-        if len(node.inputs) not in (4, 5) or node.attributes or not all(map(self._is_fixed, node.inputs[1:])):
-            raise UnsuitedError
+        self._require_form(node, 4, 5, fixed=1)
         self._chain.constants.update(dict.fromkeys(node.inputs[3:], 1.0))  # the axis, and the distance
         self._emit(Step("part", (self._value(node.inputs[0]),), node.inputs[1], bias=node.inputs[2]), node.outputs[0])
 
@@ -338,7 +306,8 @@ class _Reader:
             least, greatest = (*map(self._optional, others), "", "")[:2]
             return Activation(kind, bounds=(least, greatest))
         alpha = node.attributes.get("alpha", _ALPHAS.get(kind, 0.0))
-        if kind not in ACTIVATIONS or others or node.attributes.keys() - {"alpha"} or not isinstance(alpha, float):
+        require(kind in ACTIVATIONS and not others and node.attributes.keys() <= {"alpha"})
+        if not isinstance(alpha, float):
             raise UnsuitedError
         return Activation(kind, alpha)
 
@@ -395,9 +364,8 @@ class _Reader:
         activation = Activation(str(attributes.pop("activation", "")))
         transposed = bool(attributes.pop("transB", 0))
         weight, bias = (*node.inputs[1:], "", "")[:2]
-        is_known = activation.kind in _FUSED and not attributes and len(node.inputs) in (2, 3)
-        if not is_known or not self._is_fixed(self._chain.widened.get(weight, weight)):
-            raise UnsuitedError
+        require(activation.kind in _FUSED and not attributes and len(node.inputs) in (2, 3))
+        require(self._is_fixed(self._chain.widened.get(weight, weight)))
         reads = (self._value(node.inputs[0]),)
         step = Step("floats", reads, weight, transposed, self._optional(bias), activation=activation)
         self._emit(step, node.outputs[0])
@@ -407,11 +375,9 @@ class _Reader:
         transposed = bool(attributes.pop("transB", 0))
         names = (*node.inputs[1:], *[""] * 8)[:8]
         value, reads = self._code_names(node.inputs[0], *names[:2])
-        if attributes or not all(map(self._is_fixed, names[2:5])):
-            raise UnsuitedError
+        require(not attributes and all(map(self._is_fixed, names[2:5])))
         made = CodeNames(names[6], names[7]) if names[6] else None
-        if made is not None and not (self._is_fixed(made.scale) and self._is_fixed(made.zero)):
-            raise UnsuitedError
+        require(made is None or (self._is_fixed(made.scale) and self._is_fixed(made.zero)))
         step = Step("codes", (value,), names[2], transposed, self._optional(names[5]), reads, names[3], names[4])
         if made is None:
             self._emit(step, node.outputs[0])
@@ -451,10 +417,8 @@ class _Reader:
             (*codes, *weight) for codes in ((split.codes.scale, split.codes.zero), (split.low.scale, split.low.zero))
         ]
         bias = low.inputs[6] if len(low.inputs) == 7 else ""
-        if (high.inputs[1:], low.inputs[1:6]) != (reads[0], reads[1]) or len({*transposed}) > 1 or len(low.inputs) > 7:
-            raise UnsuitedError
-        if not all(map(self._is_fixed, weight)) or any(self._uses[node.outputs[0]] != 1 for node in (high, low)):
-            raise UnsuitedError
+        require([high.inputs[1:], low.inputs[1:6]] == reads and len({*transposed}) == 1 and len(low.inputs) <= 7)
+        require(all(map(self._is_fixed, weight)) and all(self._uses[node.outputs[0]] == 1 for node in (high, low)))
         names = (split.codes, weight[1], weight[2])
         step = Step("wide", split.reads, weight[0], transposed[0], self._optional(bias), *names, low=split.low)
         self._emit(step, total.outputs[0])
@@ -463,17 +427,30 @@ class _Reader:
     def _plain(self, node: Node, operator: str) -> dict[str, Attribute]:
         """The node's attributes, but those that must have and do have the values that make it a plain product."""
         attributes = dict(node.attributes)
-        if any(attributes.pop(name, value) != value for name, value in _SAME_OPERATOR[operator].items()):
-            raise UnsuitedError
+        require(all(attributes.pop(name, value) == value for name, value in _SAME_OPERATOR[operator].items()))
         return attributes
 
+    def _require_form(self, node: Node, *counts: int, fixed: int = 9) -> None:
+        """No attributes, and so many inputs, of which those from one on are initializers."""
+        is_plain = not node.attributes and len(node.inputs) in counts
+        require(is_plain and all(map(self._is_fixed, node.inputs[fixed:])))
+
     def _optional(self, name: str) -> str:
-        if name and not self._is_fixed(name):
-            raise UnsuitedError
+        require(not name or self._is_fixed(name))
         return name
 
     def _is_fixed(self, name: str) -> bool:
         return bool(name) and name in self._graph.places
+
+
+def _joins_columns(node: Node) -> bool:
+    return node.attributes.keys() == {"axis"} and node.attributes["axis"] in _LAST_AXIS
+
+
+def require(holds: bool) -> None:
+    """Raises UnsuitedError where a condition of the kernels does not hold."""
+    if not holds:
+        raise UnsuitedError
 
 
 def is_image(value: Value) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 import torch
@@ -177,9 +177,10 @@ class Compensation:
                 continue
             axes = indices[parameter]
             parts = [r.folded or r.fold(_kept_rows(state[parameter], axes), len(axes[1])) for r in readers]
-            corrections[parameter], constants = _sum(parts)
+            changes, constants = zip(*parts, strict=True)
+            corrections[parameter] = reduce(np.add, changes)
             if _bias_of(parameter) in state:
-                corrections[_bias_of(parameter)] = constants
+                corrections[_bias_of(parameter)] = reduce(np.add, constants)
         return corrections
 
     def _take(self, parameter: str, layer: nn.Module, value: Tensor) -> None:
@@ -198,10 +199,3 @@ def _bias_of(weight: str) -> str:
 
 def _kept_rows(weight: Array, indices: Mapping[int, IndexArray]) -> Array:
     return np.take(weight, indices[0], axis=0) if 0 in indices else weight
-
-
-def _sum(parts: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
-    change, constants = parts[0]
-    for more, further in parts[1:]:
-        change, constants = change + more, constants + further
-    return change, constants

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accel.compressors.arrays import State
-from accel.compressors.prune.channels import ChannelGroup, Cut
+from accel.compressors.prune.channels import ChannelGroup
 
 _ROUNDS = 64
 
@@ -64,16 +64,7 @@ def magnitude(group: ChannelGroup, state: State) -> NDArray[np.float64]:
     for cut in group.cuts:
         weight = state[cut.parameter]
         if weight.ndim > 1:
-            total += _by_channel(cut, _along(np.square(weight, dtype=np.float64), cut.axis), group.size)
+            others = tuple(axis for axis in range(weight.ndim) if axis != cut.axis)
+            squares = np.square(weight, dtype=np.float64).sum(axis=others)
+            total += np.bincount(cut.channel, weights=squares[cut.index], minlength=group.size)
     return total
-
-
-def _along(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Sums over every axis but one."""
-    sums: NDArray[np.float64] = values.sum(axis=tuple(a for a in range(values.ndim) if a != axis))
-    return sums
-
-
-def _by_channel(cut: Cut, values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    sums: NDArray[np.float64] = np.bincount(cut.channel, weights=values[cut.index], minlength=size).astype(np.float64)
-    return sums

@@ -11,8 +11,7 @@ policy is never pruned.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -22,71 +21,63 @@ from torch import Tensor, nn
 from accel.compressors.arrays import Array, State
 from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.layer_choices import check_layers, choice_for
-from accel.compressors.methods import BoundReduction, Reduction
+from accel.compressors.methods import Reduction
 from accel.compressors.module_state import load_state, read_state
 from accel.compressors.prune.channels import ChannelGroup, IndexArray, find_groups
 from accel.compressors.prune.compensation import Compensation
 from accel.compressors.prune.importance import magnitude, residual
-from accel.compressors.scheme import MethodText
 
 _CHECK_SEED = 7
 _REFIT_UNITS = 1024
 
 
-@dataclass(frozen=True)
-class Prune(Reduction):
-    """Structured pruning.
-
-    Attributes:
-        ratio: share of units and channels to remove, in [0, 1).
-        layers: shares in [0, 1) by layer, overriding ``ratio``.
-    """
-
-    ratio: float
-    layers: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def method(self) -> MethodText:
-        """``prune`` with its arguments."""
-        ratio = (f"{self.ratio:g}",) if self.ratio else ()
-        return MethodText("prune", (*ratio, *(f"{layer}={share:g}" for layer, share in self.layers)))
-
-    def kept(self, group: ChannelGroup) -> int:
-        """How many channels of a group are kept."""
-        return kept_count(group.size, choice_for(group.name, self.layers, self.ratio))
-
-    def reduce(self, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> BoundReduction:
-        """See ``Reduction.reduce``."""
-        return PrunedModule(self, module, example_inputs)
-
-
-class PrunedModule(BoundReduction):
-    """A pruned policy; see ``BoundReduction``.
+class PrunedModule(Reduction):
+    """A pruned policy; see ``Reduction``.
 
     Attributes:
         kept: for each group's name the channels kept, ascending.
     """
 
-    def __init__(self, options: Prune, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> None:
-        self._options = options
+    def __init__(
+        self,
+        ratio: float,
+        layers: Sequence[tuple[str, float]],
+        module: nn.Module,
+        example_inputs: Mapping[str, Tensor],
+        *,
+        scheme: str,
+    ) -> None:
+        """Prune.
+
+        Args:
+            ratio: share of units and channels to remove, in [0, 1).
+            layers: shares in [0, 1) by layer, overriding ``ratio``.
+            module: the policy. example_inputs: as for ``Compressor.bind``.
+            scheme: the method's text.
+        Raises:
+            UnsupportedLayerError: a layer cannot be pruned, or nothing would be removed.
+        """
+        self._scheme = scheme
         whole = copy.deepcopy(module).cpu().eval()
         examples = {name: value.detach().cpu() for name, value in example_inputs.items()}
         groups = find_groups(whole, examples)
-        check_layers(options.scheme, dict(options.layers), [group.name for group in groups])
+        check_layers(scheme, dict(layers), [group.name for group in groups])
+        counts = {g.name: kept_count(g.size, choice_for(g.name, layers, ratio)) for g in groups}
         for group in groups:
-            if dict(options.layers).get(group.name) and options.kept(group) == group.size:
+            if dict(layers).get(group.name) and counts[group.name] == group.size:
                 raise UnsupportedLayerError(
-                    f"{options.scheme}: {group.name!r} has {group.size} units, which are kept in multiples of 16, or "
+                    f"{scheme}: {group.name!r} has {group.size} units, which are kept in multiples of 16, or "
                     "of 8 below 64, so none is removed; remove a greater share, or omit the layer"
                 )
-        self._groups = [group for group in groups if options.kept(group) < group.size]
+        self._groups = [group for group in groups if counts[group.name] < group.size]
         if not self._groups:
             sizes = ", ".join(sorted(f"{group.name!r} has {group.size}" for group in groups)) or "it has none but heads"
             raise UnsupportedLayerError(
-                f"{options.scheme} finds no layer of this policy to prune: {sizes}; units are kept in multiples of 16, "
+                f"{scheme} finds no layer of this policy to prune: {sizes}; units are kept in multiples of 16, "
                 "or of 8 below 64, heads and layers of fewer than 16 are not pruned; remove a greater share, or use a "
                 "scheme without prune"
             )
+        self._counts = counts
         self.kept: dict[str, IndexArray] = {}
         self._indices: dict[str, dict[int, IndexArray]] = {}
         self._compensation = Compensation(self._groups)
@@ -97,7 +88,7 @@ class PrunedModule(BoundReduction):
         self._whole = whole
 
     def project(self, state: State) -> State:
-        """See ``BoundReduction.project``."""
+        """See ``Reduction.project``."""
         corrections = self._compensation.corrections(state, self._indices)
         projected: dict[str, Array] = {}
         for name, array in state.items():
@@ -108,7 +99,7 @@ class PrunedModule(BoundReduction):
         return projected
 
     def zero_filled(self, projected: State, state: State) -> State:
-        """See ``BoundReduction.zero_filled``."""
+        """See ``Reduction.zero_filled``."""
         filled: dict[str, Array] = {}
         for name, array in state.items():
             axes, filled[name] = self._indices.get(name, {}), np.zeros_like(array)
@@ -117,12 +108,12 @@ class PrunedModule(BoundReduction):
         return filled
 
     def reselect(self, state: State) -> None:
-        """See ``BoundReduction.reselect``."""
+        """See ``Reduction.reselect``."""
         masks: dict[tuple[str, int], NDArray[np.bool_]] = {}
         for group in self._groups:
             scores = self._scores(group, state)
             keep = np.zeros(group.size, dtype=bool)
-            keep[np.argsort(-scores, kind="stable")[: self._options.kept(group)]] = True
+            keep[np.argsort(-scores, kind="stable")[: self._counts[group.name]]] = True
             self.kept[group.name] = np.flatnonzero(keep)
             for cut in group.cuts:
                 mask = masks.setdefault((cut.parameter, cut.axis), np.ones(state[cut.parameter].shape[cut.axis], bool))
@@ -133,7 +124,7 @@ class PrunedModule(BoundReduction):
         self._compensation.solve(state, self.kept, self._indices)
 
     def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
-        """See ``BoundReduction.observe``."""
+        """See ``Reduction.observe``."""
         first = not self._compensation.seen
         load_state(self._whole, state)
         self._compensation.observe(self._whole, inputs)
@@ -144,14 +135,14 @@ class PrunedModule(BoundReduction):
         return False
 
     def refit(self, state: State, inputs: Mapping[str, Array]) -> None:
-        """See ``BoundReduction.refit``; skipped with layers of more than 1024 units, which take seconds."""
+        """See ``Reduction.refit``; skipped with layers of more than 1024 units, which take seconds."""
         if max(group.size for group in self._groups) <= _REFIT_UNITS:
             self.observe(state, inputs)
 
     def _scores(self, group: ChannelGroup, state: State) -> NDArray[np.float64]:
         """Residual variance, which needs real inputs; magnitude until there are any."""
         readers = self._compensation.readers_of(group.name, state)
-        return residual(self._options.kept(group), readers) if readers else magnitude(group, state)
+        return residual(self._counts[group.name], readers) if readers else magnitude(group, state)
 
     def _check(self, whole: nn.Module, examples: Mapping[str, Tensor]) -> None:
         """Check that the pruned policy equals the policy whose readers of removed channels have zero weights."""
@@ -171,14 +162,14 @@ class PrunedModule(BoundReduction):
                 wanted, found = whole(*inputs), self.module(*inputs)
             except RuntimeError as error:  # torch's
                 raise UnsupportedLayerError(
-                    f"{self._options.scheme} cannot remove units of {', '.join(self.kept)}: the pruned layers do not "
+                    f"{self._scheme} cannot remove units of {', '.join(self.kept)}: the pruned layers do not "
                     f"fit together ({str(error).splitlines()[0]}); use a scheme without prune"
                 ) from error
         wanted, found = ((r,) if isinstance(r, Tensor) else r for r in (wanted, found))
         for theirs, ours in zip(wanted, found, strict=True):
             if theirs.shape != ours.shape or not torch.allclose(theirs, ours, atol=1e-3, rtol=1e-3):
                 raise UnsupportedLayerError(
-                    f"{self._options.scheme} cannot remove units of {', '.join(self.kept)} without changing the other "
+                    f"{self._scheme} cannot remove units of {', '.join(self.kept)} without changing the other "
                     "units of this policy; use a scheme without prune"
                 )
 

@@ -9,8 +9,7 @@ Source: Jacob et al. 2018, arXiv:1712.05877, section 3.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,27 +18,15 @@ from torch import Tensor, nn
 
 from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
 from accel.compressors.graph.wiring import layer_name
-from accel.compressors.int8.integer_graph import SumOfCodes
-from accel.compressors.int8.static import Int8, Int8Encoder
-from accel.compressors.module_state import load_state, read_state
+from accel.compressors.int8.integer_graph import IntegerLayer, SumOfCodes
+from accel.compressors.int8.static import Int8Encoder
+from accel.compressors.module_state import load_state, named_tensors, read_state
 from accel.compressors.plan import Plan
 from accel.compressors.qat.arithmetic import Scaled
 from accel.compressors.qat.forward_pass import QuantisationRules, QuantisedLayer, QuantisedPass
-from accel.compressors.scheme import MethodText
+from accel.compressors.scheme import parse_scheme
 
 NAME = "qat"
-
-
-@dataclass(frozen=True)
-class Qat(Int8):
-    """Quantisation-aware training; see ``Int8`` for the attributes."""
-
-    makes_up: ClassVar[bool] = False
-
-    @property
-    def method(self) -> MethodText:
-        """``qat`` with the options of ``int8``."""
-        return MethodText(NAME, super().method.arguments)
 
 
 class FakeQuantiser:
@@ -49,6 +36,9 @@ class FakeQuantiser:
 
         quantiser = FakeQuantiser(plan)
         output = quantiser(policy, observations)
+
+    Attributes:
+        rules: the layers and additions that are quantised.
     """
 
     def __init__(self, plan: Plan, policy: nn.Module) -> None:
@@ -72,9 +62,9 @@ class FakeQuantiser:
         self._plan = plan
         self._encoder = encoder
         self._masks: dict[str, Tensor] = {}
-        layers = tuple(self._layer(index) for index in range(len(encoder.layers)))
-        self._rules = QuantisationRules(layers, tuple(encoder.sums), self._coding, encoder.weight_codes)
-        check_rules(self._rules, policy, plan.graph.nodes)
+        layers = tuple(self._layer(layer, policy) for layer in encoder.layers)
+        self.rules = QuantisationRules(layers, tuple(encoder.sums), self._coding, encoder.weight_codes)
+        check_rules(self.rules, policy, plan.graph.nodes)
 
     def __call__(self, module: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The module's outputs as the int8 graph computes them.
@@ -91,7 +81,7 @@ class FakeQuantiser:
     def start(self, tensors: Mapping[str, Tensor]) -> QuantisedPass:
         """A pass over the policy with these parameters by name; see ``QuantisedPass``. Raises as ``__call__``."""
         masked = {name: tensors[name] * mask for name, mask in self._masks.items()}
-        return QuantisedPass(self._rules, {**tensors, **masked})
+        return QuantisedPass(self.rules, {**tensors, **masked})
 
     def prune(self, module: nn.Module) -> None:
         """Prune the module itself: set the parameters of removed channels to zero and apply the compensation.
@@ -120,23 +110,16 @@ class FakeQuantiser:
             for name, mask in self._masks.items():
                 module.get_parameter(name).mul_(mask)
 
-    @property
-    def rules(self) -> QuantisationRules:
-        """The layers and additions that are quantised."""
-        return self._rules
-
-    def _layer(self, index: int) -> QuantisedLayer:
-        encoder, graph = self._encoder, self._plan.graph
-        layer = encoder.layers[index]
-        sources = graph.sources(layer.weight)
-        weights = tuple(name for name in sources if graph.leaf_ranks[name] > 1)
+    def _layer(self, layer: IntegerLayer, policy: nn.Module) -> QuantisedLayer:
+        graph, tensors = self._plan.graph, named_tensors(policy)
+        weights = tuple(name for name in graph.sources(layer.weight) if tensors[name].dim() > 1)
         modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in weights))
         return QuantisedLayer(
             modules=modules,
             weights=weights,
             biases=graph.sources(layer.bias) if layer.bias else (),
             activation=layer.activation,
-            made=encoder.coded.get(modules[0]) if len(modules) == 1 else None,
+            made=self._encoder.coded.get(modules[0]) if len(modules) == 1 else None,
             is_lstm=len(weights) > 1 and len(modules) == 1,
         )
 
@@ -163,8 +146,6 @@ class FakeQuantisedPolicy(nn.Module):
 
 def is_quantisation_aware(scheme: str) -> bool:
     """Whether the learner trains with fake quantisation under this scheme."""
-    from accel.compressors.scheme import parse_scheme
-
     return parse_scheme(scheme).methods[-1].name == NAME
 
 

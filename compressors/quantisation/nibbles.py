@@ -15,8 +15,7 @@ q_max = 7.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +26,6 @@ from onnx import NodeProto, TensorProto, helper
 from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.errors import WeightsError
 from accel.compressors.graph.payload import MICROSOFT, Slot
-from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.graph.wiring import int_attribute, layer_name
 
 BLOCK = 32
@@ -98,38 +96,24 @@ def replace_layer(layer: Layer, shape: tuple[int, ...]) -> tuple[list[NodeProto]
     return [node], {codes: Slot((outputs, blocks, BLOCK // 2), TensorProto.UINT8), scale: Slot((outputs * blocks,))}
 
 
-def layer_writer(layers: Sequence[Layer], graph: PolicyGraph) -> NibbleWriter:
-    """The writer for these layers, to pass to ``write_layer``."""
-    sizes = []
-    for layer in layers:
-        shape = graph.parameters[layer.weight].shape
-        matrix = shape if layer.transposed else shape[::-1]
-        sizes.append(math.prod(shape) if layer.is_convolution else padded_size(matrix))
-    return NibbleWriter(sizes)
-
-
-def write_layer(layer: Layer, weight: Array, views: Mapping[str, Array], writer: NibbleWriter) -> None:
-    """Write a replaced layer's codes and scales into a model's bytes. Raises WeightsError: a weight is not finite."""
-    codes = views[f"{layer.stem}:codes"]
-    if layer.is_convolution:
-        scales = writer.write_channels(layer.name, weight, codes)
-    else:
-        scales = writer.write_blocks(layer.name, weight if layer.transposed else weight.T, codes)
-    views[f"{layer.stem}:scale"][...] = scales
-
-
 class NibbleWriter:
     """Quantises weights to 4 bits; reuses its working memory.
 
     Uses torch, whose reductions of blocks are ten times as fast as numpy's.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        """Allocate working memory for weights of these numbers of elements, padding included."""
-        greatest = max(sizes, default=0)
-        self._scratch = torch.zeros(greatest + 1)
-        self._codes = np.zeros(greatest + 1, dtype=np.uint8)
-        self._words = np.empty((greatest + 1) // 2, dtype=np.uint16)
+    def __init__(self) -> None:
+        self._scratch = torch.zeros(0)
+        self._codes, self._words = np.zeros(0, np.uint8), np.zeros(0, np.uint16)
+
+    def write(self, layer: Layer, weight: Array, views: Mapping[str, Array]) -> None:
+        """Write a replaced layer's codes and scales into a model's bytes. Raises WeightsError: not finite."""
+        codes = views[f"{layer.stem}:codes"]
+        if layer.is_convolution:
+            scales = self._write_channels(layer.name, weight, codes)
+        else:
+            scales = self.write_blocks(layer.name, weight if layer.transposed else weight.T, codes)
+        views[f"{layer.stem}:scale"][...] = scales
 
     def write_blocks(self, name: str, weight: Array, target: Array) -> NDArray[np.float32]:
         """Write the codes of a matrix [N, K] in blocks along K, the last one padded with zeros.
@@ -145,34 +129,34 @@ class NibbleWriter:
         """
         groups = _in_blocks(weight)
         scales, inverse = _block_scales(name, groups)
-        room = self._scratch[: groups.numel()].view_as(groups)
+        room, codes = self._room(groups.numel())
         # two additions: adding 8.5 at once would round differently
-        torch.mul(groups, inverse, out=room).add_(8.0).add_(0.5).clamp_max_(15.0)
-        codes = self._codes[: room.numel()]
-        np.copyto(codes, room.view(-1).numpy(), casting="unsafe")
+        torch.mul(groups, inverse, out=room.view_as(groups)).add_(8.0).add_(0.5).clamp_max_(15.0)
+        np.copyto(codes, room.numpy(), casting="unsafe")
         self._pack(codes, target)
         return scales.reshape(-1)
 
-    def write_channels(self, name: str, kernel: Array, target: Array) -> NDArray[np.float32]:
-        """Write the codes of a convolution kernel [O, …] to ``target``, [⌈size / 2⌉] bytes; returns its scales [O].
-
-        Raises:
-            WeightsError: a weight is not finite.
-        """
+    def _write_channels(self, name: str, kernel: Array, target: Array) -> NDArray[np.float32]:
+        """Write the codes of a convolution kernel [O, …] to ``target``, [⌈size / 2⌉] bytes; returns its scales [O]."""
         flat = _as_tensor(kernel).reshape(len(kernel), -1)
         scales: FloatArray = np.maximum(flat.amax(1).numpy(), -flat.amin(1).numpy())
         scales /= np.float32(7.0)
         _require_finite(name, scales)
         scales[scales < _TINY] = 1.0
-        even = flat.numel() + flat.numel() % 2
-        room = self._scratch[:even]
+        room, codes = self._room(flat.numel() + flat.numel() % 2)
         room[-1] = 0.0
         torch.div(flat, torch.from_numpy(scales)[:, None], out=room[: flat.numel()].view_as(flat)).round_()
-        codes = self._codes[:even]
         np.copyto(codes.view(np.int8), room.numpy(), casting="unsafe")
         np.bitwise_and(codes, 15, out=codes)
         self._pack(codes, target)
         return scales
+
+    def _room(self, size: int) -> tuple[torch.Tensor, NDArray[np.uint8]]:
+        """Working memory for quotients and codes of so many weights."""
+        if len(self._scratch) < size:
+            self._scratch = torch.zeros(size)
+            self._codes, self._words = np.zeros(size, np.uint8), np.zeros(size // 2, np.uint16)
+        return self._scratch[:size], self._codes[:size]
 
     def _pack(self, codes: NDArray[np.uint8], target: Array) -> None:
         """Pack two codes per byte: v | v >> 4 of a 16-bit word v with a code in the lower half of each byte."""
@@ -181,11 +165,6 @@ class NibbleWriter:
         np.right_shift(words, 4, out=joined)
         np.bitwise_or(joined, words, out=joined)
         np.copyto(target, joined.reshape(target.shape), casting="unsafe")
-
-
-def padded_size(shape: tuple[int, int]) -> int:
-    """Number of elements of a matrix [N, K] with its rows padded to whole blocks."""
-    return shape[0] * -(-shape[1] // BLOCK) * BLOCK
 
 
 def _block_scales(name: str, groups: torch.Tensor) -> tuple[NDArray[np.float32], torch.Tensor]:

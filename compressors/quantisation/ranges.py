@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import helper
 
 from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.artifact import TensorSpec
 from accel.compressors.errors import CalibrationError
-from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
+from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.graph.subgraph import Subgraph
 
 # Weight of the old bound when a calibration measures a narrower one: ten calibrations halve an outlier's influence.
@@ -40,10 +40,10 @@ class Range:
     mean: FloatArray | None = None
     weight: FloatArray | None = None
 
-    def after(self, measured: Range, keep: float = KEEP) -> Range:
-        """This range after a calibration: widened to the measured one, or narrowed towards it by ``1 - keep``."""
-        low = np.minimum(measured.low, keep * self.low + (1.0 - keep) * measured.low)
-        high = np.maximum(measured.high, keep * self.high + (1.0 - keep) * measured.high)
+    def after(self, measured: Range) -> Range:
+        """This range after a calibration: widened to the measured one, or narrowed towards it by ``1 - KEEP``."""
+        low = np.minimum(measured.low, KEEP * self.low + (1.0 - KEEP) * measured.low)
+        high = np.maximum(measured.high, KEEP * self.high + (1.0 - KEEP) * measured.high)
         return replace(measured, low=low, high=high)
 
     def covering(self, measured: Range) -> Range:
@@ -54,10 +54,10 @@ class Range:
         """Least and greatest value of all, in steps by feature."""
         return float(np.min(self.low / steps)), float(np.max(self.high / steps))
 
-    def exceeded_by(self, measured: Range, steps: float | FloatArray = 1.0, tolerance: float = DRIFT_TOLERANCE) -> bool:
-        """Whether measured values exceed this range by more than ``tolerance`` times its width, in steps by feature."""
+    def exceeded_by(self, measured: Range, steps: float | FloatArray = 1.0) -> bool:
+        """Whether measured values exceed this range by more than the tolerance, in steps by feature."""
         (low, high), (least, greatest) = self.ends(steps), measured.ends(steps)
-        margin = tolerance * (high - low)
+        margin = DRIFT_TOLERANCE * (high - low)
         return least < low - margin or greatest > high + margin
 
 
@@ -131,14 +131,12 @@ def _few_images(feeds: Mapping[str, Array]) -> Mapping[str, Array]:
 
 def _range_subgraph(graph: PolicyGraph, whole: Sequence[str], rows: Sequence[str]) -> Subgraph:
     """The graph, with the least and greatest of some values as outputs, and others as they are."""
-    nodes: list[NodeProto] = []
-    for name in whole:
-        for operator, part in (("ReduceMin", "low"), ("ReduceMax", "high")):
-            nodes.append(helper.make_node(operator, [name], [f"{name}:{part}"], keepdims=0))
-    inputs = {spec.name: (np.dtype(spec.dtype), spec.shape) for spec in graph.inputs}
-    inputs.update({name: (array.dtype, array.shape) for name, array in graph.parameters.items()})
-    wanted = [node.output[0] for node in nodes]
-    return Subgraph([*graph.nodes, *nodes], inputs, graph.constants, [*wanted, *rows], OPSET)
+    nodes = [
+        helper.make_node(operator, [name], [f"{name}:{part}"], keepdims=0)
+        for name in whole
+        for operator, part in (("ReduceMin", "low"), ("ReduceMax", "high"))
+    ]
+    return graph.subgraph([*(node.output[0] for node in nodes), *rows], nodes)
 
 
 def _sizes(shape: Sequence[int | None]) -> str:

@@ -66,7 +66,9 @@ def test_an_image_student_learns_and_its_artifact_is_smaller(scheme: str) -> Non
     with torch.no_grad():
         for parameter in policy.policy_head.parameters():
             parameter.mul_(50.0)
-    losses = [plan.distill_step(policy, tensors) for _ in range(40)]
+    update = plan.begin_update(policy)
+    losses = [update.distill_step(tensors) for _ in range(40)]
+    update.commit()
     assert losses[-1] < 0.5 * losses[0]
     plan.calibrate(inputs)
     artifact = plan.refresh(policy, version=1)

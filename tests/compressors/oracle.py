@@ -7,7 +7,9 @@ oracle quantises and we compute in floats gets some range, which nothing that is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import numpy as np
 import onnx
@@ -20,7 +22,8 @@ from torch import nn
 
 from accel.compressors.graph.policy_graph import OPSET
 from accel.compressors.int8.integer_graph import IntegerLayer
-from accel.compressors.int8.static import Int8, Int8Encoder
+from accel.compressors.int8.static import Int8Encoder
+from accel.compressors.methods import Encoder
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Plan
 from tests.compressors.policies import Case
@@ -68,19 +71,12 @@ def _in_floats(node: NodeProto) -> Iterator[NodeProto]:
     yield helper.make_node("Mul", [real, node.input[1]], list(node.output))
 
 
-class RoundedInt8(Int8):
-    """``int8`` whose steps and biases make up for nothing, as the oracle's."""
-
-    makes_up = False
-
-
 def rounded_plan(case: Case, scheme: str, module: nn.Module) -> Plan:
-    """As ``Case.bind``, with ``RoundedInt8``."""
+    """As ``Case.bind``, of an ``int8`` whose steps and biases make up for nothing, as the oracle's."""
     compressor = make_compressor(scheme)
-    options = {field.name: getattr(compressor.format, field.name) for field in fields(Int8)}
-    return replace(compressor, format=RoundedInt8(**options)).bind(
-        module, case.examples(), case.inputs(128, seed=1), output_names=case.outputs
-    )
+    made = cast("partial[Encoder]", compressor.format)
+    rounded = replace(compressor, format=partial(made.func, *made.args[:-1], False, **made.keywords))
+    return rounded.bind(module, case.examples(), case.inputs(128, seed=1), output_names=case.outputs)
 
 
 def quantised_by_onnxruntime(plan: Plan, module: nn.Module) -> Arrays:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from accel.compressors.runtime import PolicySession
 
 torch.set_num_threads(1)
 
+T = TypeVar("T")
 Inputs = Mapping[str, NDArray[np.generic]]
 
 
@@ -197,6 +199,14 @@ def refreshed(name: str, scheme: str, seed: int = 0, rows: int = 128) -> tuple[C
     """As ``bound``, with the plan's first artifact in its place."""
     case, module, plan = bound(name, scheme, seed, rows)
     return case, module, plan.refresh(module, version=1)
+
+
+def applied(plan: Plan, module: nn.Module, change: Callable[..., T], *arguments: object) -> T:
+    """What a method of an update returns, which is then committed."""
+    update = plan.begin_update(module)
+    found = change(update, *arguments)
+    update.commit()
+    return found
 
 
 def student(size: str, policy: nn.Module) -> nn.Module:

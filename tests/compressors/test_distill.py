@@ -10,7 +10,8 @@ from torch import nn
 from accel.compressors.checks.executed_kernels import integer_kernels
 from accel.compressors.errors import GraphError, SchemeError, UnsupportedLayerError
 from accel.compressors.pipeline import make_compressor
-from tests.compressors.policies import CASES, MLP, divergence, error_of, randomise, run_artifact, student
+from accel.compressors.plan import PlanUpdate
+from tests.compressors.policies import CASES, MLP, applied, divergence, error_of, randomise, run_artifact, student
 
 
 def _bind(scheme: str, policy: nn.Module, **options: object):
@@ -24,7 +25,7 @@ def _train(plan, policy: nn.Module, steps: int) -> list[float]:
     losses = []
     for step in range(steps):
         x = torch.from_numpy(CASES["tanh-mlp"].inputs(256, seed=step % 8)["observations"])
-        losses.append(plan.distill_step(policy, {"observations": x}))
+        losses.append(applied(plan, policy, PlanUpdate.distill_step, {"observations": x}))
     return losses
 
 
@@ -39,7 +40,7 @@ def test_a_student_learns_to_act_like_the_policy(scheme: str) -> None:
     inputs = CASES["tanh-mlp"].inputs(256, seed=99)
     first = error_of(plan.refresh(policy, version=1), policy, inputs)
     losses = _train(plan, policy, 400)
-    plan.reselect(policy)
+    applied(plan, policy, PlanUpdate.reselect)
     plan.calibrate(inputs)
     artifact = plan.refresh(policy, version=2)
     last = error_of(artifact, policy, inputs)

@@ -11,7 +11,7 @@ from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
 from accel.compressors.errors import WeightsError
-from accel.compressors.quantisation.nibbles import NibbleWriter, padded_size
+from accel.compressors.quantisation.nibbles import NibbleWriter
 from tests.compressors.policies import CASES, bound, refreshed
 
 Floats = NDArray[np.float32]
@@ -21,8 +21,7 @@ Codes = NDArray[np.uint8]
 def _block_codes(weight: Floats) -> tuple[Codes, Floats]:
     outputs, inputs = weight.shape
     codes = np.zeros((outputs, -(-inputs // 32), 16), dtype=np.uint8)
-    writer = NibbleWriter([padded_size(weight.shape)])
-    return codes, writer.write_blocks("layer", weight, codes)
+    return codes, NibbleWriter().write_blocks("layer", weight, codes)
 
 
 def _nibbles(codes: Codes) -> Codes:

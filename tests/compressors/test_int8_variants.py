@@ -11,8 +11,9 @@ from accel.compressors.checks.executed_kernels import float_kernels, integer_ker
 from accel.compressors.cpu import ARM, AVX2, VNNI
 from accel.compressors.errors import SchemeError
 from accel.compressors.pipeline import make_compressor
+from accel.compressors.plan import PlanUpdate
 from tests.compressors.oracle import initializers, rounded_plan
-from tests.compressors.policies import CASES, bound, error_of, made, refreshed, run_artifact, run_module
+from tests.compressors.policies import CASES, applied, bound, error_of, made, refreshed, run_artifact, run_module
 
 VARIANTS = ["int8(u8s8,x8)", "int8(reduce_range,x8)", "int8(s8s8,x8)"]
 
@@ -45,7 +46,7 @@ def test_ranges_from_a_look_for_drift_are_enough_to_refresh() -> None:
     """It measures no weights, so that features have one step until a calibration."""
     case, module = made("deep-relu-mlp")
     plan, inputs = case.bind("int8(reduce_range)", module, rows=0), case.inputs(128, seed=1)
-    plan.recalibrate_on_drift(inputs)
+    applied(plan, module, PlanUpdate.recalibrate_on_drift, inputs)
     assert error_of(plan.refresh(module, 1), module, inputs) < 0.06
 
 
@@ -121,14 +122,15 @@ def test_drift_is_counted_and_widens_the_ranges() -> None:
     quiet, loud = case.inputs(32, seed=1), case.inputs(256, seed=1)
     module.normaliser.var.fill_(1.0)
     loud["observations"] = loud["observations"] * 3.0
-    assert plan.recalibrate_on_drift({k: v * np.float32(0.5) for k, v in quiet.items()}) == 0
-    assert plan.statistics.calibrations == 1
+    quieter = {name: array * np.float32(0.5) for name, array in quiet.items()}
+    assert applied(plan, module, PlanUpdate.recalibrate_on_drift, quieter) == 0
+    assert plan.encoder.calibrations == 1
     error_before = error_of(plan.refresh(module, 1), module, loud)
-    drifted = plan.recalibrate_on_drift(loud)
-    assert drifted == plan.statistics.drifted_activations > 0
-    assert plan.statistics.calibrations == 2
+    drifted = applied(plan, module, PlanUpdate.recalibrate_on_drift, loud)
+    assert drifted == plan.encoder.drifted_activations > 0
+    assert plan.encoder.calibrations == 2
     assert error_of(plan.refresh(module, 1), module, loud) < 0.5 * error_before
-    assert plan.recalibrate_on_drift(loud) == 0
+    assert applied(plan, module, PlanUpdate.recalibrate_on_drift, loud) == 0
 
 
 def test_drift_widens_what_drifted_and_narrows_nothing() -> None:
@@ -139,7 +141,7 @@ def test_drift_widens_what_drifted_and_narrows_nothing() -> None:
     quiet["observations"][0, 3] = 9.0
     seen = plan.encoder.measure(plan.begin_update(module).parameters, quiet)
     loud = {name for name, now in seen.items() if before[name].exceeded_by(now)}
-    assert plan.recalibrate_on_drift(quiet) == len(loud) > 0
+    assert applied(plan, module, PlanUpdate.recalibrate_on_drift, quiet) == len(loud) > 0
     after = plan.encoder.ranges
     assert all(after[name].low <= r.low and after[name].high >= r.high for name, r in before.items())
     assert all(after[name] != before[name] for name in loud)

@@ -11,11 +11,12 @@ from torch.nn.utils.parametrizations import weight_norm
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels
 from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.module_state import read_state
-from accel.compressors.plan import Plan
+from accel.compressors.plan import Plan, PlanUpdate
 from tests.compressors.policies import (
     CASES,
     MLP,
     Case,
+    applied,
     bound,
     error_of,
     made,
@@ -45,7 +46,7 @@ def test_weights_of_low_rank_lose_nothing(name: str) -> None:
     assert plan.reductions[0].ranks
     for seed in (1, 2):
         _make_low_rank(module, 4, seed)
-        plan.reselect(module)
+        applied(plan, module, PlanUpdate.reselect)
         inputs = case.inputs(5, seed)
         found = run_artifact(plan.refresh(module, version=seed), inputs)
         for ours, theirs in zip(found, run_module(module, inputs), strict=True):
@@ -98,7 +99,7 @@ def test_a_refresh_keeps_the_basis_and_selecting_again_improves_it() -> None:
     stale = error_of(plan.refresh(module, version=1), module, inputs)
     after = bases(plan, module)
     assert before.keys() == after.keys() and all((after[name] == basis).all() for name, basis in before.items())
-    plan.reselect(module)
+    applied(plan, module, PlanUpdate.reselect)
     fresh = error_of(plan.refresh(module, version=2), module, inputs)
     assert stale > 0.1 and fresh < 1e-3
 
@@ -125,10 +126,10 @@ def test_factors_follow_pruned_channels(scheme: str) -> None:
     randomise(module, seed=1)
     pruned = case.bind("prune(0.5)", module)
     inputs = case.inputs(64)
-    plan.reselect(module)
+    applied(plan, module, PlanUpdate.reselect)
     for _ in range(12):
         plan.calibrate(case.inputs(128, seed=1))
-    plan.reselect(module)
+    applied(plan, module, PlanUpdate.reselect)
     found, wanted = (run_artifact(p.refresh(module, version=1), inputs)[0] for p in (plan, pruned))
     assert relative_error(found, wanted) < 0.9
     assert plan.reductions[0].kept.keys() == pruned.reductions[0].kept.keys()
@@ -188,7 +189,7 @@ def test_a_convolution_that_factors_cannot_compute_is_named_with_a_remedy(
     module = randomise(case.make(), seed=0)
     whole = case.bind("lowrank(0.25,torso.2=1,head=1,torso.0=0.5)", module)
     _make_low_rank(module.torso[0], 4, seed=1)
-    whole.reselect(module)
+    applied(whole, module, PlanUpdate.reselect)
     inputs = case.inputs(5)
     found = run_artifact(whole.refresh(module, version=1), inputs)[0]
     wanted = run_module(module, inputs)[0]

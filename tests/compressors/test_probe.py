@@ -12,8 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.errors import ArtifactError, UnsupportedLayerError
+from accel.compressors.plan import PlanUpdate
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES, made, randomise, refreshed
+from tests.compressors.policies import CASES, applied, made, randomise, refreshed
 
 SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int4", "prune(0.5)+int8(s8s8)"]
 
@@ -67,7 +68,7 @@ def test_channels_chosen_anew_are_those_that_run(name: str) -> None:
     plan, inputs = case.bind("prune(0.5)+int8(s8s8)", module), case.inputs(8)
     probe = ArtifactProbe.open(plan.refresh(module, version=1), inputs)
     randomise(module, seed=1)
-    plan.reselect(module)
+    applied(plan, module, PlanUpdate.reselect)
     artifact = plan.refresh(module, version=2)
     assert probe.fits(artifact)
     found = {key: array.copy() for key, array in probe.run(artifact, inputs).items()}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.module_state import read_state
+from accel.compressors.plan import PlanUpdate
 from accel.compressors.prune.channels import find_groups
 from accel.compressors.prune.importance import magnitude, residual
 from accel.compressors.prune.structured import kept_count
@@ -22,6 +23,7 @@ from tests.compressors.policies import (
     CASES,
     MLP,
     Case,
+    applied,
     bound,
     error_of,
     made,
@@ -51,7 +53,7 @@ def test_a_pruned_policy_is_the_whole_one_with_silent_channels(name: str) -> Non
     case, module, plan = bound(name, "prune(0.5)", rows=0)
     for seed in (1, 2):
         randomise(module, seed)
-        plan.reselect(module)
+        applied(plan, module, PlanUpdate.reselect)
         kept = plan.reductions[0].kept
         inputs = case.inputs(6, seed)
         found = run_artifact(plan.refresh(module, version=seed), inputs)
@@ -197,7 +199,7 @@ def test_choices_stay_until_chosen_again() -> None:
     randomise(module, seed=1)
     plan.refresh(module, version=1)
     assert all((plan.reductions[0].kept[name] == kept).all() for name, kept in before.items())
-    plan.reselect(module)
+    applied(plan, module, PlanUpdate.reselect)
     assert any((plan.reductions[0].kept[name] != kept).any() for name, kept in before.items())
     assert all(len(plan.reductions[0].kept[name]) == len(kept) for name, kept in before.items())
 
