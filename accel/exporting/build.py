@@ -41,7 +41,6 @@ from accel.runs.quality import Quality, Returns, calibration_inputs, judged_inpu
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.machine import read_machine
 
-BATCHES = (1, 4, 32)
 _CARD, _RUN = "MODEL_CARD.md", "run_policy.py"
 _EXAMPLE = "example.py"
 _PARITY_ROWS = {"float32": 256, "uint8": 32}
@@ -183,8 +182,7 @@ class _Builder:
         self._load_once(contract)
         self._progress.begin("measuring parity")
         parity = self._parity(contract)
-        whole = f"torch -> {self._target.name}"
-        mismatch = next(row for row in parity if row.stage == whole and row.inputs == "real")
+        mismatch = next(row for row in parity if (row.model, row.inputs) == (self._target.name, "real"))
         self._progress.begin("measuring latency")
         speed = latency(self._session(contract)(1), self._fp32(contract)(1))
         returns = self._play(contract, episodes, speed) if episodes else None
@@ -250,23 +248,13 @@ class _Builder:
             ) from error
 
     def _parity(self, contract: Contract) -> list[Agreement]:
-        """torch → fp32 ONNX → target, and torch → target, on real and random inputs, in several batches."""
-        batches = BATCHES if self._target.batch is None else (self._target.batch,)
+        """Full precision as ONNX and the target against the trained policy, on real and random inputs."""
         names = [spec.name for spec in self._artifact.outputs]
-        target = f"-> {self._target.name}"
-        fp32, session = self._fp32(contract), self._session(contract)
+        models = {"fp32 onnx": self._fp32(contract), self._target.name: self._session(contract)}
         rows = []
         for kind, inputs in (("real", self._real), ("random", self._random)):
-            count = len(next(iter(inputs.values())))
             trained = reference_outputs(self._run, inputs, names)
-            full = run_policy.run_rows(fp32(1), inputs)
-            stages = (
-                ("torch -> fp32 onnx", trained, fp32, BATCHES),
-                (f"fp32 onnx {target}", full, session, batches),
-                (f"torch {target}", trained, session, (1,)),
-            )
-            for stage, wanted, make, sizes in stages:
-                rows += [agreement(stage, kind, wanted, inputs, make, batch) for batch in sizes if batch <= count]
+            rows += [agreement(model, kind, trained, inputs, session) for model, session in models.items()]
         return rows
 
     def _fp32(self, contract: Contract) -> MakeSession:

@@ -72,7 +72,7 @@ def make_contract(
         "action": action_json(run.spec.action, environment.action_space, run.rule_spec)
         | element_labels("action", environment, run.spec),
         "recurrent_state": _states(artifact),
-        "environment": environment_json(run, is_atari=environment.implementation == "atari"),
+        "environment": environment_json(run, environment),
         "model": _model(artifact, target, written),
         "fp32": {"path": FP32_ONNX, "graph_optimisation": "all", "session_options": {}, **_graph(fp32)},
         "target": _target(artifact, target, written),
@@ -151,22 +151,15 @@ def element_labels(kind: Literal["observation", "action"], environment: VectorEn
     return found
 
 
-def environment_json(run: TrainedPolicy, *, is_atari: bool) -> Json:
-    """How gymnasium makes the environment that the run was trained on; Atari's is ALE's vector implementation."""
-    config = run.config
-    kwargs: Json = dict(config.environment.kwargs)
-    if is_atari:
+def environment_json(run: TrainedPolicy, environment: VectorEnvironment) -> Json:
+    """What makes the environment that the policy was trained on; Atari's defaults, ALE's, are among its arguments."""
+    options = run.config.environment
+    kwargs: Json = dict(options.kwargs)
+    if environment.implementation == "atari":
         from accel.envs.atari import DEFAULTS
 
         kwargs = {**DEFAULTS, **kwargs}
-    return {
-        "backend": config.environment.backend,
-        "id": config.environment.env,
-        "kwargs": kwargs,
-        "wrappers": list(config.environment.wrapper),
-        "vector": is_atari,
-        "imports": ["ale_py"] if config.environment.env.startswith("ALE/") else [],
-    }
+    return {"backend": options.backend, "id": options.env, "kwargs": kwargs, "wrappers": list(options.wrapper)}
 
 
 def write_json(path: Path, value: Contract) -> None:

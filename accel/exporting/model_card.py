@@ -60,7 +60,6 @@ def model_card(contract: Facts, report: Facts) -> str:
         ours=_name(contract),
         alike=None if returns is None else _all_alike(returns),
         bounds=[f"{name.replace('_', '-')} {bound:g}" for name, bound in report["gate"].items() if bound],
-        parity_rows=_parity_rows(contract, report),
         engines=_ENGINES,
         least_runtime=_LEAST_RUNTIME[model["ir_version"]],
         own_operators=[name for name in model["operators"] if "." in name],
@@ -126,17 +125,6 @@ def _all_alike(returns: Facts) -> str | None:
 
 def _interval(interval: Facts | None) -> str:
     return "-" if interval is None else f"{interval['estimate']:.4g} [{interval['low']:.4g}, {interval['high']:.4g}]"
-
-
-def _parity_rows(contract: Facts, report: Facts) -> list[tuple[str, list[str], str]]:
-    """(stages and inputs, batches, figures) of lines; batches of equal figures share one."""
-    names = {"torch": "torch", "fp32 onnx": "fp32 as ONNX"}
-    alike: dict[tuple[str, str], list[str]] = {}
-    for row in report["parity"]:
-        figures = f"{row['relative']:.2e} | {row['greatest']:.2e}"
-        stage = " → ".join(names.get(part, _name(contract)) for part in row["stage"].split(" -> "))
-        alike.setdefault((f"{stage} | {row['inputs']}", figures), []).append(str(row["batch"]))
-    return [(stage, batches, figures) for (stage, figures), batches in alike.items()]
 
 
 def _listed_files(target: Facts) -> list[tuple[str, str]]:

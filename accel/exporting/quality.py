@@ -26,22 +26,24 @@ from accel.runs.quality import Quality, Returns
 from accel.runs.trained_policy import TrainedPolicy
 
 MakeSession = Callable[[int], InPlaceSession]
+BATCHES = (1, 4, 32)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Difference of one stage of an export from the stage before, over inputs of one kind.
+    """Greatest difference of an exported model from the trained policy, over inputs of one kind and several batches.
 
     Attributes:
-        stage: what is compared, ``A -> B``. inputs: ``real`` or ``random``. batch: rows a call. rows: rows in all.
-        relative: root mean square difference over the root mean square deviation of A's parameters from their mean.
+        model: ``fp32 onnx``, or the format. inputs: ``real`` or ``random``. rows: how many. batches: rows a call.
+        relative: root mean square difference over the root mean square deviation of the trained policy's parameters
+            from their mean.
         greatest: greatest absolute difference of any output, recurrent states included.
     """
 
-    stage: str
+    model: str
     inputs: str
-    batch: int
     rows: int
+    batches: tuple[int, ...]
     relative: float
     greatest: float
 
@@ -71,25 +73,20 @@ def random_inputs(
 
 
 def agreement(
-    stage: str,
-    kind: str,
-    wanted: Mapping[str, Array],
-    inputs: Mapping[str, Array],
-    make_session: MakeSession,
-    batch: int,
+    model: str, kind: str, wanted: Mapping[str, Array], inputs: Mapping[str, Array], make_session: MakeSession
 ) -> Agreement:
-    """Run a session on inputs in calls of ``batch`` rows, and compare its outputs with the expected ones."""
-    rows = len(next(iter(inputs.values()))) // batch * batch
-    found = run_rows(make_session(batch), {name: array[:rows] for name, array in inputs.items()})
+    """Run a model on inputs in calls of ``BATCHES`` rows, and compare its outputs with the trained policy's."""
+    count = len(next(iter(inputs.values())))
+    batches = tuple(batch for batch in BATCHES if batch <= count)
     params = next(iter(wanted))
-    return Agreement(
-        stage=stage,
-        inputs=kind,
-        batch=batch,
-        rows=rows,
-        relative=mismatch(found[params], wanted[params][:rows])[0],
-        greatest=max(mismatch(found[name], wanted[name][:rows])[1] for name in wanted),
-    )
+    relative, greatest = [], []
+    for batch in batches:
+        rows = count // batch * batch
+        found = run_rows(make_session(batch), {name: array[:rows] for name, array in inputs.items()})
+        differences = {name: mismatch(found[name], wanted[name][:rows]) for name in wanted}
+        relative.append(differences[params][0])
+        greatest += [most for _, most in differences.values()]
+    return Agreement(model, kind, count, batches, max(relative), max(greatest))
 
 
 def latency(model: InPlaceSession, fp32: InPlaceSession) -> Json:

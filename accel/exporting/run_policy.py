@@ -2,11 +2,10 @@
 """Runs the policy of the bundle that this file lies in. Needs Python 3.10 or newer, numpy and onnxruntime, no more.
 
     python run_policy.py --verify          check every file, the test vectors and this machine; measure latency
-    python run_policy.py --play            play episodes, where gymnasium and the environment are installed
-    python run_policy.py --stdin           answer observations from standard input, one JSON object a line
+    python run_policy.py                   answer observations from standard input, one JSON object a line
 
-Without an option it plays where gymnasium is installed and answers from standard input elsewhere. A line such as
-{"observation": [0.1, 0.2], "first": true} is answered by {"action": 1, "params": [...]}; "first" begins an episode.
+A line such as {"observation": [0.1, 0.2], "first": true} is answered by {"action": 1, "params": [...]}; "first" begins
+an episode.
 A Dict observation is an object by the names of the model's inputs: {"observation": {"image": [...], "goal": [...]}}.
 In a program of your own:
 
@@ -14,19 +13,17 @@ In a program of your own:
     policy = Policy("path/of/this/bundle")
     action, params = policy.act(observation, first=True)
 
-What is trusted: --verify and --stdin treat every file of the bundle as untrusted data. The contract may name only plain
-files of the bundle and known settings, sizes are checked before memory is taken, models that refer to other files are
+What is trusted: this program treats every file of the bundle as untrusted data. The contract may name only plain files
+of the bundle and known settings, sizes are checked before memory is taken, models that refer to other files are
 refused, and only onnxruntime executes a model. On Linux it gets memory by the model's size, and --verify ends after ten
-minutes. Checksums find damage, not forgery: they do not say who made a bundle. --play imports the modules that the
-contract names for the environment, and Policy.act sets no limits; use them on bundles that you trust.
+minutes. Checksums find damage, not forgery: they do not say who made a bundle. Policy.act sets no limits; use it on
+bundles that you trust.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
-import importlib.util
 import io
 import json
 import math
@@ -62,7 +59,7 @@ _FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SUM_LINE = re.compile(rf"([0-9a-f]{{64}})  ({_FILE_NAME})\n")
 KEYS = {
     *("format_version", "scheme", "target", "files", "model", "fp32", "inputs", "outputs", "vectors", "action"),
-    *("recurrent_state", "environment"),
+    "recurrent_state",
 }
 # what a bundle may ask for; far above any policy
 _MAX_FILES, _MAX_MODEL_BYTES, _MAX_JSON_BYTES, _MAX_JSON_DEPTH = 64, 2**31, 2**22, 32
@@ -94,10 +91,6 @@ _LEVELS = {
 
 class BundleError(Exception):
     """The bundle is damaged, incomplete, or not for this machine."""
-
-
-class UnplayableError(Exception):
-    """The environment cannot be made here."""
 
 
 class PolicySession(Protocol):
@@ -396,7 +389,6 @@ def check_contract(contract: Contract) -> None:
         _require(contract[part]["graph_optimisation"] in _LEVELS, f"{part} has an unknown graph optimisation")
         for key, value in contract[part]["session_options"].items():
             _require(value in _SESSION_OPTIONS.get(key, ()), f"session option {key!r} = {value!r} is not allowed")
-    _check_environment(contract["environment"])
     features = contract["model"]["cpu_features"]
     _require(isinstance(features, list) and all(map(_is_text, features)), "the CPU features are no texts")
     vectors = contract["vectors"]
@@ -492,12 +484,6 @@ def _check_states(contract: Contract) -> None:
             [inputs[before][key] for key in ("dtype", "shape")] == [outputs[after][key] for key in ("dtype", "shape")],
             f"state {before!r} and its successor differ in shape",
         )
-
-
-def _check_environment(environment: Contract) -> None:
-    names = [environment["backend"], environment["id"], *environment["imports"], *environment["wrappers"]]
-    others = isinstance(environment["kwargs"], dict) and isinstance(environment["vector"], bool)
-    _require(all(map(_is_text, names)) and others, "the environment has values of other types")
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -736,141 +722,27 @@ def answer(policy: Policy) -> None:
         sys.stdout.flush()
 
 
-class Environment:
-    """The environment that the policy was trained on, one copy of it; needs gymnasium and the environment's package."""
-
-    _masks_itself = False
-
-    def __init__(self, contract: Contract) -> None:
-        import gymnasium
-
-        wanted = contract["environment"]
-        if wanted["backend"] != "gymnasium":
-            raise UnplayableError(f"the policy was trained on {wanted['backend']}'s {wanted['id']}, not on gymnasium's")
-        for name in wanted["imports"]:
-            gymnasium.register_envs(importlib.import_module(name))
-        self._parts = contract.get("observation", {}).get("parts", [])
-        self._is_vector: bool = wanted["vector"]
-        if self._is_vector:
-            self.env: Any = gymnasium.make_vec(wanted["id"], 1, "vector_entry_point", **wanted["kwargs"])
-            return
-        self.env = gymnasium.make(wanted["id"], **wanted["kwargs"])
-        for path in wanted["wrappers"]:
-            module, _, function = path.partition(":")
-            self.env = getattr(importlib.import_module(module), function)(self.env)
-        self._masks_itself = self.env.has_wrapper_attr("action_masks")
-
-    def reset(self, seed: int) -> object:
-        """The first observation, as the policy takes it."""
-        observation, info = self.env.reset(seed=seed)
-        return self._arrange(observation, info)
-
-    def step(self, action: Array) -> tuple[object, float, bool]:
-        """Observation, reward, and whether the episode is over."""
-        if self._is_vector:
-            observation, rewards, ends, cuts, info = self.env.step(action[None])
-            return self._arrange(observation, info), float(rewards[0]), bool(ends[0] or cuts[0])
-        space = self.env.action_space
-        if hasattr(space, "low") and space.dtype != np.float32:  # its bounds in float32 may be a little outside it
-            action = action.astype(space.dtype).reshape(space.shape).clip(space.low, space.high)
-        observation, reward, end, cut, info = self.env.step(action if action.shape else action.item())
-        return self._arrange(observation, info), float(reward), bool(end or cut)
-
-    def _arrange(self, observation: object, info: Mapping[str, Any]) -> object:
-        """Images channels first, everything else flattened, of a Dict each part by its input's name."""
-        if self._parts:
-            space = self.env.observation_space
-            return {part["name"]: self._arrange_part(part, space, observation, info) for part in self._parts}
-        if self._is_vector:
-            observation = np.asarray(observation)[0]
-        return self._arrange_one(observation, self.env.observation_space)
-
-    def _arrange_part(self, part: Contract, space: Any, observation: Any, info: Mapping[str, Any]) -> Array:  # noqa: ANN401 - a gymnasium space and what it holds
-        if part["name"] == "action_mask":
-            held = isinstance(observation, Mapping) and "action_mask" in observation
-            mask = observation["action_mask"] if held else info.get("action_mask")
-            if mask is None:
-                mask = self.env.get_wrapper_attr("action_masks")() if self._masks_itself else np.zeros(part["shape"])
-            flat = np.concatenate([np.reshape(piece, -1) for piece in (mask if isinstance(mask, tuple) else (mask,))])
-            allowed: Array = (flat != 0).astype(np.uint8)
-            return allowed
-        # The mask may come in info, beside the whole observation.
-        if isinstance(observation, Mapping) or (isinstance(observation, tuple) and part["path"] != ["observations"]):
-            for key in part["path"]:
-                space, observation = space[key], observation[key]
-        return self._arrange_one(observation, space)
-
-    def _arrange_one(self, observation: Any, space: Any) -> Array:  # noqa: ANN401 - as above
-        if isinstance(observation, np.ndarray) and observation.dtype == np.uint8 and observation.ndim >= 2:
-            shape = observation.shape
-            is_last = len(shape) > 2 and shape[-1] <= shape[-3]
-            image = np.moveaxis(observation, -1, -3) if is_last else observation
-            return image.reshape(-1, *image.shape[-2:])
-        if self._is_vector:
-            return np.asarray(observation, np.float32).reshape(-1)
-        from gymnasium.spaces import flatten
-
-        return np.asarray(flatten(space, observation), np.float32)
-
-
-def make_environment(contract: Contract) -> Environment:
-    """The environment, or UnplayableError where gymnasium does not know it or misses a package."""
-    try:
-        return Environment(contract)
-    except Exception as error:
-        if isinstance(error, ImportError) or type(error).__module__.startswith("gymnasium."):
-            raise UnplayableError(str(error)) from error
-        raise
-
-
-def play(policy: Policy, episodes: int, seed: int) -> list[float]:
-    """Returns of episodes from the seeds ``seed``, ``seed`` + 1, …"""
-    environment = make_environment(policy.contract)
-    returns = []
-    for episode in range(episodes):
-        observation, total, over, first = environment.reset(seed + episode), 0.0, False, True
-        while not over:
-            action, _ = policy.act(observation, first=first)
-            observation, reward, over = environment.step(action)
-            total, first = total + reward, False
-        returns.append(total)
-        print(f"episode {episode}: return {total:.6g}", flush=True)
-    return returns
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, do, print; the exit status is 1 for a damaged bundle and 2 for an environment that is not here."""
+    """Parse, do, print; the exit status is 1 for a damaged bundle."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--verify", action="store_true", help="check files, test vectors and this machine")
-    mode.add_argument("--play", action="store_true", help="play episodes; needs gymnasium and the environment")
-    mode.add_argument("--stdin", action="store_true", help="answer JSON lines from standard input")
+    parser.add_argument("--verify", action="store_true", help="check files, test vectors and this machine")
     parser.add_argument("--bundle", type=Path, default=Path(__file__).parent, help="default: where this file lies")
-    parser.add_argument("--episodes", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
+    parser.add_argument("--seed", type=int, default=0, help="of --sample")
     options = parser.parse_args(arguments)
-    if options.episodes < 1 or options.seed < 0:
-        parser.error(f"--episodes {options.episodes} --seed {options.seed}: give at least 1, and a seed of at least 0")
+    if options.seed < 0:
+        parser.error(f"--seed {options.seed}: give a seed of at least 0")
     try:
         if options.verify:
             with _bounded_time():
                 print(json.dumps(verify(options.bundle), indent=2))
             return 0
         policy = Policy(options.bundle, sample=options.sample, seed=options.seed)
-        if options.stdin or not (options.play or importlib.util.find_spec("gymnasium")):
-            with bounded_memory(options.bundle, policy.contract):
-                answer(policy)
-        else:
-            returns = play(policy, options.episodes, options.seed)
-            print(f"mean return of {len(returns)} episodes: {sum(returns) / max(len(returns), 1):.6g}")
+        with bounded_memory(options.bundle, policy.contract):
+            answer(policy)
     except BundleError as error:
         print(f"run_policy: {_printable(error)}", file=sys.stderr)
         return 1
-    except UnplayableError as error:
-        remedy = "playing needs gymnasium and the environment's package; --stdin answers without"
-        print(f"run_policy: {_printable(error)}: {remedy}", file=sys.stderr)
-        return 2
     return 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from accel.errors import BundleError, MissingExtraError
 from accel.exporting import run_policy
-from accel.exporting.appearing import abandoned_partials, partials
+from accel.exporting.appearing import partial_of
 from accel.exporting.formats import FORMATS, NATIVE_FORMATS, make_format
 from accel.exporting.formats.base import Contract
 from accel.json_object import Json
@@ -97,12 +97,8 @@ def verify(bundle: Path, *, run_native_check: bool = False) -> Verification:
 def _why_missing(bundle: Path) -> str:
     if bundle.exists():
         return f"{bundle} is no directory: give the one that accel export wrote"
-    if killed := abandoned_partials(bundle):
-        return (
-            f"there is no {bundle}: an export to it was killed and left {killed[0]}; export again, which removes that"
-        )
-    if partials(bundle):
-        return f"there is no {bundle} yet: an export to it is under way"
+    if partial_of(bundle).exists():
+        return f"there is no {bundle} yet: an export to it is under way, or was killed; then export again"
     return f"there is no {bundle}: give the directory that accel export wrote"
 
 

@@ -29,27 +29,6 @@ _ATEN = torch.ops.aten
 _SEED = 0
 
 
-@dataclass(frozen=True)
-class _Value:
-    """An input or an earlier result."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class _Times:
-    """So many times the number of rows."""
-
-    factor: int
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A layer or buffer of the module."""
-
-    name: str
-
-
 _BROADCAST = {_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.div.Tensor, _ATEN.add.Scalar}
 _VIEWS = {_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default}
 # operations that ONNX does not have under this name, or that take a number of rows as a tensor while they are traced
@@ -163,57 +142,33 @@ class TracedProgram(nn.Module):
         self._names = {
             _place(turned): name for name, t in (tensors or {}).items() for turned in (t, t.transpose(0, -1))
         }
-        self._steps: list[tuple[object, object, object]] = []
-        self._inputs = len(examples)
         pair = [_traced(program, examples, rows) for rows in _ROWS]
         nodes = list(zip(*(traced.graph.nodes for traced in pair), strict=False))
         if len({len(traced.graph.nodes) for traced in pair}) > 1 or any(a.target != b.target for a, b in nodes):
             raise ConfigError(f"the program runs other operations on {_ROWS[0]} rows than on {_ROWS[1]}: {_REMEDY}")
-        values: dict[fx.Node, object] = {}
-        for ours, theirs in nodes:
-            values[ours] = self._added(ours, theirs, values, pair)
-        self._outputs = values[nodes[-1][0]]
+        self._graph = pair[0].graph
+        self._graph.owning_module = None
+        with self._graph.inserting_after(nodes[len(examples) - 1][0]):
+            count = self._graph.call_function(_number_of_rows, nodes[0][:1])
+        for ours, theirs in nodes[len(examples) :]:
+            self._merge(ours, theirs, pair, count)
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Observations and states, each [N, *shape], to outputs, or to a tuple of outputs and next states."""
-        values: list[object] = list(inputs)
-        rows = inputs[0].shape[0]
-
-        def filled(argument: object) -> object:
-            if isinstance(argument, _Value):
-                return values[argument.index]
-            if isinstance(argument, _Held):
-                return getattr(self, argument.name)
-            if isinstance(argument, _Times):
-                return argument.factor * rows
-            if isinstance(argument, list):
-                return [filled(item) for item in argument]
-            return {key: filled(item) for key, item in argument.items()} if isinstance(argument, dict) else argument
-
-        for function, arguments, options in self._steps:
-            call = filled(function)
-            values.append(call(*filled(arguments), **filled(options)))  # type: ignore[operator,misc,arg-type]
-        outputs: list[Tensor] = filled(self._outputs)  # type: ignore[assignment]
+        outputs: list[Tensor] = fx.Interpreter(self, graph=self._graph).run(*inputs)
         return tuple(outputs) if self.state_shapes else outputs[0]
 
-    def _added(
-        self, ours: fx.Node, theirs: fx.Node, values: Mapping[fx.Node, object], pair: Sequence[fx.GraphModule]
-    ) -> object:
-        """The value of one node, as both runs have it."""
-        if ours.op == "placeholder":
-            return _Value(len(values))
+    def _merge(self, ours: fx.Node, theirs: fx.Node, pair: Sequence[fx.GraphModule], count: fx.Node) -> None:
+        """Make a node of the first run one for any number of rows, from the same one of the second."""
         if ours.op == "get_attr":
-            return _Held(self._hold(ours, theirs, pair))
-        arguments = _merged(ours.args, theirs.args, ours, values)
-        if ours.op == "output":
-            return arguments[0]  # type: ignore[index]
-        if ours.target is nn.functional.linear:
+            ours.target = self._hold(ours, theirs, pair)
+        elif ours.target is nn.functional.linear:
             layer = self._layer(*map(str, ours.args[1:]), traced=pair[0])
-            self._steps.append((_Held(layer), arguments[:1], {}))  # type: ignore[index]
+            ours.op, ours.target, ours.args = "call_module", layer, ours.args[:1]
         else:
-            options = _merged(ours.kwargs, theirs.kwargs, ours, values)
-            self._steps.append(_row_free(ours.target, arguments, options))
-        return _Value(self._inputs + len(self._steps) - 1)
+            ours.args = _merged(ours.args, theirs.args, ours, count)  # type: ignore[assignment]
+            ours.kwargs = _merged(ours.kwargs, theirs.kwargs, ours, count)  # type: ignore[assignment]
+            _free_of_rows(ours)
 
     def _hold(self, ours: fx.Node, theirs: fx.Node, pair: Sequence[fx.GraphModule]) -> str:
         """The name of the buffer for a tensor of the program."""
@@ -243,18 +198,19 @@ class TracedProgram(nn.Module):
         return name
 
 
-def _merged(ours: object, theirs: object, node: fx.Node, values: Mapping[fx.Node, object]) -> object:
-    """An argument as both runs have it. Raises ConfigError."""
+def _merged(ours: object, theirs: object, node: fx.Node, count: fx.Node) -> object:
+    """An argument as both runs have it, for any count of rows. Raises ConfigError."""
     if isinstance(ours, fx.Node):
-        return values[ours]
+        return ours
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        return {key: _merged(value, theirs[key], node, values) for key, value in ours.items()}
+        return {key: _merged(value, theirs[key], node, count) for key, value in ours.items()}
     if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple) and len(ours) == len(theirs):
-        return [_merged(*pair, node, values) for pair in zip(ours, theirs, strict=True)]
+        return type(ours)(_merged(*pair, node, count) for pair in zip(ours, theirs, strict=True))
     if ours == theirs:
         return ours
     if isinstance(ours, int) and isinstance(theirs, int) and ours * _ROWS[1] == theirs * _ROWS[0]:
-        return _Times(ours // _ROWS[0])
+        with node.graph.inserting_before(node):
+            return node.graph.call_function(_times, (count, ours // _ROWS[0]))
     raise ConfigError(f"operation {node.target} of the program depends on the number of rows: {_REMEDY}")
 
 
@@ -315,18 +271,27 @@ def _fold_linear(traced: fx.GraphModule, node: fx.Node) -> None:
     node.target, node.args = nn.functional.linear, (x, *held)
 
 
-def _row_free(target: object, arguments: object, options: object) -> tuple[object, object, object]:
-    """An operation for any number of rows. Raises ConfigError."""
-    if target in _REPLACED:
-        return _REPLACED[target], arguments, options
-    if target in _VIEWS and isinstance(arguments, list):
-        x, sizes = arguments
-        if sum(isinstance(size, _Times) for size in sizes) == 1 and -1 not in sizes:
-            sizes = [-1 if isinstance(size, _Times) else size for size in sizes]
-        target, arguments = torch.reshape, [x, sizes]
-    if not _counts_rows([arguments, options]):
-        return target, arguments, options
-    raise ConfigError(f"operation {target} of the program takes the number of rows: {_REMEDY}")
+def _number_of_rows(x: Tensor) -> int:
+    return x.shape[0]
+
+
+def _times(rows: int, factor: int) -> int:
+    return rows * factor
+
+
+def _free_of_rows(node: fx.Node) -> None:
+    """Make a node one for any number of rows. Raises ConfigError."""
+    if node.target in _REPLACED:
+        node.target = _REPLACED[node.target]
+        return
+    counts = [found for found in node.all_input_nodes if found.target is _times]
+    if node.target in _VIEWS:
+        x, sizes = node.args
+        if len(counts) == 1 and -1 not in sizes:
+            sizes, counts = [-1 if size is counts[0] else size for size in sizes], []
+        node.target, node.args = torch.reshape, (x, sizes)
+    elif counts:
+        raise ConfigError(f"operation {node.target} of the program takes the number of rows: {_REMEDY}")
 
 
 def _scattered(x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None) -> Tensor:
@@ -339,12 +304,6 @@ def _scattered(x: Tensor, source: Tensor, dim: int = 0, start: int | None = None
 
 def _single(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point else dtype
-
-
-def _counts_rows(argument: object) -> bool:
-    if isinstance(argument, list):
-        return any(map(_counts_rows, argument))
-    return any(map(_counts_rows, argument.values())) if isinstance(argument, dict) else isinstance(argument, _Times)
 
 
 def _place(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

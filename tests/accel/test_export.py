@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from accel.compressors.errors import SchemeError
 from accel.compressors.runtime import PolicySession
 from accel.errors import BundleError, CheckpointError, ConfigError, ExportError, MissingExtraError
 from accel.exporting import run_policy
-from accel.exporting.appearing import abandoned_partials
+from accel.exporting.appearing import partial_of
 from accel.exporting.build import Bundle, export
 from accel.exporting.contract import FLOAT_BOUND, INTEGER_BOUND
 from accel.exporting.formats import FORMATS
@@ -114,11 +113,10 @@ def check_contract(bundle: Bundle, format: str) -> None:
 
 def check_report(bundle: Bundle, format: str) -> None:
     report = json.loads((bundle.path / "report.json").read_text())
-    stages = {(row["stage"], row["inputs"]) for row in report["parity"]}
-    for kind in ("real", "random"):
-        assert {("torch -> fp32 onnx", kind), (f"fp32 onnx -> {format}", kind), (f"torch -> {format}", kind)} <= stages
-    full = [row for row in report["parity"] if row["stage"] == "torch -> fp32 onnx"]
-    assert {row["batch"] for row in full} == {1, 4, 32}
+    compared = [(row["model"], row["inputs"]) for row in report["parity"]]
+    assert compared == [(model, kind) for kind in ("real", "random") for model in ("fp32 onnx", format)]
+    full = [row for row in report["parity"] if row["model"] == "fp32 onnx"]
+    assert all(row["batches"] == [1, 4, 32] for row in full)
     assert max(row["relative"] for row in full) < FLOAT_BOUND
     assert 0 < report["mismatch"]["relative"] < 0.2
     assert len(report["returns"]["model"]["returns"]) == len(report["returns"]["fp32"]["returns"]) == 4
@@ -216,45 +214,33 @@ def test_directories_that_exist_or_cannot_be_written_are_refused(cartpole: Path,
 
 
 @contextmanager
-def exporting(run: Path, out: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """An export without end in a process of its own, and its unfinished directory, where it has begun to write."""
+def exporting(run: Path, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An export without end in a process of its own, which has begun to write."""
     command = [sys.executable, "-m", "accel", "export", str(run), "--episodes", "10000000", "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
-            partial = out.with_name(f".{out.name}.{process.pid}.partial")
-            while not (partial / "vectors.npz").exists():
+            while not (partial_of(out) / "vectors.npz").exists():
                 assert process.poll() is None
                 time.sleep(0.05)
-            yield process, partial
+            yield process
         finally:
             process.kill()
 
 
 def test_what_a_killed_export_leaves_is_named_and_then_removed(cartpole: Path, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
-    with exporting(cartpole, out) as (_, partial), pytest.raises(BundleError, match="an export to it is under way"):
-        verify(out)
-    until_s = time.monotonic() + 60  # what it was about to start may hold its files for a moment
-    while not abandoned_partials(out) and time.monotonic() < until_s:
-        time.sleep(0.05)
-    with pytest.raises(BundleError, match=f"was killed and left {re.escape(str(partial))}; export again"):
+    with exporting(cartpole, out), pytest.raises(ExportError, match="another export writes"):
+        export(cartpole, out, scheme="fp32", episodes=0)
+    subprocess.run(["flock", partial_of(out), "true"], check=True)  # what it was about to start may hold its files
+    with pytest.raises(BundleError, match="is under way, or was killed; then export again"):
         verify(out)
     export(cartpole, out, scheme="fp32", episodes=0)
     assert left_in(tmp_path) == ["bundle"]
 
 
-def test_what_a_killed_export_of_the_same_process_number_leaves_is_no_obstacle(cartpole: Path, tmp_path: Path) -> None:
-    """Containers give their one process the same number every time."""
-    left = tmp_path / f".bundle.{os.getpid()}.partial"
-    left.mkdir()
-    (left / "vectors.npz").touch()
-    export(cartpole, tmp_path / "bundle", scheme="fp32", episodes=0)
-    assert left_in(tmp_path) == ["bundle"]
-
-
 @pytest.mark.long
 def test_a_terminated_export_leaves_nothing(cartpole: Path, tmp_path: Path) -> None:
-    with exporting(cartpole, tmp_path / "new" / "bundle") as (process, _):
+    with exporting(cartpole, tmp_path / "new" / "bundle") as process:
         process.terminate()
         assert process.wait() == 130
     assert left_in(tmp_path) == []

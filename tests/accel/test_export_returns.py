@@ -68,7 +68,7 @@ def test_returns_that_decide_nothing_leave_it_to_the_rows() -> None:
     Gate(accept_loss=True).check(MISMATCH, Quality("int8", (bad,)))
 
 
-MISMATCH = Agreement("torch -> onnx", "real", 1, 8, relative=0.5, greatest=1.0)
+MISMATCH = Agreement("onnx", "real", 8, (1,), relative=0.5, greatest=1.0)
 
 
 @pytest.mark.parametrize(

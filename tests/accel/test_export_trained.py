@@ -8,7 +8,6 @@ import pytest
 
 import accel
 from accel.config import TrainConfig
-from accel.exporting import run_policy
 from accel.launch.train import train
 
 SOLVED = 400.0
@@ -36,5 +35,3 @@ def test_the_gate_on_returns_lets_a_good_policy_pass(trained: Path, tmp_path: Pa
     bundle = accel.export(trained, tmp_path / "int8", scheme="int8", episodes=16, max_return_loss=0.1)
     returns = bundle.report["returns"]
     assert returns["fp32"]["mean"] > SOLVED and returns["loss"] <= 0.1
-    played = run_policy.play(run_policy.Policy(bundle.path), episodes=3, seed=0)
-    assert min(played) > 100

@@ -317,17 +317,18 @@ def test_a_bundle_acts_as_the_run_does_on_dictionaries(name: str, scheme: str, t
     assert names == [*run.policy.input_names] and len(names) > 2
     session = onnxruntime.InferenceSession(bundle.path / "model.onnx", providers=["CPUExecutionProvider"])
     assert [tensor.name for tensor in session.get_inputs()] == names
-    environment = run_policy.make_environment(policy.contract)
-    observation, agreed, first = environment.reset(0), 0, True
+    environment = run.make_env(1, 0)
+    rows, agreed, first = environment.reset(0), 0, True
     for _ in range(10):
+        observation = {part: values[0] for part, values in run.spec.split(rows).items()}
         action, params = policy.act(observation, first=first)
         if "action_mask" in observation:
             assert (params[observation["action_mask"] == 0] == np.float32(MASKED)).all()
             assert observation["action_mask"][action] == 1
         theirs = run.act(_as_the_environment_gives_it(name, observation), first=first)
         agreed += int(np.array_equal(theirs, action))
-        observation, _, _over = environment.step(action)
-        first = False
+        (rows, *_), first = environment.step(action[None]), False
+    environment.close()
     assert agreed == 10 if scheme == "fp32" else agreed >= 7
     assert accel.verify(bundle.path).vectors["relative"] < (1e-5 if scheme == "fp32" else 2e-2)
     shown = subprocess.run([sys.executable, "-W", "error", bundle.path / "example.py"], capture_output=True, text=True)
