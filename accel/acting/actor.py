@@ -12,7 +12,7 @@ import numpy as np
 
 from accel.acting.central import CentralPolicy
 from accel.acting.collector import Collector, UnrollCollector
-from accel.acting.policy import ActingPolicy, SessionPolicy
+from accel.acting.policy import SessionPolicy
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.ready import AHEAD, ReadyCollector, ReadyPolicy
 from accel.acting.rules import ActorPlace, RuleSpec, Sampler, make_rule
@@ -165,7 +165,7 @@ class Actor:
         policy = cast(ReadyPolicy, self._policy)
         return ReadyCollector(self._environment, policy, sampler, self.layout, priorities, ahead)
 
-    def _make_policy(self, sampler: Sampler) -> ActingPolicy:
+    def _make_policy(self, sampler: Sampler) -> SessionPolicy:
         if self.config.torch_options is not None:
             from accel.acting.torch_policy import TorchPolicy, make_module
 

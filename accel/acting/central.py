@@ -99,12 +99,12 @@ class CentralPolicy(SessionPolicy):
         self._transport.ask(self._timeout_s)
 
     def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
-        """See ``ActingPolicy.act``."""
+        """See ``SessionPolicy.act``."""
         super().act(observations, first, t, actions, params)
         self._sources[t] = self._source
 
     def sign(self, unroll: Unroll) -> None:
-        """See ``ActingPolicy.sign``."""
+        """See ``SessionPolicy.sign``."""
         unroll["policy_version"][...] = self._sources[:, :1]
         unroll["scheme_id"][...] = self._sources[:, 1:]
 

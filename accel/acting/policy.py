@@ -21,48 +21,6 @@ Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 
-class ActingPolicy(Protocol):
-    """What the actor's loop sees of a policy. Recurrent state belongs to the implementation.
-
-    Attributes:
-        version, scheme: of the policy loaded last. runtime: what it runs on; "" where that is elsewhere.
-    """
-
-    version: int
-    scheme: str
-    runtime: str
-
-    def load(self, update: PolicyUpdate) -> float:
-        """Take a newer policy; on any error the old one stays in place.
-
-        An update without a payload changes the version only; the caller makes sure that the policy sent last is loaded.
-
-        Returns:
-            Seconds that reading the payload took, without building the session.
-        """
-        ...
-
-    def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
-        """Sample actions for row t of an unroll.
-
-        Args:
-            observations: [B, *obs].
-            first: [B], environments whose episode starts on this row, or None when none does.
-            t: the row, which selects the noise drawn for it.
-            actions: [B, *action] written in place.
-            params: [B, P] distribution parameters, written in place.
-        """
-        ...
-
-    def states(self) -> tuple[Floats, ...]:
-        """The recurrent state [B, *shape] before the next ``act``, in the learner's layout; empty without a core."""
-        ...
-
-    def sign(self, unroll: Unroll) -> None:
-        """Write which version and scheme chose the actions of each row of an unroll just collected."""
-        ...
-
-
 class InPlaceSession(Protocol):
     """What computes a policy's outputs from its inputs, in place; see ``accel.compressors.runtime.PolicySession``."""
 
@@ -75,10 +33,12 @@ class InPlaceSession(Protocol):
 
 
 class SessionPolicy:
-    """Acts with the newest artifact it could load. A recurrent state survives a change of version.
+    """What the actor's loop sees of a policy: acts with the newest artifact it could load.
+
+    A recurrent state survives a change of version.
 
     Attributes:
-        version, scheme: of that artifact. runtime: what it runs on.
+        version, scheme: of that artifact. runtime: what it runs on; "" where that is elsewhere.
     """
 
     def __init__(
@@ -103,6 +63,8 @@ class SessionPolicy:
 
     def load(self, update: PolicyUpdate) -> float:
         """Build a session for the update and change over to it, between two unrolls.
+
+        An update without a payload changes the version only; the caller makes sure that the policy sent last is loaded.
 
         The session is built in the actor's own thread. A second thread would not be cheaper, as an actor has one core,
         and as it competes for the interpreter lock, a policy would be loaded several times later.
@@ -158,16 +120,24 @@ class SessionPolicy:
             )
 
     def states(self) -> tuple[Floats, ...]:
-        """The recurrent state [B, *shape] before the next ``act``."""
+        """The recurrent state [B, *shape] before the next ``act``, in the learner's layout; empty without a core."""
         return self._carried
 
     def sign(self, unroll: Unroll) -> None:
-        """See ``ActingPolicy.sign``."""
+        """Write which version and scheme chose the actions of each row of an unroll just collected."""
         unroll["policy_version"][...] = self.version
         unroll["scheme_id"][...] = self._schemes.index(self.scheme)
 
     def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
-        """See ``ActingPolicy.act``."""
+        """Sample actions for row t of an unroll.
+
+        Args:
+            observations: [B, *obs].
+            first: [B], environments whose episode starts on this row, or None when none does.
+            t: the row, which selects the noise drawn for it.
+            actions: [B, *action] written in place.
+            params: [B, P] distribution parameters, written in place.
+        """
         self.infer(observations, first, params)
         self._sampler.sample(params, t, actions)
 
