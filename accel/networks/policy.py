@@ -6,9 +6,9 @@ input and an output of it: an exported policy cannot lose them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from accel.envs.spaces import ACTION_MASK, EnvSpec
 from accel.networks import dense
 from accel.networks.core import RecurrentCore
+from accel.networks.fake_quantisation import PolicyParts, QuantisedParts
 from accel.networks.heads import GaussianHead, in_single_precision, make_policy_head, value_head
 from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.observations import (
@@ -25,8 +26,11 @@ from accel.networks.observations import (
     seen_by_network,
     split_observations,
 )
-from accel.networks.torsos import MLPTorso, Torso
+from accel.networks.torsos import MLPTorso, train_features
 from accel.networks.towers import Pull, Towers
+
+if TYPE_CHECKING:
+    from accel.compressors.qat.fake_quantiser import FakeQuantiser
 
 Critic = Literal["value", "action-value", "none"]
 
@@ -68,8 +72,8 @@ class PolicyNetwork(nn.Module):
         state_shapes: shapes of one environment's recurrent state: (), ((H,),) or ((H,), (H,)).
         channels_last: as given.
         normaliser: None where observations are not normalised.
-        fake_quantisation: makes ``forward``, never the acting module, compute the policy side as an int8 graph does;
-            None for single precision.
+        fake_quantisation: follows the plan that publishes the acting module, and makes ``forward``, never that module,
+            compute the policy side as its int8 graph does; None for single precision.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class PolicyNetwork(nn.Module):
         super().__init__()
         self.spec = spec
         self.critic = critic
-        self.fake_quantisation: PolicyQuantisation | None = None
+        self.fake_quantisation: FakeQuantiser | None = None
         self.channels_last = channels_last
         self.normaliser: ObservationNormaliser | None = None
         if normalise_observations:
@@ -126,7 +130,7 @@ class PolicyNetwork(nn.Module):
         inputs = split_observations(self.spec, observations.flatten(0, 1))
         x = _prepare_all(self.spec, inputs, self.normaliser, self.channels_last)
         quantisation = self.fake_quantisation
-        parts = PolicyParts(self) if quantisation is None else quantisation.parts(self)
+        parts = PolicyParts(self) if quantisation is None else QuantisedParts(self, quantisation)
         features = parts.torso(x)
         if self.state_shapes:
             sequence, state = parts.core(self.core, features.view(length, batch, -1), first, state)
@@ -137,7 +141,7 @@ class PolicyNetwork(nn.Module):
         params = outputs.view(length, batch, -1)
         if self.critic_head is None:
             return NetworkOutput(params, None, None, state)
-        critic_features = features if self.value_torso is None else _features(self.value_torso, x)
+        critic_features = features if self.value_torso is None else train_features(self.value_torso, x)
         predictions = in_single_precision(self.critic_head, critic_features)
         if self.critic == "action-value":
             return NetworkOutput(params, None, predictions.view(length, batch, -1), state)
@@ -273,48 +277,6 @@ class ActingModule(PolicyModule):
         if self.spec.action.masked:
             outputs = mask_outputs(outputs, parts[ACTION_MASK])
         return (outputs, *state)
-
-
-class PolicyQuantisation(Protocol):
-    """Quantisation-aware training: how ``forward`` computes the policy side in place of single precision."""
-
-    def parts(self, network: PolicyNetwork) -> PolicyParts:
-        """The policy side, quantised with the network's present weights."""
-        ...
-
-    def act(self, module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The acting module's outputs with these parameters and buffers, quantised."""
-        ...
-
-
-class PolicyParts:
-    """How ``forward`` computes the policy side of a network: in single precision, here."""
-
-    def __init__(self, network: PolicyNetwork) -> None:
-        self._network = network
-
-    def torso(self, x: Tensor | Parts) -> Tensor:
-        """[N, *obs] float, or a dictionary of parts, to [N, F]."""
-        return _features(self._network.torso, x)
-
-    def core(
-        self, core: RecurrentCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """[T, B, F], [T, B] and each [B, H] to [T, B, H] and the state after the last row."""
-        result: tuple[Tensor, tuple[Tensor, ...]] = core(features, first, state)
-        return result
-
-    def head(self, features: Tensor) -> Tensor:
-        """[N, F] to [N, P]."""
-        return in_single_precision(self._network.policy_head, features)
-
-
-def _features(torso: nn.Module, observations: Tensor | Parts) -> Tensor:
-    if not isinstance(torso, Torso):
-        own: Tensor = torso(observations)
-        return own
-    features: Tensor = torso.train_features(observations)  # type: ignore[arg-type]
-    return features
 
 
 def _prepare_all(spec: EnvSpec, inputs: Parts, normaliser: nn.Module | None, channels_last: bool) -> Tensor | Parts:
