@@ -19,7 +19,6 @@ from accel.envs.spaces import EnvSpec
 from accel.experience.unroll import UnrollLayout
 from accel.networks.observations import example_inputs
 from accel.networks.policy import PolicyModule
-from accel.transport.base import PolicyUpdate
 
 
 def serialise_module(module: torch.nn.Module) -> bytes:
@@ -89,25 +88,9 @@ class TorchPolicy(SessionPolicy):
         example = example_inputs(layout.spec, layout.state_shapes)
         self._use(TorchSession(self._module, example, layout.envs, order))
 
-    def load(self, update: PolicyUpdate) -> float:
-        """Load the published weights.
-
-        Returns:
-            Seconds that reading the payload took.
-        Raises:
-            ArtifactError: the payload is damaged or of another network; the old weights stay.
-        """
-        deserialise_s = 0.0
-        if update.payload is not None:
-            before = perf_counter()
-            tensors = self._read(update.payload)
-            deserialise_s = perf_counter() - before
-            self._module.load_state_dict(tensors)
-        self.version = update.version
-        return deserialise_s
-
-    def _read(self, payload: bytes) -> dict[str, torch.Tensor]:
-        """All of the module's tensors, checked before any is written: so that no policy is loaded in part."""
+    def _take(self, payload: bytes) -> float:
+        """All tensors are checked before any is written: so that no policy is loaded in part."""
+        before = perf_counter()
         try:
             tensors = load_tensors(bytes(payload))
         except (SafetensorError, ValueError, KeyError) as error:
@@ -115,4 +98,6 @@ class TorchPolicy(SessionPolicy):
         wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in self._module.state_dict().items()}
         if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != wanted:
             raise ArtifactError("the weights are of another network than this actor's")
-        return tensors
+        deserialise_s = perf_counter() - before
+        self._module.load_state_dict(tensors)
+        return deserialise_s
