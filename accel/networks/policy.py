@@ -19,13 +19,7 @@ from accel.networks.core import RecurrentCore
 from accel.networks.fake_quantisation import PolicyParts, QuantisedParts
 from accel.networks.heads import GaussianHead, in_single_precision, make_policy_head, value_head
 from accel.networks.normaliser import ObservationNormaliser
-from accel.networks.observations import (
-    DictNormaliser,
-    Parts,
-    mask_outputs,
-    seen_by_network,
-    split_observations,
-)
+from accel.networks.observations import DictNormaliser, Parts, mask_outputs, split_observations
 from accel.networks.torsos import MLPTorso, train_features
 from accel.networks.towers import Pull, Towers
 
@@ -70,7 +64,6 @@ class PolicyNetwork(nn.Module):
         channels_last: the torso runs faster on images in that memory format, and takes it.
     Attributes:
         state_shapes: shapes of one environment's recurrent state: (), ((H,),) or ((H,), (H,)).
-        channels_last: as given.
         normaliser: None where observations are not normalised.
         fake_quantisation: follows the plan that publishes the acting module, and makes ``forward``, never that module,
             compute the policy side as its int8 graph does; None for single precision.
@@ -138,14 +131,22 @@ class PolicyNetwork(nn.Module):
         outputs = parts.head(features)
         if self.spec.action.masked:
             outputs = mask_outputs(outputs, inputs[ACTION_MASK])
-        params = outputs.view(length, batch, -1)
-        if self.critic_head is None:
+        predictions = None
+        if self.critic_head is not None:
+            critic_features = features if self.value_torso is None else train_features(self.value_torso, x)
+            predictions = in_single_precision(self.critic_head, critic_features)
+        return self._output(outputs, predictions, state, length)
+
+    def _output(
+        self, params: Tensor, predictions: Tensor | None, state: tuple[Tensor, ...], length: int
+    ) -> NetworkOutput:
+        """Of rows, time folded into the batch."""
+        params = params.view(length, -1, params.shape[-1])
+        if predictions is None:
             return NetworkOutput(params, None, None, state)
-        critic_features = features if self.value_torso is None else train_features(self.value_torso, x)
-        predictions = in_single_precision(self.critic_head, critic_features)
         if self.critic == "action-value":
-            return NetworkOutput(params, None, predictions.view(length, batch, -1), state)
-        return NetworkOutput(params, predictions.view(length, batch), None, state)
+            return NetworkOutput(params, None, predictions.view(length, -1, predictions.shape[-1]), state)
+        return NetworkOutput(params, predictions.view(length, -1), None, state)
 
     def act(self, observations: Tensor) -> Tensor:
         """The policy side of ``forward`` alone, without a recurrent core: observations [N, *obs] to [N, P]."""
@@ -194,21 +195,14 @@ class PolicyNetwork(nn.Module):
     ) -> tuple[NetworkOutput, Pull]:
         if self.fake_quantisation is not None or not dense.suits(observations):
             return self._run_graph(observations, first, state)
-        length, batch = first.shape
-        params, predictions, pull = towers.run(
-            _prepare(observations.flatten(0, 1), self.normaliser, self.channels_last)
-        )
+        x = _prepare(observations.flatten(0, 1), self.normaliser, self.channels_last)
+        params, predictions, pull = towers.run(x)
 
         def pull_rows(of_params: Tensor, of_predictions: Tensor | None) -> None:
-            of_rows = None if of_predictions is None else of_predictions.reshape(length * batch, -1)
+            of_rows = None if of_predictions is None else of_predictions.reshape(len(x), -1)
             pull(of_params.flatten(0, 1), of_rows)
 
-        params = params.view(length, batch, -1)
-        if predictions is None:
-            return NetworkOutput(params, None, None, ()), pull_rows
-        if self.critic == "action-value":
-            return NetworkOutput(params, None, predictions.view(length, batch, -1), ()), pull_rows
-        return NetworkOutput(params, predictions.view(length, batch), None, ()), pull_rows
+        return self._output(params, predictions, (), len(first)), pull_rows
 
     def follow(self, trained: PolicyNetwork, *, copy_weights: bool) -> None:
         """Serve as a trained network's target: compute as it does, and copy its weights where their turn has come.
@@ -283,7 +277,7 @@ def _prepare_all(spec: EnvSpec, inputs: Parts, normaliser: nn.Module | None, cha
     """What the torso takes: the observations, or of a Dict the dictionary of its parts without the action mask."""
     if not spec.parts:
         return _prepare(inputs["observations"], normaliser, channels_last)
-    parts = seen_by_network(inputs)
+    parts = {name: part for name, part in inputs.items() if name != ACTION_MASK}  # it acts behind the head
     if normaliser is not None:
         parts = normaliser(parts)
     return {name: _prepare(part, None, channels_last) for name, part in parts.items()}
