@@ -24,6 +24,7 @@ from accel.envs.pool import EnvironmentPool
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError, message_of
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
+from accel.json_object import Json
 from accel.supervision.activity import PREPARING, STEPPING, WAITING
 from accel.system.signals import Interrupted
 from accel.transport.base import ActorTransport, PolicyUpdate, Stopped
@@ -279,7 +280,7 @@ def join(
     except SystemExit:
         raise
     except BaseException as error:
-        told = {"error": f"{message_of(error)}: mend the environment", "kind": "EnvError"}
+        told: Json = {"error": f"{message_of(error)}: mend the environment", "kind": "EnvError"}
         if isinstance(error, AccelError):
             told = {"error": str(error), "kind": type(error).__name__}
         transport.hello(told)

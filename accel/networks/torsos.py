@@ -33,7 +33,7 @@ class Torso(nn.Module):
 
 def train_features(torso: nn.Module, observations: Tensor | Mapping[str, Tensor]) -> Tensor:
     """A torso's features, the way that trains fastest; the user's own has one way only."""
-    features: Tensor = (torso.train_features if isinstance(torso, Torso) else torso)(observations)  # type: ignore[operator]
+    features: Tensor = torso(observations) if not isinstance(torso, Torso) else torso.train_features(observations)  # type: ignore[arg-type]
     return features
 
 
