@@ -6,18 +6,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
 from accel.acting.central import CentralPolicy
 from accel.acting.collector import Collector, UnrollCollector
-from accel.acting.policy import ActingPolicy, SessionPolicy
+from accel.acting.policy import SessionPolicy
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.ready import AHEAD, ReadyCollector, ReadyPolicy
 from accel.acting.rules import ActorPlace, RuleSpec, Sampler, make_rule
 from accel.compressors.cpu import cpu_features
-from accel.compressors.errors import CompressorError
 from accel.config.actor import ActorAgreement, ActorConfig
 from accel.envs.base import AsyncEnvironments, EnvRequest, VectorEnvironment
 from accel.envs.factory import make_vector_env
@@ -25,12 +24,14 @@ from accel.envs.pool import EnvironmentPool
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError, message_of
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
+from accel.json_object import Json
 from accel.supervision.activity import PREPARING, STEPPING, WAITING
 from accel.system.signals import Interrupted
 from accel.transport.base import ActorTransport, PolicyUpdate, Stopped
 from accel.transport.child_actor import ChildActor
 
 if TYPE_CHECKING:
+    from accel.acting.device import DeviceActor
     from accel.experience.stores.base import Experience
 
 SEND, WAIT, PULL, DESERIALISE, LOAD = (
@@ -64,10 +65,10 @@ class Actor:
         self._views: dict[int, Unroll] = {}
         self._rows = config.envs_per_actor * self.spec.agents
         self._env_steps_per_unroll = config.actors * self._rows * config.unroll_length
+        # the learner waits that long for the slowest actor, and only then prepares and publishes
+        self._timeout_s = config.peer_timeout_s + PREPARATION_S
         self._send_s = 0.0
-        self._refused = False
         self._newest = -1
-        self._runtime = ""
 
     def start(self) -> None:
         """Take the learner's agreement, wait for the first policy and reset the environments.
@@ -77,9 +78,7 @@ class Actor:
             CompressorError: its policy does not load here.
         """
         config = self.config
-        # the learner waits that long for the slowest actor, and only then prepares and publishes
-        timeout_s = config.peer_timeout_s + PREPARATION_S
-        agreement = ActorAgreement.from_json(self._transport.welcome(timeout_s))
+        agreement = ActorAgreement.from_json(self._transport.welcome(self._timeout_s))
         rule = make_rule(RuleSpec(agreement.rule, agreement.rule_options), self.spec.action)
         self.layout = UnrollLayout(
             self.spec,
@@ -99,7 +98,7 @@ class Actor:
         self._transport.configure(self.layout.nbytes, config.unrolls_in_flight)
         self._policy = self._make_policy(sampler)
         if not config.central:
-            self._load(self._transport.wait_policy(timeout_s))
+            self._load(self._transport.wait_policy(self._timeout_s))
         priorities = None
         if agreement.priorities is not None:
             priorities = TemporalDifferences(self.layout, agreement.priorities)
@@ -140,9 +139,7 @@ class Actor:
 
     def _report_failures(self) -> None:
         for failure in self._environment.failures:
-            self._transport.report(
-                {"environment": failure.environment, "raised": failure.error, "traceback": failure.traceback}
-            )
+            self._transport.report(failure.to_json())
         self._environment.failures.clear()
 
     def close(self) -> None:
@@ -165,74 +162,52 @@ class Actor:
         policy = cast(ReadyPolicy, self._policy)
         return ReadyCollector(self._environment, policy, sampler, self.layout, priorities, ahead)
 
-    def _make_policy(self, sampler: Sampler) -> ActingPolicy:
+    def _make_policy(self, sampler: Sampler) -> SessionPolicy:
         if self.config.torch_options is not None:
             from accel.acting.torch_policy import TorchPolicy, make_module
 
             return TorchPolicy(make_module(self.config.torch_options, self.spec), self.layout, sampler)
         if self.config.central:
             transport = cast(ChildActor, self._transport)
-            return CentralPolicy(self.layout, sampler, transport, self.config.peer_timeout_s + PREPARATION_S)
+            return CentralPolicy(self.layout, sampler, transport, self._timeout_s)
         make = ReadyPolicy if self.config.env_workers else SessionPolicy
         return make(self.layout, sampler, self.config.schemes, self.config.runtime)
 
     def _wait_for_newer(self) -> PolicyUpdate:
         """The policy that was learned from this actor's last unroll, waited for. Raises Stopped, TransportError."""
-        timeout_s = self.config.peer_timeout_s + PREPARATION_S
-        while (update := self._transport.wait_policy(timeout_s)).version <= self._newest:
+        while (update := self._transport.wait_policy(self._timeout_s)).version <= self._newest:
             self._load(update)  # another scheme of the same version
         return update
 
     def _load(self, update: PolicyUpdate) -> float:
-        """Load a newer policy; returns the seconds that deserialising took.
-
-        A policy that cannot be loaded is reported, and the old one is kept; the first must load. After a refusal,
-        updates without a payload are ignored, as they refer to the refused policy.
-        """
+        """Load a newer policy, or keep the old one; returns the seconds that deserialising took."""
         self._newest = update.version
-        if update.payload is None and self._refused:
-            return 0.0
         before = self._transport.activity.enter(PREPARING)  # No environment hangs meanwhile.
         try:
-            deserialise_s = self._policy.load(update)
-            self._refused = False
-            if self._policy.runtime != self._runtime:
-                self._runtime = self._policy.runtime
-                self._transport.report({"runtime": self._runtime})
-            return deserialise_s
-        except CompressorError as error:
-            self._refused = True
-            if self._policy.version < 0:
-                raise
-            self._transport.report(
-                {
-                    "warning": f"actor {self._transport.actor} keeps policy {self._policy.version}: "
-                    f"version {update.version} does not load: {error}"
-                }
-            )
-            return 0.0
+            return self._policy.load_or_keep(update, f"actor {self._transport.actor}", self._transport.report)
         finally:
             self._transport.activity.enter(before)
 
 
 def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvironment | AsyncEnvironments:
     """The environments of the actor of this number among the run's."""
+    id, args, wrappers = config.task(number), config.env_args, config.wrappers
+    if config.env_workers and config.backend == "envpool":
+        from accel.envs.envpool_backend import AsyncEnvPool
+
+        request = EnvRequest(id, config.envs_per_actor, args, wrappers, seed, config.squash_actions)
+        return AsyncEnvPool(request, config.env_workers)
     environment: dict[str, Any] = {
-        "id": config.task(number),
+        "id": id,
         "num_envs": config.envs_per_actor,
         "backend": config.backend,
-        "env_args": config.env_args,
-        "wrappers": config.wrappers,
+        "env_args": args,
+        "wrappers": wrappers,
         "seed": seed,
         "squash_actions": config.squash_actions,
     }
     if not config.env_workers:
         return make_vector_env(**environment)
-    if config.backend == "envpool":
-        from accel.envs.envpool_backend import AsyncEnvPool
-
-        names = ("id", "num_envs", "env_args", "wrappers", "seed", "squash_actions")
-        return AsyncEnvPool(EnvRequest(*(environment[name] for name in names)), config.env_workers)
     return EnvironmentPool(
         environment,
         config.env_workers,
@@ -242,32 +217,9 @@ def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvi
     )
 
 
-class SteppedActor(Protocol):
-    """What acts for a learner, as ``Actor`` describes it.
-
-    ``step`` pushes an unroll, or returns it where there is no transport between the two.
-    """
-
-    spec: EnvSpec
-
-    def start(self) -> None:
-        """See ``Actor.start``."""
-
-    def step(self, is_over: Callable[[], object] | None = None) -> Experience | None:
-        """See ``Actor.step``."""
-
-    def close(self) -> None:
-        """See ``Actor.close``."""
-
-    def generator_state(self) -> Mapping[str, object]:
-        """See ``Actor.generator_state``."""
-        ...
-
-    def set_generator_state(self, state: Mapping[str, object]) -> None:
-        """See ``Actor.set_generator_state``."""
-
-
-MakeActor = Callable[[ActorConfig, ActorTransport], SteppedActor]
+SteppedActor: TypeAlias = "Actor | DeviceActor"
+"""What acts for a learner: ``step`` pushes an unroll, or returns it where there is no transport between the two."""
+MakeActor: TypeAlias = Callable[[ActorConfig, ActorTransport], SteppedActor]
 
 
 class InlineActor:
@@ -325,19 +277,14 @@ def join(
         pin()
     try:
         actor = make(config, transport)
-    except AccelError as error:
-        transport.hello({"error": str(error), "kind": type(error).__name__})
-        raise
     except SystemExit:
         raise
     except BaseException as error:
-        transport.hello({"error": f"{message_of(error)}: mend the environment", "kind": "EnvError"})
+        told: Json = {"error": f"{message_of(error)}: mend the environment", "kind": "EnvError"}
+        if isinstance(error, AccelError):
+            told = {"error": str(error), "kind": type(error).__name__}
+        transport.hello(told)
         raise
-    transport.hello(
-        {
-            "spec": actor.spec.to_json(),
-            "cpu_features": sorted(cpu_features()),
-            "host": os.uname().nodename,
-        }
-    )
+    features = sorted(cpu_features())
+    transport.hello({"spec": actor.spec.to_json(), "cpu_features": features, "host": os.uname().nodename})
     return actor

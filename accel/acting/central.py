@@ -21,21 +21,28 @@ the recurrent state stays with the actor, which stores it in unrolls; the server
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
 
-from accel.acting.policy import Array, Bools, Floats, SessionPolicy
+from accel.acting.policy import (
+    Array,
+    Bools,
+    Floats,
+    LoadedPolicy,
+    SessionPolicy,
+    Tensors,
+    read_artifact,
+    tensors_of,
+)
 from accel.acting.rules import ActionArray, Sampler
 from accel.acting.supervisor import BEAT_S
-from accel.compressors.artifact import CompressedPolicy, TensorSpec
-from accel.compressors.errors import CompressorError
 from accel.compressors.runtime import PolicySession, Runtime
 from accel.config.actor import ActorConfig
 from accel.errors import EXIT_ABORTED, TransportError
 from accel.experience.unroll import Unroll, UnrollLayout
-from accel.transport.base import Bytes, PolicyUpdate
+from accel.transport.base import Bytes
 from accel.transport.child_actor import ChildActor
 from accel.transport.endpoint import Backoff
 from accel.transport.inference import Questions
@@ -48,9 +55,9 @@ Row: TypeAlias = np.dtype[np.void]
 """What a message holds of one environment: a field for each tensor."""
 
 
-def row_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Row:
-    """Of tensors, given by name, dtype and shape without their rows."""
-    return np.dtype(sorted(tensors), align=True)
+def row_of(tensors: Tensors) -> Row:
+    """Of the inputs or outputs of a policy."""
+    return np.dtype([(name, *tensors[name]) for name in sorted(tensors)], align=True)
 
 
 def message_bytes(row: Row, rows: int) -> int:
@@ -81,10 +88,7 @@ class CentralPolicy(SessionPolicy):
     def __init__(self, layout: UnrollLayout, sampler: Sampler, transport: ChildActor, timeout_s: float) -> None:
         super().__init__(layout, sampler)
         self._transport, self._timeout_s, rows = transport, timeout_s, layout.envs
-        states = [(f"state_{i}", "float32", shape) for i, shape in enumerate(layout.state_shapes)]
-        following = [(f"next_{name}", dtype, shape) for name, dtype, shape in states]
-        question = row_of([*((part.name, part.dtype, part.shape) for part in layout.spec.inputs), *states])
-        answer = row_of([("params", "float32", (layout.outputs,)), *following])
+        question, answer = map(row_of, tensors_of(layout))
         buffers = transport.open_inference(message_bytes(question, rows), message_bytes(answer, rows))
         self.inputs: Mapping[str, Array]
         self.outputs: Mapping[str, Array]
@@ -99,12 +103,12 @@ class CentralPolicy(SessionPolicy):
         self._transport.ask(self._timeout_s)
 
     def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
-        """See ``ActingPolicy.act``."""
+        """See ``SessionPolicy.act``."""
         super().act(observations, first, t, actions, params)
         self._sources[t] = self._source
 
     def sign(self, unroll: Unroll) -> None:
-        """See ``ActingPolicy.sign``."""
+        """See ``SessionPolicy.sign``."""
         unroll["policy_version"][...] = self._sources[:, :1]
         unroll["scheme_id"][...] = self._sources[:, 1:]
 
@@ -121,7 +125,6 @@ class InferenceServer:
     def __init__(self, transport: RemoteActor, questions: Questions, pin: Callable[[], object]) -> None:
         self._transport, self._questions, self._pin = transport, questions, pin
         self._batcher: PolicyBatcher | None = None
-        self._runtime = ""
 
     def serve(self) -> int:
         """Answer until the learner stops this rank; returns the exit status.
@@ -158,52 +161,33 @@ class InferenceServer:
                 if config.pin_cores:
                     self._pin()
         if (update := self._transport.pull()) is not None and self._batcher is not None:
-            self._load(update, self._batcher)
-
-    def _load(self, update: PolicyUpdate, batcher: PolicyBatcher) -> None:
-        try:
-            batcher.load(update)
-            if batcher.runtime != self._runtime:
-                self._runtime = batcher.runtime
-                self._transport.report({"runtime": self._runtime})
-        except CompressorError as error:
-            if batcher.version < 0:
-                raise
-            warning = f"inference goes on with policy {batcher.version}: {update.version} does not load: {error}"
-            self._transport.report({"warning": warning})
+            self._batcher.load_or_keep(update, "inference", self._transport.report)
 
 
-class PolicyBatcher:
+class PolicyBatcher(LoadedPolicy):
     """The newest policy, applied to the questions of many actors at once.
 
     Args:
         schemes: every scheme that may act; answers name them by place.
         runtime: see ``PolicySession``.
-    Attributes:
-        version: of the policy loaded last. runtime: what it runs on.
     """
 
     def __init__(self, schemes: tuple[str, ...], runtime: Runtime = "native") -> None:
-        self.version = -1
-        self.runtime = ""
         self._schemes, self._wanted_runtime = schemes, runtime
         self._scheme_id = 0
-        self._refused = False
         self._sessions: dict[int, PolicySession] = {}
         self._answers: dict[int, Bytes] = {}
 
-    def load(self, update: PolicyUpdate) -> None:
-        """Take a newer policy; on any error the old one stays. Raises ArtifactError."""
-        if update.payload is not None:
-            self._refused = True
-            artifact = CompressedPolicy.from_bytes(update.payload)
-            session = PolicySession(artifact, batch=1, runtime=self._wanted_runtime)
-            self._scheme_id = self._schemes.index(artifact.scheme)
-            self._question, self._answer = _row_of(artifact.inputs), _row_of(artifact.outputs)
-            self._sessions, self.runtime = {1: session}, session.ran_on
-            self._refused = False
-        if not self._refused:  # An update without a payload refers to the last one that had one.
-            self.version = update.version
+    def _take(self, payload: bytes) -> float:
+        artifact, deserialise_s = read_artifact(payload)
+        session = PolicySession(artifact, batch=1, runtime=self._wanted_runtime)
+        self._scheme_id = self._schemes.index(artifact.scheme)
+        self._question, self._answer = (
+            row_of({spec.name: (spec.dtype, spec.with_batch(1)[1:]) for spec in specs})
+            for specs in (artifact.inputs, artifact.outputs)
+        )
+        self._sessions, self.scheme, self.runtime = {1: session}, artifact.scheme, session.ran_on
+        return deserialise_s
 
     def answer(self, asked: list[tuple[int, Bytes]]) -> list[tuple[int, Bytes]]:
         """(rank, answer) to each (rank, question); an answer's buffer is that rank's until it asks again.
@@ -212,8 +196,10 @@ class PolicyBatcher:
             TransportError: a question is for another policy. ArtifactError: the policy fails on this batch.
         """
         rows = [_rows(question) for _, question in asked]
-        session = self._session(sum(rows))
-        start = 0
+        count = sum(rows)
+        if count not in self._sessions:
+            self._sessions[count] = self._sessions[1].with_batch(count)
+        session, start = self._sessions[count], 0
         for (_, question), count in zip(asked, rows, strict=True):
             for name, tensor in open_message(question, self._question, count)[1].items():
                 session.inputs[name][start : start + count] = tensor
@@ -231,15 +217,6 @@ class PolicyBatcher:
             start += count
             found.append((rank, self._answers[rank]))
         return found
-
-    def _session(self, rows: int) -> PolicySession:
-        if rows not in self._sessions:
-            self._sessions[rows] = next(iter(self._sessions.values())).with_batch(rows)
-        return self._sessions[rows]
-
-
-def _row_of(specs: Sequence[TensorSpec]) -> Row:
-    return row_of((spec.name, spec.dtype, spec.with_batch(1)[1:]) for spec in specs)
 
 
 def _rows(question: Bytes) -> int:

@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from accel.acting.policy import ActingPolicy, Array, Bools
+from accel.acting.policy import Array, Bools, SessionPolicy
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import ActionArray, FloatArray, Sampler
 from accel.envs.base import Actions, EnvFailure, VectorEnvironment
@@ -33,7 +33,7 @@ class Collector(ABC):
 
     def __init__(
         self,
-        policy: ActingPolicy,
+        policy: SessionPolicy,
         sampler: Sampler,
         layout: UnrollLayout,
         priorities: TemporalDifferences | None = None,
@@ -147,7 +147,7 @@ class UnrollCollector(Collector):
     def __init__(
         self,
         environment: VectorEnvironment,
-        policy: ActingPolicy,
+        policy: SessionPolicy,
         sampler: Sampler,
         layout: UnrollLayout,
         priorities: TemporalDifferences | None = None,

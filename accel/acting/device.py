@@ -33,16 +33,7 @@ _LOOK_S = 0.25
 
 
 class DeviceActor:
-    """The actor of a run whose environments are on the device: ``Actor`` for those.
-
-    Args:
-        config: from the learner. transport: this actor's end, of which only messages are used.
-        device: the learner's.
-    Attributes:
-        spec: as of ``Actor``. environment: what is stepped.
-    Raises:
-        EnvError: the environment cannot be made, or is none of tensors.
-    """
+    """``Actor`` of a run whose environments are on the learner's device; of the transport only messages are used."""
 
     def __init__(self, config: ActorConfig, transport: ActorTransport, device: torch.device) -> None:
         self._config, self._device = config, device

@@ -73,6 +73,8 @@ class ReadyCollector(Collector):
         ahead: how many unrolls further than the slowest an environment may be.
     """
 
+    _policy: ReadyPolicy
+
     def __init__(
         self,
         environment: AsyncEnvironments,
@@ -84,7 +86,6 @@ class ReadyCollector(Collector):
     ) -> None:
         super().__init__(policy, sampler, layout, priorities)
         self._environment = environment
-        self._ready_policy = policy
         self._stages = [layout.view(np.zeros(layout.nbytes, np.uint8)) for _ in range(ahead + 1)]
         spec, envs = layout.spec, layout.envs
         self._rows = list(np.arange(envs).reshape(environment.groups, environment.rows))
@@ -144,7 +145,7 @@ class ReadyCollector(Collector):
             self._sampler.begin(env_steps)
         rows = np.concatenate([self._rows[group] for group in acting])
         params, actions = self._params, self._actions
-        self._ready_policy.infer_rows(self._environment.observations[rows], self._is_first[rows], rows, params)
+        self._policy.infer_rows(self._environment.observations[rows], self._is_first[rows], rows, params)
         # The sampler's noise is laid out for all rows; those that do not act leave theirs unused.
         self._sampler.sample(params, self._samples % length, actions)
         self._samples += 1
@@ -179,7 +180,7 @@ class ReadyCollector(Collector):
         arrays["behaviour_params"][t, rows] = self._params[rows]
         arrays["behaviour_log_prob"][t, rows] = log_prob[rows]
         arrays["policy_version"][t, rows] = self._policy.version
-        arrays["scheme_id"][t, rows] = self._ready_policy.scheme_id
+        arrays["scheme_id"][t, rows] = self._policy.scheme_id
         exploration = self._sampler.exploration
         if exploration is not None:
             arrays["exploration"][t, rows] = np.broadcast_to(exploration, len(self._params))[rows]

@@ -29,7 +29,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 # resolution of float32 draws of an exponential: an exact zero stands for anything below it
 _LEAST_EXPONENTIAL = np.float32(2.0**-25)
 # lower bound of probabilities, as log 0 is not finite
-_LEAST_PROBABILITY = 1e-8
+_LEAST_PROBABILITY = np.float32(1e-8)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ class ActionRule(Protocol):
 
     def bind(self, place: ActorPlace, generator: np.random.Generator) -> Sampler:
         """A sampler for one actor; ``generator`` is its only source of randomness. Raises ConfigError."""
-        ...
 
     def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
         """Parameters of the action space's distribution, [..., ActionSpec.param_size].
@@ -78,7 +77,6 @@ class ActionRule(Protocol):
             outputs: [..., P].
             exploration: [...] ε of each row where the rule explores; None: that of a trained policy.
         """
-        ...
 
 
 class Sampler(Protocol):
@@ -95,23 +93,18 @@ class Sampler(Protocol):
 
     def begin(self, env_steps: int = 0) -> None:
         """Draws the noise of one whole unroll, [T, B, ...]; ``env_steps``: of the whole run so far, as far as known."""
-        ...
 
     def sample(self, outputs: FloatArray, t: int, out: ActionArray) -> None:
         """Writes one sample per environment for row ``t`` (0 <= t < T): ``outputs`` [B, P], ``out`` [B, *shape]."""
-        ...
 
     def greedy(self, outputs: FloatArray, out: ActionArray) -> None:
         """Writes the most likely actions: ``outputs`` [B, P], ``out`` [B, *shape]."""
-        ...
 
     def log_prob(self, outputs: FloatArray, actions: ActionArray) -> FloatArray:
         """Log-probability (density) of actions as sampled, nats: [..., P] and [..., *shape] to [...] float32."""
-        ...
 
     def to_env(self, actions: ActionArray) -> ActionArray:
         """What the environment gets, [B, *shape]: indices as they are; Gaussian samples clipped or squashed, copied."""
-        ...
 
 
 class StochasticRule:
@@ -240,14 +233,9 @@ class EpsilonGreedyRule:
         best = outputs[..., : self.actions].argmax(-1)
         allowed = outputs[..., : self.actions] > ALLOWED_ABOVE
         count = np.maximum(allowed.sum(-1), 1) if self.masked else self.actions
-        probabilities = np.repeat((epsilon / count)[..., None], self.actions, axis=-1).astype(np.float32)
-        np.put_along_axis(
-            probabilities,
-            best[..., None],
-            np.take_along_axis(probabilities, best[..., None], -1) + (1.0 - epsilon)[..., None],
-            -1,
-        )
-        log_probabilities = np.log(np.maximum(probabilities, np.float32(_LEAST_PROBABILITY)))
+        is_best = np.arange(self.actions) == best[..., None]
+        probabilities = (epsilon / count)[..., None] + np.where(is_best, (1.0 - epsilon)[..., None], np.float32(0.0))
+        log_probabilities = np.log(np.maximum(probabilities, _LEAST_PROBABILITY), dtype=np.float32)
         return np.where(allowed, log_probabilities, np.float32(MASKED)) if self.masked else log_probabilities
 
 
@@ -313,16 +301,7 @@ class _EpsilonGreedySampler:
 
 
 def make_sampler(action: ActionSpec, num_envs: int, unroll_length: int, rng: np.random.Generator) -> Sampler:
-    """The sampler of an action space's own distribution.
-
-    Args:
-        action: the action space.
-        num_envs: B, environments sampled at once.
-        unroll_length: T, rows of noise drawn by each ``begin``.
-        rng: the only source of randomness; the same state gives the same actions.
-    Raises:
-        ConfigError: squashing is asked for with an infinite bound.
-    """
+    """The sampler of an action space's own distribution, for B environments and T rows. Raises ConfigError."""
     return StochasticRule(action).bind(ActorPlace(num_envs, unroll_length), rng)
 
 

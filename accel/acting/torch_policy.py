@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import perf_counter
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from accel.acting.policy import Array, Bools, Floats
-from accel.acting.rules import ActionArray, Sampler
+from accel.acting.policy import Array, SessionPolicy
+from accel.acting.rules import Sampler
 from accel.algorithms.catalogue import make_algorithm
 from accel.compressors.errors import ArtifactError
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
-from accel.experience.unroll import Unroll, UnrollLayout
+from accel.experience.unroll import UnrollLayout
+from accel.networks.observations import example_inputs
 from accel.networks.policy import PolicyModule
-from accel.transport.base import PolicyUpdate
 
 
 def serialise_module(module: torch.nn.Module) -> bytes:
@@ -39,40 +38,59 @@ def memory_format(module: torch.nn.Module, spec: EnvSpec) -> torch.memory_format
     return torch.channels_last if convolves else torch.contiguous_format
 
 
-class TorchPolicy:
+class TorchSession:
+    """``InPlaceSession`` of an acting module in torch.
+
+    Args:
+        module: maps observations and state to distribution parameters and next state.
+        example: one row of each input by name, in order. batch: rows per call.
+        layout: of the observations in memory.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        example: Mapping[str, torch.Tensor],
+        batch: int,
+        layout: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self._module, self._layout = module, layout
+        self._tensors = [tensor.expand(batch, *tensor.shape[1:]).contiguous() for tensor in example.values()]
+        self.inputs: Mapping[str, Array] = {
+            name: tensor.numpy() for name, tensor in zip(example, self._tensors, strict=True)
+        }
+        params, *following = (tensor.numpy().copy() for tensor in self._call())
+        states = {f"next_state_{i}": state for i, state in enumerate(following)}
+        self.outputs: Mapping[str, Array] = {"params": params, **states}
+
+    def run(self) -> None:
+        """See ``InPlaceSession.run``."""
+        for array, tensor in zip(self.outputs.values(), self._call(), strict=True):
+            array[...] = tensor.numpy()
+
+    @torch.inference_mode()
+    def _call(self) -> tuple[torch.Tensor, ...]:
+        observations, *others = self._tensors
+        outputs = self._module(observations.contiguous(memory_format=self._layout), *others)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+class TorchPolicy(SessionPolicy):
     """Acts with torch eager on one thread; loads full-precision weights at each publication."""
 
     def __init__(self, module: PolicyModule, layout: UnrollLayout, sampler: Sampler) -> None:
         """Args: module: takes the weights, and is changed; layout: of the unrolls; sampler: chooses actions."""
+        super().__init__(layout, sampler, ("fp32",))
         torch.set_num_threads(1)
-        self.version = -1
-        self.scheme = "fp32"
-        self.runtime = "torch"
-        self._sampler = sampler
-        self._spec = layout.spec
-        self._memory_format = memory_format(module, layout.spec)
-        self._module = module.eval().to(memory_format=self._memory_format)  # type: ignore[call-overload]
-        self._states = tuple(torch.zeros(layout.envs, *shape) for shape in module.state_shapes)
+        self.scheme, self.runtime = "fp32", "torch"
+        order = memory_format(module, layout.spec)
+        self._module = module.eval().to(memory_format=order)  # type: ignore[call-overload]
+        example = example_inputs(layout.spec, layout.state_shapes)
+        self._use(TorchSession(self._module, example, layout.envs, order))
 
-    def load(self, update: PolicyUpdate) -> float:
-        """Load the published weights.
-
-        Returns:
-            Seconds that reading the payload took.
-        Raises:
-            ArtifactError: the payload is damaged or of another network; the old weights stay.
-        """
-        deserialise_s = 0.0
-        if update.payload is not None:
-            before = perf_counter()
-            tensors = self._read(update.payload)
-            deserialise_s = perf_counter() - before
-            self._module.load_state_dict(tensors)
-        self.version = update.version
-        return deserialise_s
-
-    def _read(self, payload: bytes) -> dict[str, torch.Tensor]:
-        """All of the module's tensors, checked before any is written: so that no policy is loaded in part."""
+    def _take(self, payload: bytes) -> float:
+        """All tensors are checked before any is written: so that no policy is loaded in part."""
+        before = perf_counter()
         try:
             tensors = load_tensors(bytes(payload))
         except (SafetensorError, ValueError, KeyError) as error:
@@ -80,29 +98,6 @@ class TorchPolicy:
         wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in self._module.state_dict().items()}
         if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != wanted:
             raise ArtifactError("the weights are of another network than this actor's")
-        return tensors
-
-    def states(self) -> tuple[Floats, ...]:
-        """The recurrent state [B, *shape] before the next ``act``."""
-        return tuple(state.numpy() for state in self._states)
-
-    def _tensors(self, observations: Array) -> list[torch.Tensor]:
-        if self._spec.parts:
-            return [torch.from_numpy(np.ascontiguousarray(part)) for part in self._spec.split(observations).values()]
-        return [torch.from_numpy(np.ascontiguousarray(observations)).contiguous(memory_format=self._memory_format)]
-
-    def sign(self, unroll: Unroll) -> None:
-        """See ``ActingPolicy.sign``."""
-        unroll["policy_version"][...] = self.version
-        unroll["scheme_id"][...] = 0  # Torch actors know full precision only.
-
-    @torch.inference_mode()
-    def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
-        """See ``ActingPolicy.act``."""
-        if first is not None:
-            keep = torch.from_numpy(np.logical_not(first))
-            self._states = tuple(s * keep.view(-1, *[1] * (s.dim() - 1)) for s in self._states)
-        outputs = self._module(*self._tensors(observations), *self._states)
-        output, self._states = (outputs[0], tuple(outputs[1:])) if isinstance(outputs, tuple) else (outputs, ())
-        params[...] = output.numpy()
-        self._sampler.sample(params, t, actions)
+        deserialise_s = perf_counter() - before
+        self._module.load_state_dict(tensors)
+        return deserialise_s

@@ -14,7 +14,7 @@ import numpy as np
 
 from accel.acting.actor import Actor
 from accel.acting.collector import ENV, POLICY
-from accel.acting.policy import ActingPolicy
+from accel.acting.policy import SessionPolicy
 from accel.acting.rules import Sampler, make_sampler
 from accel.acting.torch_policy import TorchPolicy
 from accel.algorithms.catalogue import agreement_for
@@ -158,7 +158,7 @@ class _TorchActor(Actor):
 
     module: PolicyModule
 
-    def _make_policy(self, sampler: Sampler) -> ActingPolicy:
+    def _make_policy(self, sampler: Sampler) -> SessionPolicy:
         return TorchPolicy(self.module, self.layout, sampler)
 
 

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from accel.envs.observations import ObservationLayout
 from accel.envs.spaces import EnvSpec
 from accel.errors import EnvError, InterfaceError
+from accel.json_object import Json
 from accel.supervision.activity import Activity
 
 Observations: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
@@ -51,6 +52,10 @@ class EnvFailure:
     error: str
     traceback: str
 
+    def to_json(self) -> Json:
+        """As it is reported."""
+        return {"environment": self.environment, "raised": self.error, "traceback": self.traceback}
+
 
 class AsyncEnvironments(Protocol):
     """B environments of one kind in groups, each of which is stepped as soon as it is given actions.
@@ -75,26 +80,21 @@ class AsyncEnvironments(Protocol):
     @property
     def final_observations(self) -> Observations:
         """As of ``VectorEnvironment``."""
-        ...
 
     def reset(self) -> Observations:
         """Start a first episode everywhere, once, and wait for all of them. Raises EnvError."""
-        ...
 
     def send(self, groups: Sequence[int], actions: Actions) -> None:
         """Give groups that were received their actions [their rows, *shape], as for ``VectorEnvironment.step``."""
-        ...
 
     def receive(self) -> list[int]:
         """Groups that have taken their step, waited for; now and then none, so that the caller can look around.
 
         Raises EnvError.
         """
-        ...
 
     def close(self) -> None:
         """Release what the environments hold; more calls do nothing."""
-        ...
 
 
 class VectorEnvironment(ABC):

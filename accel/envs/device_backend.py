@@ -40,11 +40,9 @@ class DeviceEnvironment(Protocol):
 
     def reset(self, *, seed: int | None = None) -> tuple[Tensor, Mapping[str, object]]:
         """Observations [B, *obs] of new episodes, and info."""
-        ...
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Mapping[str, object]]:
         """Observations [B, *obs], rewards [B], terminated [B], truncated [B], and info."""
-        ...
 
 
 class DeviceSteps:
@@ -75,10 +73,8 @@ class DeviceSteps:
                 f"{self._name} has {environment.num_envs} environments on {environment.device}, asked for "
                 f"{request.num_envs} on {device}: its factory has to take num_envs and device"
             )
-        self.action_space, self.observation_space = (
-            environment.single_action_space,
-            environment.single_observation_space,
-        )
+        self.action_space = environment.single_action_space
+        self.observation_space = environment.single_observation_space
         action = action_spec(self.action_space, squash=request.squash_actions)
         self.layout = observation_layout(self.observation_space, action)
         if self.layout.dtype != "float32" or self.layout.parts or not isinstance(self.observation_space, spaces.Box):
@@ -143,7 +139,7 @@ class DeviceSteps:
 
 
 class DeviceEnv(VectorEnvironment):
-    """A device environment as arrays on the host. Args: request: of ``make_vector_env``. Raises EnvError."""
+    """A device environment as arrays on the host. Raises EnvError."""
 
     implementation = "device"
 

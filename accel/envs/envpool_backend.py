@@ -6,7 +6,6 @@ only.
 
 from __future__ import annotations
 
-import difflib
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from accel.envs.actions import action_converter
 from accel.envs.base import Actions, EnvFailure, EnvRequest, Flags, Floats, Observations, Seed
-from accel.envs.lookup import created, import_module
+from accel.envs.lookup import created, import_module, suggestion
 from accel.envs.observations import settle_masks
 from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv, select
@@ -222,6 +221,5 @@ def _task(id: str, known: list[str]) -> str:
     name = id if id in known else id.rpartition("/")[2]
     if name in known:
         return name
-    matches = difflib.get_close_matches(name, known, n=3)
-    hint = f"did you mean {' or '.join(matches)}?" if matches else "backend gymnasium takes any gymnasium id"
+    hint = suggestion(name, known, "backend gymnasium takes any gymnasium id")
     raise EnvError(f"EnvPool has no environment {id!r}: {hint}")

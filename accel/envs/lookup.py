@@ -9,10 +9,9 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType, ModuleType
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import NamedTuple
 
 import gymnasium
 import numpy as np
@@ -23,12 +22,8 @@ from gymnasium.envs.registration import find_highest_version, parse_env_id, regi
 from accel.errors import EnvError, MissingExtraError
 from accel.system.extras import missing_extra
 
-# Namespaces whose ids are registered by importing a module, which gymnasium does not do by itself.
-_NAMESPACE_MODULES = MappingProxyType({"ALE": "ale_py"})
 
-
-@dataclass(frozen=True)
-class _Family:
+class _Family(NamedTuple):
     """Environments of a package of their own: how their ids begin, what registers them, and how to go on."""
 
     ids: str
@@ -75,14 +70,13 @@ def find_registration(env_id: str) -> Registration:
             if family is None or _is_here(family):
                 raise
             raise EnvError(_of_family(env_id, name, family)) from error
-    namespace = name.partition("/")[0] if "/" in name else ""
-    if namespace in _NAMESPACE_MODULES and name not in registry:
-        plugin = _NAMESPACE_MODULES[namespace]
-        gymnasium.register_envs(import_module(plugin, f"environment {env_id!r}"))
+    if name.startswith("ALE/") and name not in registry:  # gymnasium does not import the module by itself
+        gymnasium.register_envs(import_module("ale_py", f"environment {env_id!r}"))
     registration = registry.get(name) or registry.get(_latest(name))
     if registration is None:
         if family is None or any(re.match(family.ids, known) for known in registry):
-            raise EnvError(_unknown(env_id, name, registry))
+            installed = "is the package that registers it installed? Use module:id to import it first"
+            raise EnvError(f"unknown environment {env_id!r}: {suggestion(name, registry, installed)}")
         raise EnvError(_of_family(env_id, name, family))
     return registration
 
@@ -144,26 +138,16 @@ def created(what: str, make: Callable[[], object], args: Mapping[str, object]) -
 def wrapped(env: object, wrapper: str) -> object:
     """What the wrapper ``package.module:function`` makes of an environment. Raises EnvError, MissingExtraError."""
     function = import_function(wrapper, "wrapper")
-    try:
-        return function(env)
-    except Exception as error:
-        raise creation_error(f"wrapper {wrapper!r}", error, "wrapping the environment") from error
+    return created(f"wrapper {wrapper!r}", lambda: function(env), {})
 
 
-class _Drawn(Protocol):
-    def render(self) -> object: ...
-
-
-def picture(env: _Drawn) -> npt.NDArray[np.uint8]:
+def picture(render: Callable[[], object]) -> npt.NDArray[np.uint8]:
     """What an environment's own ``render`` gives, as ``VectorEnvironment.render`` has it.
 
     Raises:
         EnvError: it cannot draw itself, or draws something else. MissingExtraError: see ``creation_error``.
     """
-    try:
-        drawn = np.asarray(env.render())
-    except Exception as error:
-        raise creation_error("no picture", error, "drawing the environment") from error
+    drawn = np.asarray(created("no picture of the environment", render, {}))
     if drawn.ndim != 3 or drawn.shape[-1] != 3:
         raise EnvError(
             f"the environment's render() gives {drawn.dtype} {drawn.shape}, no RGB picture [height, width, 3]: add a "
@@ -199,12 +183,8 @@ def _latest(name: str) -> str:
     return name if highest is None else f"{name}-v{highest}"
 
 
-def _unknown(env_id: str, name: str, known: Mapping[str, object]) -> str:
+def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The known names nearest to one that is unknown; ``otherwise`` where none is near."""
     by_folded = {key.casefold(): key for key in known}
-    matches = difflib.get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.6)
-    hint = (
-        f"did you mean {' or '.join(by_folded[match] for match in matches)}?"
-        if matches
-        else "is the package that registers it installed? Use module:id to import it first"
-    )
-    return f"unknown environment {env_id!r}: {hint}"
+    matches = difflib.get_close_matches(name.casefold(), by_folded, n=3)
+    return f"did you mean {' or '.join(by_folded[match] for match in matches)}?" if matches else otherwise

@@ -37,9 +37,7 @@ class EnvLoop(VectorEnvironment):
 
     Args:
         make_env: makes one environment; called ``num_envs`` times.
-        num_envs: B.
-        seed: of the first reset.
-        squash_actions: whether Box actions arrive squashed to the bounds.
+        seed: of the first reset. squash_actions: see ``make_vector_env``.
         max_episode_steps: truncates here, as ``gymnasium.wrappers.TimeLimit`` does, so that the wrapper is not needed.
     Raises:
         EnvError: a space is not supported, or the environments' spaces differ.
@@ -214,7 +212,7 @@ class EnvLoop(VectorEnvironment):
 
     def render(self) -> npt.NDArray[np.uint8]:
         """What environment 0's own ``render`` gives; see VectorEnvironment."""
-        return picture(self.envs[0])
+        return picture(self.envs[0].render)
 
     def close(self) -> None:
         """Close every environment, whichever raises; more calls do nothing. Those that broke were closed then."""

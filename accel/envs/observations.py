@@ -15,9 +15,9 @@ import math
 import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import dataclass, replace
-from typing import Any, Literal, SupportsIndex, cast
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ Flags = npt.NDArray[np.bool_]
 Space = spaces.Space[object]
 Numbers = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]
+Path = tuple[str | int, ...]
 _Nested = (spaces.Dict, spaces.Tuple)
 
 
@@ -62,7 +63,7 @@ class ObservationLayout(ABC):
     space: Space
     is_plain: bool
     parts: tuple[ObservationPart, ...] = ()
-    paths: tuple[tuple[str | int, ...], ...] = ()
+    paths: tuple[Path, ...] = ()
 
     def spec(
         self, action: ActionSpec, autoreset: AutoresetMode, frame_stack: int = 1, frame_fill: FrameFill = "zero"
@@ -116,9 +117,9 @@ class ObservationLayout(ABC):
         if found := self.contradiction(observation):
             raise InterfaceError(f"the observation{found}")
 
-    @abstractmethod
     def contradiction(self, observation: object) -> str:
         """What of an observation that ``holds`` is no value of its space, why, and the remedy; empty: nothing."""
+        return ""
 
 
 def observation_layout(space: Space, action: ActionSpec | None = None) -> ObservationLayout:
@@ -131,7 +132,7 @@ def observation_layout(space: Space, action: ActionSpec | None = None) -> Observ
         EnvError: names the space (or the part of it) that has no fixed size or is an image of other numbers than
             bytes, two entries of one name, or an action mask that does not fit the actions.
     """
-    if isinstance(space, spaces.Dict) or (isinstance(space, spaces.Tuple) and _holds_image(space)):
+    if _is_record(space):
         return _Record(space, action)
     return _part_layout(space, "observation space")
 
@@ -170,11 +171,18 @@ def _part_layout(space: Space, where: str) -> ObservationLayout:
             "accel.envs.images:ImageBytes, which makes bytes of it, or --wrapper "
             "gymnasium.wrappers:FlattenObservation, if it is a vector"
         )
-    return _Vector(space, where)
+    layout = _vector(space, where)
+    if not layout.shape[0]:
+        raise EnvError(f"the {where} is {space}, which holds no numbers: leave it out, with a wrapper")
+    return layout
 
 
 def _is_image(space: Space) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2
+
+
+def _is_record(space: object) -> TypeGuard[spaces.Dict | spaces.Tuple[Any]]:
+    return isinstance(space, spaces.Dict) or (isinstance(space, spaces.Tuple) and _holds_image(space))
 
 
 def _holds_image(space: Space) -> bool:
@@ -196,15 +204,13 @@ class _Image(ObservationLayout):
         source = space.shape
         if len(source) > 4:
             raise EnvError(f"image observations have 2 to 4 dimensions, and {space} has {len(source)}: add a wrapper")
-        axes = tuple(range(len(source)))
+        axes = list(range(len(source)))
         if len(source) > 2 and source[-1] <= source[-3]:
-            axes = (*axes[:-3], axes[-1], axes[-3], axes[-2])
-        moved = tuple(source[axis] for axis in axes)
-        self.shape = (int(np.prod(moved[:-2])), *moved[-2:])
-        self._unstacked = moved
-        self._axes = axes
-        self._batch_axes = (0, *(axis + 1 for axis in axes))
-        self.is_plain = axes == tuple(range(len(source))) and len(source) == 3
+            axes.insert(-2, axes.pop())
+        self._axes, self._batch_axes = axes, (0, *(axis + 1 for axis in axes))
+        self._unstacked = [source[axis] for axis in axes]
+        self.shape = (math.prod(self._unstacked[:-2]), *self._unstacked[-2:])
+        self.is_plain = axes == [0, 1, 2]
 
     def contradiction(self, observation: object) -> str:
         values = np.asarray(observation)
@@ -225,28 +231,6 @@ class _Image(ObservationLayout):
         rows.reshape(*rows.shape[:-3], *self._unstacked)[...] = images.transpose(axes)
 
 
-class _Vector(ObservationLayout):
-    dtype = "float32"
-
-    def __init__(self, space: Space, where: str) -> None:
-        self.space = space
-        self._leaves = _leaves(space, where)
-        self.shape = (sum(leaf.size for leaf in self._leaves),)
-        self.is_plain = isinstance(space, spaces.Box) and len(space.shape) == 1
-        if not self.shape[0]:
-            raise EnvError(f"the {where} is {space}, which holds no numbers: leave it out, with a wrapper")
-
-    def contradiction(self, observation: object) -> str:
-        return next(filter(None, (leaf.contradiction(leaf.get(observation)) for leaf in self._leaves)), "")
-
-    def write(self, observations: object, rows: Observations) -> None:
-        if self.is_plain:
-            rows[...] = cast(Numbers, observations)
-            return
-        for leaf in self._leaves:
-            leaf.write(leaf.get(observations), rows[..., leaf.start : leaf.start + leaf.size])
-
-
 class _Mask(ObservationLayout):
     """Which actions are allowed: numbers of which none is zero, one for each logit, or one array for each component."""
 
@@ -263,9 +247,6 @@ class _Mask(ObservationLayout):
                 f"(sizes {action.sizes}): give one number for each, or name it otherwise if it is something else"
             )
 
-    def contradiction(self, observation: object) -> str:
-        return ""
-
     def write(self, observations: object, rows: Observations) -> None:
         if isinstance(observations, tuple):
             parts = [np.reshape(part, (*rows.shape[:-1], -1)) for part in observations]
@@ -273,84 +254,90 @@ class _Mask(ObservationLayout):
         rows[...] = np.reshape(cast(Numbers, observations), rows.shape) != 0
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """An entry of a record: what it is called, where it is found, and how it is stored."""
+class _Entry(NamedTuple):
+    """A part of a structure: what it is called, where it is found, and how it is stored."""
 
     name: str
-    path: tuple[str | int, ...]
-    get: Callable[[object], object]
+    path: Path
     layout: ObservationLayout
+
+
+class _Structure(ObservationLayout):
+    """Every entry by its own layout, in its piece of one array."""
+
+    is_plain = False
+
+    def __init__(self, space: Space, entries: Sequence[_Entry]) -> None:
+        self.space, self._entries = space, entries
+        self._pieces, self.shape, self.dtype = lay_out_record(
+            ObservationPart(entry.name, entry.layout.shape, entry.layout.dtype) for entry in entries
+        )
+        self._writes = [
+            # numbers are beside each other
+            (entry.layout.write, entry.path, slice(piece.start, piece.stop), None if self.dtype == "float32" else piece)
+            for entry, piece in zip(entries, self._pieces, strict=True)
+        ]
+
+    def contradiction(self, observation: object) -> str:
+        for entry in self._entries:
+            if found := entry.layout.contradiction(_at(observation, entry.path)):
+                return "".join(f"[{key!r}]" for key in entry.path) + found
+        return ""
+
+    def write(self, observations: object, rows: Observations) -> None:
+        for write, path, place, piece in self._writes:
+            row = rows[..., place] if piece is None else cast(Observations, piece.of_record(rows))
+            write(_at(observations, path), row)
 
 
 _RESERVED = re.compile(rf"\d.*|params|(next_)?state_\d+|{ACTION_MASK}")
 """Names of the graph's other tensors, of the mask, which is none beside Box actions, and what is no name."""
 
 
-class _Record(ObservationLayout):
-    """A Dict, or a Tuple with images: every entry by its own layout, in its piece of one array."""
-
-    is_plain = False
+class _Record(_Structure):
+    """A Dict, or a Tuple with images, whose entries are inputs of the policy."""
 
     def __init__(self, space: Space, action: ActionSpec | None) -> None:
-        self.space = space
         discrete = None if action is None or action.kind == "gaussian" else action
-        self._entries = list(_entries(space, lambda observation: observation, (), discrete))
         # the mask last: it is no input of the network
-        self._entries.sort(key=lambda entry: isinstance(entry.layout, _Mask))
-        names = [entry.name for entry in self._entries]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise EnvError(
-                f"the observation space has two entries that are both called {sorted(twice)[0]!r}: rename one"
-            )
-        if all(isinstance(entry.layout, _Mask) for entry in self._entries):
+        entries = sorted(_entries(space, (), discrete), key=lambda entry: isinstance(entry.layout, _Mask))
+        names = [entry.name for entry in entries]
+        if twice := sorted(name for name in names if names.count(name) > 1):
+            raise EnvError(f"the observation space has two entries that are both called {twice[0]!r}: rename one")
+        if all(isinstance(entry.layout, _Mask) for entry in entries):
             raise EnvError(f"the observation space {space} has nothing for a network to look at")
-        parts = [ObservationPart(entry.name, entry.layout.shape, entry.layout.dtype) for entry in self._entries]
-        self.parts, self.shape, self.dtype = lay_out_record(parts)
-        self.paths = tuple(entry.path for entry in self._entries)
-
-    def contradiction(self, observation: object) -> str:
-        for entry in self._entries:
-            if found := entry.layout.contradiction(entry.get(observation)):
-                return "".join(f"[{key!r}]" for key in entry.path) + found
-        return ""
-
-    def write(self, observations: object, rows: Observations) -> None:
-        for entry, part in zip(self._entries, self.parts, strict=True):
-            entry.layout.write(entry.get(observations), cast(Observations, part.of_record(rows)))
+        super().__init__(space, entries)
+        self.parts, self.paths = self._pieces, tuple(entry.path for entry in entries)
 
 
-def _entries(
-    space: Space, get: Callable[[object], object], path: tuple[str | int, ...], action: ActionSpec | None
-) -> Iterator[_Entry]:
+def _entries(space: Space, path: Path, action: ActionSpec | None) -> Iterator[_Entry]:
     """Every image and vector of a Dict at whatever depth. Raises EnvError."""
     if path == (ACTION_MASK,) and action is not None:
-        yield _Entry(ACTION_MASK, path, get, _Mask(space, action))
-    elif isinstance(space, spaces.Dict) or (isinstance(space, spaces.Tuple) and _holds_image(space)):
+        yield _Entry(ACTION_MASK, path, _Mask(space, action))
+    elif _is_record(space):
         for key, part in _branches(space):
-            yield from _entries(part, _getter(get, key), (*path, key), action)
+            yield from _entries(part, (*path, key), action)
     else:
         where = "observation space" + "".join(f"[{key!r}]" for key in path)
         name = re.sub(r"\W", "_", "_".join(map(str, path)))
-        yield _Entry(f"part_{name}" if _RESERVED.fullmatch(name) else name, path, get, _part_layout(space, where))
+        yield _Entry(f"part_{name}" if _RESERVED.fullmatch(name) else name, path, _part_layout(space, where))
 
 
-class _Leaf:
-    """A part of a vector observation: where it is found in the observation, and where it goes in the row."""
+class _Numbers(ObservationLayout):
+    """Values one after the other."""
 
-    def __init__(self, space: Space, get: Callable[[object], object], size: int) -> None:
-        self.space = space
-        self.get = get
-        self.size = size
-        self.start = 0
+    dtype = "float32"
 
-    def contradiction(self, value: object) -> str:
-        """As of ``ObservationLayout``."""
-        values = np.asarray(value)
+    def __init__(self, space: Space, size: int) -> None:
+        self.space, self.shape = space, (size,)
+        self.is_plain = isinstance(space, spaces.Box) and len(space.shape) == 1
+
+    def contradiction(self, observation: object) -> str:
+        values = np.asarray(observation)
         if values.dtype.kind not in "buif":
             return (
-                f" has {_describe(value)} for the space {self.space}, which is no array of real numbers: return one of "
-                f"{self.space.dtype}"
+                f" has {_describe(observation)} for the space {self.space}, which is no array of real numbers: "
+                f"return one of {self.space.dtype}"
             )
         if values.dtype.kind != "f" or np.dtype(self.space.dtype).kind == "f":
             return ""
@@ -360,21 +347,21 @@ class _Leaf:
             "return whole numbers, or declare the space as np.float32",
         )
 
-    def write(self, values: object, rows: Observations) -> None:
-        """As of ``ObservationLayout``."""
-        rows[...] = np.reshape(cast(Numbers, values), rows.shape)
+    def write(self, observations: object, rows: Observations) -> None:
+        values = cast(Numbers, observations)
+        rows[...] = values if self.is_plain else np.reshape(values, rows.shape)
 
 
-class _OneHotLeaf(_Leaf):
+class _OneHot(_Numbers):
     """Indices as concatenated one-hot vectors."""
 
-    def __init__(self, space: Space, get: Callable[[object], object], sizes: Indices, start: Indices) -> None:
-        super().__init__(space, get, int(sizes.sum()))
+    def __init__(self, space: Space, sizes: Indices, start: Indices) -> None:
+        super().__init__(space, int(sizes.sum()))
         self._sizes, self._first = sizes, start
         self._offsets = np.cumsum(sizes) - sizes - start
 
-    def contradiction(self, value: object) -> str:
-        values = np.reshape(np.asarray(value), -1)
+    def contradiction(self, observation: object) -> str:
+        values = np.reshape(np.asarray(observation), -1)
         is_index = values.dtype.kind in "bui"
         odd = values[(values < self._first) | (values >= self._first + self._sizes)] if is_index else values[:1]
         return _odd_value(
@@ -383,36 +370,36 @@ class _OneHotLeaf(_Leaf):
             "return an index of the space, or declare a space that has the value",
         )
 
-    def write(self, values: object, rows: Observations) -> None:
+    def write(self, observations: object, rows: Observations) -> None:
         rows[...] = 0
-        places = np.reshape(cast(Indices, values), (*rows.shape[:-1], -1)) + self._offsets
+        places = np.reshape(cast(Indices, observations), (*rows.shape[:-1], -1)) + self._offsets
         if rows.ndim == 1:
             rows[places] = 1
         else:
             np.put_along_axis(rows, places.astype(np.int64), 1, axis=1)
 
 
-class _IndexLeaf(_OneHotLeaf):
+class _Index(_OneHot):
     """One index: without arrays, which leaves time to check it."""
 
-    def __init__(self, space: spaces.Discrete, get: Callable[[object], object]) -> None:
-        self._start = int(space.start)
-        super().__init__(cast(Space, space), get, np.array([space.n], np.int64), np.array([space.start], np.int64))
+    def __init__(self, space: spaces.Discrete) -> None:
+        self._size, self._start = int(space.n), int(space.start)
+        super().__init__(cast(Space, space), np.array([space.n], np.int64), np.array([space.start], np.int64))
 
-    def write(self, values: object, rows: Observations) -> None:
+    def write(self, observations: object, rows: Observations) -> None:
         if rows.ndim > 1:
-            places = np.asarray(values).reshape(-1) - self._start
-            if (odd := (places < 0) | (places >= self.size)).any():
-                raise InterfaceError(f"the observation{self.contradiction(np.asarray(values).reshape(-1)[odd][0])}")
-            rows[...] = 0
-            rows[np.arange(len(rows)), places] = 1
+            values = np.reshape(cast(Indices, observations), -1)
+            if (odd := (values < self._start) | (values >= self._start + self._size)).any():
+                raise InterfaceError(f"the observation{self.contradiction(values[odd][0])}")
+            super().write(observations, rows)
             return
         try:
-            place = operator.index(cast(SupportsIndex, values)) - self._start
+            place = operator.index(cast(SupportsIndex, observations)) - self._start
         except TypeError:  # numpy's booleans, and what is no integer
-            place = -1 if self.contradiction(values) else int(np.asarray(values).item()) - self._start
-        if not 0 <= place < self.size:
-            raise InterfaceError(f"the observation{self.contradiction(values)}")
+            is_odd = self.contradiction(observations)
+            place = -1 if is_odd else int(np.asarray(observations).item()) - self._start
+        if not 0 <= place < self._size:
+            raise InterfaceError(f"the observation{self.contradiction(observations)}")
         rows[...] = 0
         rows[place] = 1
 
@@ -422,26 +409,17 @@ def _odd_value(odd: Numbers, why: str, remedy: str) -> str:
     return f" has the value {odd[0]} of {odd.dtype}, {why}: {remedy}" if odd.size else ""
 
 
-def _leaves(space: Space, where: str) -> list[_Leaf]:
-    found = list(_walk(space, lambda observation: observation, where))
-    start = 0
-    for leaf in found:
-        leaf.start = start
-        start += leaf.size
-    return found
-
-
-def _walk(space: Space, get: Callable[[object], object], where: str) -> list[_Leaf]:
+def _vector(space: Space, where: str) -> ObservationLayout:
     if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return [_Leaf(cast(Space, space), get, int(np.prod(space.shape)))]
+        return _Numbers(cast(Space, space), int(np.prod(space.shape)))
     if isinstance(space, spaces.Discrete):
-        return [_IndexLeaf(space, get)]
+        return _Index(space)
     if isinstance(space, spaces.MultiDiscrete):
         sizes, start = (part.reshape(-1).astype(np.int64) for part in (space.nvec, space.start))
-        return [_OneHotLeaf(cast(Space, space), get, sizes, start)]
+        return _OneHot(cast(Space, space), sizes, start)
     if isinstance(space, _Nested):
-        branches = _branches(space)
-        return [leaf for key, part in branches for leaf in _walk(part, _getter(get, key), f"{where}[{key!r}]")]
+        entries = [_Entry(f"{key}", (key,), _vector(part, f"{where}[{key!r}]")) for key, part in _branches(space)]
+        return _Structure(space, entries)
     is_mission = type(space).__module__.startswith("minigrid.")
     hint = ", such as --wrapper minigrid.wrappers:ImgObsWrapper, which keeps the image alone" if is_mission else ""
     raise EnvError(
@@ -449,8 +427,10 @@ def _walk(space: Space, get: Callable[[object], object], where: str) -> list[_Le
     )
 
 
-def _getter(outer: Callable[[object], object], key: object) -> Callable[[object], object]:
-    return lambda observation: cast(Mapping[object, object], outer(observation))[key]
+def _at(observation: object, path: Path) -> object:
+    for key in path:
+        observation = cast(Mapping[object, object], observation)[key]
+    return observation
 
 
 def _same_structure(space: Space, observation: object) -> bool:

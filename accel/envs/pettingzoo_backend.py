@@ -122,7 +122,7 @@ class PettingZooEnv(VectorEnvironment):
 
     def render(self) -> npt.NDArray[np.uint8]:
         """What environment 0's own ``render`` gives; see VectorEnvironment."""
-        return picture(self._envs[0])
+        return picture(self._envs[0].render)
 
     def close(self) -> None:
         """Close every environment; more calls do nothing."""

@@ -180,7 +180,11 @@ class EnvironmentPool:
     def _hear(self, timeout_s: float) -> None:
         """Take in what workers say, for which to wait so long, and judge those that say nothing."""
         for key, _ in self._selector.select(timeout_s):
-            self._listen(key.data)
+            worker = key.data
+            for kind, body in worker.process.receive(self._clock.s):
+                self._take(worker, kind, body)
+            if not worker.process.is_connected:
+                self._forget(worker)
         if self._clock.look() > self._judged_s + WAIT_S:
             self._judged_s = self._clock.s
             for worker in self._workers:
@@ -188,12 +192,6 @@ class EnvironmentPool:
                     self._start(worker)
                 elif why := worker.process.look(self._clock.s):
                     self._fail(worker, why)
-
-    def _listen(self, worker: _Worker) -> None:
-        for kind, body in worker.process.receive(self._clock.s):
-            self._take(worker, kind, body)
-        if not worker.process.is_connected:
-            self._forget(worker)
 
     def _take(self, worker: _Worker, kind: str, body: Json) -> None:
         if kind == "hello":
@@ -203,9 +201,7 @@ class EnvironmentPool:
             if self._is_started:
                 _tell(worker, "reset", PREPARING)
         elif kind == "failed":
-            place = worker.number * self.rows + int(str(body["environment"]))
-            told = EnvFailure(worker.ticks + 1, place, str(body["raised"]), str(body["traceback"]))
-            self.failures.append(told)
+            self._report(worker, int(str(body["environment"])), str(body["raised"]), str(body["traceback"]))
         elif kind == "done" and worker.is_up:
             self._answer(worker)
         elif kind == "done":
@@ -233,14 +229,13 @@ class EnvironmentPool:
                 f"because {why} (--max-actor-restarts): mend the environment"
             )
         if was_up:
-            self._report(worker, why)
+            for row in range(self.rows):
+                self._report(worker, row, str(told.get("error", f"EnvError: {why}")), str(told.get("traceback", "")))
             worker.owes = "end" if self.spec.autoreset == "next_step" else "beginning"
             self._settle(worker)
 
-    def _report(self, worker: _Worker, why: str) -> None:
-        told, start = worker.process.last_error, worker.number * self.rows
-        raised, trace = str(told.get("error", f"EnvError: {why}")), str(told.get("traceback", ""))
-        self.failures += [EnvFailure(worker.ticks + 1, start + k, raised, trace) for k in range(self.rows)]
+    def _report(self, worker: _Worker, row: int, raised: str, trace: str) -> None:
+        self.failures.append(EnvFailure(worker.ticks + 1, worker.number * self.rows + row, raised, trace))
 
     def _settle(self, worker: _Worker) -> None:
         """Answer the rows that a worker owes after its death, none of which is a transition.

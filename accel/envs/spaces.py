@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, Self, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from accel.json_object import Json
+from accel.json_object import Json, finite
 
 ActionKind = Literal["categorical", "multi_categorical", "gaussian"]
 AutoresetMode = Literal["next_step", "same_step"]
@@ -61,9 +61,7 @@ class ActionSpec:
     @property
     def action_size(self) -> int:
         """k, how many numbers one sampled action has."""
-        if self.kind == "gaussian":
-            return self.sizes[0]
-        return len(self.sizes)
+        return self.sizes[0] if self.kind == "gaussian" else len(self.sizes)
 
     @property
     def dtype(self) -> np.dtype:
@@ -72,14 +70,7 @@ class ActionSpec:
 
     def to_json(self) -> Json:
         """A plain JSON object; ``from_json`` restores an equal spec."""
-        return {
-            "kind": self.kind,
-            "sizes": list(self.sizes),
-            "low": _bounds(self.low),
-            "high": _bounds(self.high),
-            "squash": self.squash,
-            "masked": self.masked,
-        }
+        return cast("Json", finite(asdict(self)))
 
     @classmethod
     def from_json(cls, value: Json) -> Self:
@@ -200,16 +191,7 @@ class EnvSpec:
 
     def to_json(self) -> Json:
         """A plain JSON object; ``from_json`` restores an equal spec."""
-        return {
-            "observation_shape": list(self.observation_shape),
-            "observation_dtype": self.observation_dtype,
-            "action": self.action.to_json(),
-            "autoreset": self.autoreset,
-            "frame_stack": self.frame_stack,
-            "frame_fill": self.frame_fill,
-            "parts": [{"name": part.name, "shape": list(part.shape), "dtype": part.dtype} for part in self.parts],
-            "agents": self.agents,
-        }
+        return cast("Json", finite(asdict(self)))
 
     @classmethod
     def from_json(cls, value: Json) -> Self:
@@ -218,7 +200,10 @@ class EnvSpec:
         if math.prod(shape) > MAX_ELEMENTS:
             raise ValueError(f"observations of shape {shape} have more than {MAX_ELEMENTS:,} numbers")
         dtype = _storage(value["observation_dtype"])
-        parts, *record = lay_out_record(_part(part) for part in cast("list[Json]", value.get("parts", [])))
+        parts, *record = lay_out_record(
+            ObservationPart(str(part["name"]), _sizes(part["shape"]), _storage(part["dtype"]))
+            for part in cast("list[Json]", value.get("parts", []))
+        )
         if parts and record != [shape, dtype]:
             raise ValueError(f"observations of {shape} {dtype} are no record of the parts {[p.name for p in parts]}")
         action = ActionSpec.from_json(cast(Json, value["action"]))
@@ -237,10 +222,6 @@ class EnvSpec:
         )
 
 
-def _part(value: Json) -> ObservationPart:
-    return ObservationPart(str(value["name"]), _sizes(value["shape"]), _storage(value["dtype"]))
-
-
 def _storage(value: object) -> Storage:
     return cast("Storage", _choice(value, get_args(Storage)))
 
@@ -257,8 +238,3 @@ def _choice(value: object, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ValueError(f"{value!r} is none of {', '.join(choices)}")
     return str(value)
-
-
-def _bounds(values: tuple[float, ...]) -> list[float | str]:
-    """JSON has no infinities: they travel as the strings that ``float`` reads back."""
-    return [value if np.isfinite(value) else str(value) for value in values]

@@ -42,7 +42,7 @@ class ClassicControl(ABC):
         return self._observe(self.state), {}
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Mapping[str, Tensor]]:
-        """Observations [B, *obs], rewards, terminated and truncated [B], and ``final_obs`` [B, *obs] in info."""
+        """See ``DeviceEnvironment``."""
         state, rewards, terminated = self._advance(actions)
         self._steps += 1
         truncated = self._steps >= self._limit

@@ -34,11 +34,7 @@ class VectorisedEnv(VectorEnvironment):
 
     Args:
         env: the vector environment; its metadata must declare ``autoreset_mode``.
-        seed: of the first reset.
-        squash_actions: whether Box actions arrive squashed to the bounds.
-        frame_stack: frames in one observation, see EnvSpec.
-        frame_fill: what the older frames hold at an episode's start, see EnvSpec.
-        implementation: what to call it in reports.
+        seed: of the first reset. squash_actions: see ``make_vector_env``. frame_stack, frame_fill: see ``EnvSpec``.
     Raises:
         EnvError: a space is not supported or the autoreset mode is not declared.
     """

@@ -85,8 +85,7 @@ def _serve(channel: Channel, memory: int, request: Json) -> None:
                 else:
                     _step(environment, shared, mine)
                     for failure in environment.failures:
-                        told = {"environment": failure.environment, "raised": failure.error}
-                        channel.send("failed", told | {"traceback": failure.traceback})
+                        channel.send("failed", failure.to_json())
                     environment.failures.clear()
                 activity.enter(WAITING)
                 channel.send("done")

@@ -29,7 +29,15 @@ class RecurrentCore(nn.Module):
         self.size, self.state_shapes = size, state_shapes
 
     def forward(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """A whole unroll: [T, B, F], [T, B] and the state before row 0 to [T, B, size] and the state after the last."""
+        """A whole unroll.
+
+        Args:
+            features: [T, B, F].
+            first: [T, B] bool, rows that begin an episode. On the host: for one on a GPU an LSTM waits.
+            state: before row 0, each [B, *shape].
+        Returns:
+            [T, B, size], and the state after the last row.
+        """
         return features, state
 
     def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -42,9 +50,6 @@ class LSTMCore(RecurrentCore):
 
     On a GPU in single precision under autocast too, which by torch's source computes it in float16 whatever it is asked
     for.
-
-    Attributes:
-        size: H, units.
     """
 
     def __init__(self, features: int, size: int) -> None:
@@ -55,15 +60,7 @@ class LSTMCore(RecurrentCore):
         orthogonal_gates(self.lstm, 4)
 
     def forward(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """A whole unroll.
-
-        Args:
-            features: [T, B, F].
-            first: [T, B] bool, on the host; for one on a GPU this call waits.
-            state: h and c, each [B, H], before row 0.
-        Returns:
-            h of every row, [T, B, H], and (h, c) after the last, each [B, H].
-        """
+        """See ``RecurrentCore``; the state is h and c."""
         if features.is_cuda and torch.is_autocast_enabled("cuda"):
             with torch.autocast("cuda", enabled=False):
                 hidden, cell = (part.float() for part in state)
@@ -85,7 +82,7 @@ class LSTMCore(RecurrentCore):
         return output, (hidden.squeeze(0), cell.squeeze(0))
 
     def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One row without resets: [B, F] and (h, c) [B, H] to h and the next (h, c)."""
+        """See ``RecurrentCore``."""
         hidden, cell = state
         _, (hidden, cell) = self.lstm(features.unsqueeze(0), (hidden.unsqueeze(0), cell.unsqueeze(0)))
         hidden, cell = hidden.squeeze(0), cell.squeeze(0)
@@ -122,9 +119,6 @@ class GRUCore(RecurrentCore):
     Two linear layers of 3H outputs in the order r, z, n of ``nn.GRU``, so that an exported step is made of products
     that every compression scheme knows: onnxruntime has no integer kernel for its own GRU operator. The state alone is
     never pruned. Source: Cho et al. 2014, arXiv:1406.1078, in cuDNN's variant, which applies r after the product.
-
-    Attributes:
-        size: H, units.
     """
 
     def __init__(self, features: int, size: int) -> None:
@@ -137,16 +131,7 @@ class GRUCore(RecurrentCore):
     def forward(
         self, features: Tensor, first: Tensor, state: tuple[Tensor, ...], by_layers: bool = False
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """A whole unroll.
-
-        Args:
-            features: [T, B, F].
-            first: [T, B] bool, on any device.
-            state: h, [B, H], before row 0.
-            by_layers: call the layers row by row, as quantisation-aware training takes their place.
-        Returns:
-            h of every row, [T, B, H], and (h,) after the last.
-        """
+        """See ``RecurrentCore``; ``by_layers``: row by row, as quantisation-aware training takes the layers' place."""
         (hidden,) = state
         keep = to_device(torch.logical_not(first), features.device).to(features.dtype).unsqueeze(2)
         gates = self.input(features)
@@ -160,7 +145,7 @@ class GRUCore(RecurrentCore):
         return torch.stack(rows), (hidden,)
 
     def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One row without resets: [B, F] and (h,) [B, H] to h and the next (h,)."""
+        """See ``RecurrentCore``."""
         hidden = self._advance(self.input(features), state[0])
         return hidden, (hidden,)
 

@@ -34,7 +34,9 @@ def make_custom_torso(path: str, spec: EnvSpec) -> tuple[nn.Module, int]:
             of it computes something else in train mode than in eval mode.
     """
     torso = make_module(f"network '{path}'", path, spec)
-    features = _probe(path, torso, spec)
+    zeros = {part.name: torch.zeros(2, *part.shape) for part in spec.inputs if part.name != ACTION_MASK}
+    with torch.no_grad():
+        features = _run(path, torso, zeros, spec).shape[1]  # settles lazy layers, too
     _check_that_actors_compute_the_same(path, torso, spec)
     return torso, features
 
@@ -80,13 +82,6 @@ def _takes_argument(factory: Callable[..., object]) -> bool:
     except ValueError:
         return False
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-
-
-def _probe(path: str, torso: nn.Module, spec: EnvSpec) -> int:
-    """F, found out by running the torso on two observations of zeros, which also settles lazy layers."""
-    parts = {part.name: torch.zeros(2, *part.shape) for part in spec.inputs if part.name != ACTION_MASK}
-    with torch.no_grad():
-        return _run(path, torso, parts, spec).shape[1]
 
 
 def _run(path: str, torso: nn.Module, parts: Parts, spec: EnvSpec) -> Tensor:

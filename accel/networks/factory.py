@@ -41,10 +41,8 @@ def build_network(
         spec: the environment's layout.
         critic: ``value``, ``action-value`` for Q(s, ·) of categorical actions, as Retrace needs it, or ``none``.
         activation: of mlp torsos; CNNs have ReLU.
-        separate_value_torso: the critic gets its own torso; not with a recurrent core.
-        normalise_observations: keep running statistics of float observations; images are scaled by 1/255 instead.
-        initial_log_std: initial log standard deviation of Gaussian actions.
-        outputs: of the policy head; None: the action distribution's parameters.
+        separate_value_torso: not with a recurrent core.
+        normalise_observations, initial_log_std, outputs: see ``PolicyNetwork``.
         seed: initialise from this seed, leaving torch's default generator alone; None: use that generator.
     Raises:
         ConfigError: the text is unknown, or does not go with the environment or the options.

@@ -1,58 +1,67 @@
-"""Quantisation-aware training of a whole network: its policy side computes as the int8 actors do.
+"""The policy side of a whole network as the learner computes it: in single precision, or as int8 actors do.
 
-The critic's own parts stay in single precision: no actor has them. Scales and ranges are those of the bound int8 plan,
-so the learner computes with the codes that the next publication writes.
+Quantisation-aware training: the critic's own parts stay in single precision, as no actor has them. Scales and ranges
+are those of the bound int8 plan, so the learner computes with the codes that the next publication writes, with
+straight-through gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from accel.experience.transfer import to_device
 from accel.networks.core import GRUCore, LSTMCore, RecurrentCore
+from accel.networks.heads import in_single_precision
 from accel.networks.observations import Parts
-from accel.networks.policy import PolicyNetwork, PolicyParts
+from accel.networks.torsos import train_features
 
 if TYPE_CHECKING:
     from accel.compressors.qat.fake_quantiser import FakeQuantiser
+    from accel.networks.policy import PolicyNetwork
 
 _LSTM = "core.lstm"
 
 
-class FakeQuantisation:
-    """Makes a network's policy side compute as its int8 graph does, with straight-through gradients.
+class PolicyParts:
+    """How a network's ``forward`` computes its policy side: in single precision, here."""
 
-    Args:
-        quantiser: follows the plan that publishes the network's acting module.
-    """
+    def __init__(self, network: PolicyNetwork) -> None:
+        self._network = network
 
-    def __init__(self, quantiser: FakeQuantiser) -> None:
-        self._quantiser = quantiser
+    def torso(self, x: Tensor | Parts) -> Tensor:
+        """[N, *obs] float, or a dictionary of parts, to [N, F]."""
+        return train_features(self._network.torso, x)
 
-    def parts(self, network: PolicyNetwork) -> PolicyParts:
-        """See ``PolicyQuantisation.parts``."""
-        return _QuantisedParts(network, self._quantiser)
+    def core(
+        self, core: RecurrentCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """[T, B, F], [T, B] and each [B, H] to [T, B, H] and the state after the last row."""
+        result: tuple[Tensor, tuple[Tensor, ...]] = core(features, first, state)
+        return result
 
-    def act(self, module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """See ``PolicyQuantisation.act``."""
-        return cast("tuple[Tensor, ...]", self._quantiser.start(tensors).call("", module, *inputs))
+    def head(self, features: Tensor) -> Tensor:
+        """[N, F] to [N, P]."""
+        return in_single_precision(self._network.policy_head, features)
 
 
-class _QuantisedParts(PolicyParts):
+class QuantisedParts(PolicyParts):
+    """As its int8 graph does, with the network's present weights."""
+
     def __init__(self, network: PolicyNetwork, quantiser: FakeQuantiser) -> None:
         super().__init__(network)
         self._pass = quantiser.start(dict(network.named_parameters()))
 
     def torso(self, x: Tensor | Parts) -> Tensor:
+        """See ``PolicyParts``."""
         return cast("Tensor", self._pass.call("torso", self._network.torso, x))
 
     def core(
         self, core: RecurrentCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See ``PolicyParts``."""
         if not isinstance(core, LSTMCore):
             by_layers = (True,) if isinstance(core, GRUCore) else ()
             called = self._pass.call("core", core, features, first, state, *by_layers)
@@ -64,4 +73,5 @@ class _QuantisedParts(PolicyParts):
         return self._pass.lstm(_LSTM, features, keep, (hidden, cell))
 
     def head(self, features: Tensor) -> Tensor:
+        """See ``PolicyParts``."""
         return cast("Tensor", self._pass.call("policy_head", self._network.policy_head, features))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -43,16 +42,18 @@ class DictNormaliser(ObservationNormaliser):
     """The statistics of all numbers of a record, one after the other; images and masks pass."""
 
     def __init__(self, spec: EnvSpec) -> None:
-        names = [part.name for part in spec.parts if part.dtype == "float32"]
-        sizes = [part.size for part in spec.parts if part.dtype == "float32"]
-        super().__init__((sum(sizes),))
-        self._spec = spec
-        ends = list(accumulate(sizes))
-        self._places = {name: slice(end - size, end) for name, size, end in zip(names, sizes, ends, strict=True)}
+        places, end = {}, 0
+        for part in spec.parts:
+            if part.dtype == "float32":
+                places[part.name] = slice(end, end + part.size)
+                end += part.size
+        super().__init__((end,))
+        self._spec, self._places = spec, places
 
     def collect(self, observations: Tensor) -> None:
         """Keeps the sums of new records [N, *observation_shape] for ``collected``."""
-        super().collect(self._numbers(observations))
+        parts = split_observations(self._spec, observations)
+        super().collect(torch.cat([parts[name] for name in self._places], -1))
 
     def forward(self, parts: Mapping[str, Tensor] | Tensor) -> Parts | Tensor:  # type: ignore[override]
         """Normalises the parts of numbers, each [N, n]; or records [N, n] that are all numbers."""
@@ -62,10 +63,6 @@ class DictNormaliser(ObservationNormaliser):
         for name, place in self._places.items():
             normalised[name] = torch.clamp((parts[name] - self.mean[place]) * self.rstd[place], -CLIP, CLIP)
         return normalised
-
-    def _numbers(self, observations: Tensor) -> Tensor:
-        parts = split_observations(self._spec, observations)
-        return torch.cat([parts[name] for name in self._places], -1)
 
 
 class DictTorso(Torso):
@@ -89,11 +86,6 @@ class DictTorso(Torso):
         """``forward``, the way that trains fastest."""
         pairs = zip(self._names, self.torsos, strict=True)
         return torch.cat([torso.train_features(observations[name]) for name, torso in pairs], -1)  # type: ignore[operator]
-
-
-def seen_by_network(parts: Parts) -> Parts:
-    """The parts without the action mask, which acts behind the head."""
-    return {name: value for name, value in parts.items() if name != ACTION_MASK}
 
 
 def example_inputs(spec: EnvSpec, state_shapes: tuple[tuple[int, ...], ...]) -> Parts:

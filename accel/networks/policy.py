@@ -6,9 +6,9 @@ input and an output of it: an exported policy cannot lose them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,15 @@ from torch import Tensor, nn
 from accel.envs.spaces import ACTION_MASK, EnvSpec
 from accel.networks import dense
 from accel.networks.core import RecurrentCore
+from accel.networks.fake_quantisation import PolicyParts, QuantisedParts
 from accel.networks.heads import GaussianHead, in_single_precision, make_policy_head, value_head
 from accel.networks.normaliser import ObservationNormaliser
-from accel.networks.observations import (
-    DictNormaliser,
-    Parts,
-    mask_outputs,
-    seen_by_network,
-    split_observations,
-)
-from accel.networks.torsos import MLPTorso, Torso
+from accel.networks.observations import DictNormaliser, Parts, mask_outputs, split_observations
+from accel.networks.torsos import MLPTorso, train_features
 from accel.networks.towers import Pull, Towers
+
+if TYPE_CHECKING:
+    from accel.compressors.qat.fake_quantiser import FakeQuantiser
 
 Critic = Literal["value", "action-value", "none"]
 
@@ -66,10 +64,9 @@ class PolicyNetwork(nn.Module):
         channels_last: the torso runs faster on images in that memory format, and takes it.
     Attributes:
         state_shapes: shapes of one environment's recurrent state: (), ((H,),) or ((H,), (H,)).
-        channels_last: as given.
         normaliser: None where observations are not normalised.
-        fake_quantisation: makes ``forward``, never the acting module, compute the policy side as an int8 graph does;
-            None for single precision.
+        fake_quantisation: follows the plan that publishes the acting module, and makes ``forward``, never that module,
+            compute the policy side as its int8 graph does; None for single precision.
     """
 
     def __init__(
@@ -89,7 +86,7 @@ class PolicyNetwork(nn.Module):
         super().__init__()
         self.spec = spec
         self.critic = critic
-        self.fake_quantisation: PolicyQuantisation | None = None
+        self.fake_quantisation: FakeQuantiser | None = None
         self.channels_last = channels_last
         self.normaliser: ObservationNormaliser | None = None
         if normalise_observations:
@@ -126,7 +123,7 @@ class PolicyNetwork(nn.Module):
         inputs = split_observations(self.spec, observations.flatten(0, 1))
         x = _prepare_all(self.spec, inputs, self.normaliser, self.channels_last)
         quantisation = self.fake_quantisation
-        parts = PolicyParts(self) if quantisation is None else quantisation.parts(self)
+        parts = PolicyParts(self) if quantisation is None else QuantisedParts(self, quantisation)
         features = parts.torso(x)
         if self.state_shapes:
             sequence, state = parts.core(self.core, features.view(length, batch, -1), first, state)
@@ -134,14 +131,22 @@ class PolicyNetwork(nn.Module):
         outputs = parts.head(features)
         if self.spec.action.masked:
             outputs = mask_outputs(outputs, inputs[ACTION_MASK])
-        params = outputs.view(length, batch, -1)
-        if self.critic_head is None:
+        predictions = None
+        if self.critic_head is not None:
+            critic_features = features if self.value_torso is None else train_features(self.value_torso, x)
+            predictions = in_single_precision(self.critic_head, critic_features)
+        return self._output(outputs, predictions, state, length)
+
+    def _output(
+        self, params: Tensor, predictions: Tensor | None, state: tuple[Tensor, ...], length: int
+    ) -> NetworkOutput:
+        """Of rows, time folded into the batch."""
+        params = params.view(length, -1, params.shape[-1])
+        if predictions is None:
             return NetworkOutput(params, None, None, state)
-        critic_features = features if self.value_torso is None else _features(self.value_torso, x)
-        predictions = in_single_precision(self.critic_head, critic_features)
         if self.critic == "action-value":
-            return NetworkOutput(params, None, predictions.view(length, batch, -1), state)
-        return NetworkOutput(params, predictions.view(length, batch), None, state)
+            return NetworkOutput(params, None, predictions.view(length, -1, predictions.shape[-1]), state)
+        return NetworkOutput(params, predictions.view(length, -1), None, state)
 
     def act(self, observations: Tensor) -> Tensor:
         """The policy side of ``forward`` alone, without a recurrent core: observations [N, *obs] to [N, P]."""
@@ -190,21 +195,14 @@ class PolicyNetwork(nn.Module):
     ) -> tuple[NetworkOutput, Pull]:
         if self.fake_quantisation is not None or not dense.suits(observations):
             return self._run_graph(observations, first, state)
-        length, batch = first.shape
-        params, predictions, pull = towers.run(
-            _prepare(observations.flatten(0, 1), self.normaliser, self.channels_last)
-        )
+        x = _prepare(observations.flatten(0, 1), self.normaliser, self.channels_last)
+        params, predictions, pull = towers.run(x)
 
         def pull_rows(of_params: Tensor, of_predictions: Tensor | None) -> None:
-            of_rows = None if of_predictions is None else of_predictions.reshape(length * batch, -1)
+            of_rows = None if of_predictions is None else of_predictions.reshape(len(x), -1)
             pull(of_params.flatten(0, 1), of_rows)
 
-        params = params.view(length, batch, -1)
-        if predictions is None:
-            return NetworkOutput(params, None, None, ()), pull_rows
-        if self.critic == "action-value":
-            return NetworkOutput(params, None, predictions.view(length, batch, -1), ()), pull_rows
-        return NetworkOutput(params, predictions.view(length, batch), None, ()), pull_rows
+        return self._output(params, predictions, (), len(first)), pull_rows
 
     def follow(self, trained: PolicyNetwork, *, copy_weights: bool) -> None:
         """Serve as a trained network's target: compute as it does, and copy its weights where their turn has come.
@@ -275,53 +273,11 @@ class ActingModule(PolicyModule):
         return (outputs, *state)
 
 
-class PolicyQuantisation(Protocol):
-    """Quantisation-aware training: how ``forward`` computes the policy side in place of single precision."""
-
-    def parts(self, network: PolicyNetwork) -> PolicyParts:
-        """The policy side, quantised with the network's present weights."""
-        ...
-
-    def act(self, module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The acting module's outputs with these parameters and buffers, quantised."""
-        ...
-
-
-class PolicyParts:
-    """How ``forward`` computes the policy side of a network: in single precision, here."""
-
-    def __init__(self, network: PolicyNetwork) -> None:
-        self._network = network
-
-    def torso(self, x: Tensor | Parts) -> Tensor:
-        """[N, *obs] float, or a dictionary of parts, to [N, F]."""
-        return _features(self._network.torso, x)
-
-    def core(
-        self, core: RecurrentCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """[T, B, F], [T, B] and each [B, H] to [T, B, H] and the state after the last row."""
-        result: tuple[Tensor, tuple[Tensor, ...]] = core(features, first, state)
-        return result
-
-    def head(self, features: Tensor) -> Tensor:
-        """[N, F] to [N, P]."""
-        return in_single_precision(self._network.policy_head, features)
-
-
-def _features(torso: nn.Module, observations: Tensor | Parts) -> Tensor:
-    if not isinstance(torso, Torso):
-        own: Tensor = torso(observations)
-        return own
-    features: Tensor = torso.train_features(observations)  # type: ignore[arg-type]
-    return features
-
-
 def _prepare_all(spec: EnvSpec, inputs: Parts, normaliser: nn.Module | None, channels_last: bool) -> Tensor | Parts:
     """What the torso takes: the observations, or of a Dict the dictionary of its parts without the action mask."""
     if not spec.parts:
         return _prepare(inputs["observations"], normaliser, channels_last)
-    parts = seen_by_network(inputs)
+    parts = {name: part for name, part in inputs.items() if name != ACTION_MASK}  # it acts behind the head
     if normaliser is not None:
         parts = normaliser(parts)
     return {name: _prepare(part, None, channels_last) for name, part in parts.items()}

@@ -29,7 +29,6 @@ from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks import PolicyNetwork
-from accel.networks.fake_quantisation import FakeQuantisation
 from accel.networks.observations import example_inputs
 from accel.publishing.background import BackgroundWorker, ModuleCopy, Snapshot
 from accel.publishing.distillation import StudentFactory
@@ -402,9 +401,8 @@ class Publisher:
 
     def _round_learner(self) -> None:
         """Set the learner's fake quantisation: that of a ``qat`` level in use once it has ranges, else none."""
-        self._network.fake_quantisation = None
-        if (quantiser := self._bound[self._in_use].quantiser) is not None:
-            self._network.fake_quantisation = FakeQuantisation(quantiser)
+        self._network.fake_quantisation = self._bound[self._in_use].quantiser
+        if self._network.fake_quantisation is not None:
             logger.info("the learner rounds its policy as %s does from now on", self._in_use)
 
     def _level(self, scheme: str) -> Level:

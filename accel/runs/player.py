@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from accel.acting.policy import InPlaceSession
 from accel.envs.spaces import ALLOWED_ABOVE, ActionSpec, EnvSpec
@@ -17,35 +16,6 @@ Bools = npt.NDArray[np.bool_]
 
 # of the noise beside the policy's own; logits so far apart that sampling takes the greatest; a deviation of nothing
 _RANDOM, _CERTAIN, _LEAST_LOG_STD = 7, 1e5, -20.0
-
-
-class TorchSession:
-    """``InPlaceSession`` of an acting module in torch: the reference that artifacts are measured against.
-
-    Args:
-        module: maps observations and state to distribution parameters and next state.
-        example: one row of each input by name, in order. batch: rows per call.
-    """
-
-    def __init__(self, module: torch.nn.Module, example: Mapping[str, torch.Tensor], batch: int) -> None:
-        self._module = module
-        self._tensors = [tensor.expand(batch, *tensor.shape[1:]).contiguous() for tensor in example.values()]
-        self.inputs: Mapping[str, Array] = {
-            name: tensor.numpy() for name, tensor in zip(example, self._tensors, strict=True)
-        }
-        self.outputs: Mapping[str, Array] = {
-            str(place): tensor.numpy().copy() for place, tensor in enumerate(self._call())
-        }
-
-    def run(self) -> None:
-        """See ``InPlaceSession.run``."""
-        for array, tensor in zip(self.outputs.values(), self._call(), strict=True):
-            array[...] = tensor.numpy()
-
-    @torch.inference_mode()
-    def _call(self) -> tuple[torch.Tensor, ...]:
-        outputs = self._module(*self._tensors)
-        return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 class Player:

@@ -16,6 +16,7 @@ import torch
 
 from accel.acting.policy import InPlaceSession
 from accel.acting.rules import ActorPlace
+from accel.acting.torch_policy import TorchSession
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.runtime import PolicySession
 from accel.display.progress import Progress
@@ -24,7 +25,7 @@ from accel.envs.base import Actions, VectorEnvironment
 from accel.errors import ConfigError, EnvError, contained
 from accel.json_object import Json
 from accel.monitor.statistics import Interval, mean_interval
-from accel.runs.player import Array, Bools, Player, RandomActions, TorchSession
+from accel.runs.player import Array, Bools, Player, RandomActions
 from accel.runs.trained_policy import TRAINED, TrainedPolicy
 from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity
 

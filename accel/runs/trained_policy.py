@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from accel.acting.rules import ActionRule, ActorPlace, RuleSpec, make_rule
+from accel.acting.torch_policy import TorchSession
 from accel.algorithms.distributions import ActionDistribution, PolicyDivergence, make_distribution
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.graph.policy_graph import PolicyGraph, export_policy
@@ -30,7 +31,7 @@ from accel.errors import ConfigError, EnvError
 from accel.networks.observations import example_inputs
 from accel.networks.policy import PolicyModule
 from accel.publishing.distillation import StudentFactory
-from accel.runs.player import Array, Floats, Player, TorchSession
+from accel.runs.player import Array, Floats, Player
 
 Inputs = Mapping[str, Array]
 _DISTILL, _TRAINED_ROUNDED = "distill", "qat"

@@ -83,7 +83,7 @@ class PolicyCopies:
         inputs = (*split_observations(self._network.spec, observations).values(), *states)
         quantisation = self._network.fake_quantisation
         if quantisation is not None:
-            return quantisation.act(self._module, weights, *inputs)
+            return quantisation.start(weights).call("", self._module, *inputs)  # type: ignore[return-value]
         return functional_call(self._module, weights, inputs)  # type: ignore[no-any-return]
 
     def _tensors(self) -> dict[str, Tensor]:

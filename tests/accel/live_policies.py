@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from accel.acting.policy import ActingPolicy, SessionPolicy
+from accel.acting.policy import SessionPolicy
 from accel.acting.rules import Sampler, make_sampler
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.checks.verify import relative_error
@@ -175,7 +175,7 @@ def begun_sampler(spec: EnvSpec, envs: int = ENVS) -> Sampler:
     return sampler
 
 
-def act_once(policy: ActingPolicy, network: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
+def act_once(policy: SessionPolicy, network: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
     """The distribution parameters [B, P] of one step."""
     spec = network.spec
     actions = np.zeros((len(observations), *spec.action.shape), spec.action.dtype)

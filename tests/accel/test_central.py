@@ -131,7 +131,7 @@ def test_a_question_for_another_policy_is_refused() -> None:
     name = "mlp:16x2"
     batcher = PolicyBatcher(("fp32",))
     batcher.load(update_of(compressed(make_network(config_for(name, "fp32")), name, "fp32"), 1))
-    row = row_of([("observations", "float32", (7,))])  # its network takes six numbers
+    row = row_of({"observations": ("float32", (7,))})  # its network takes six numbers
     question = np.zeros(message_bytes(row, 2), np.uint8)
     open_message(question, row, 2)[0][...] = 2, 0
     with pytest.raises(TransportError, match="other policies"):

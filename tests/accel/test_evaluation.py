@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from accel.acting.torch_policy import TorchSession
 from accel.cli import main
 from accel.compressors.errors import SchemeError
 from accel.compressors.runtime import PolicySession
@@ -22,7 +23,7 @@ from accel.envs.seeding import env_seeds
 from accel.errors import CheckpointError, ConfigError, EnvError
 from accel.runs.evaluation import evaluate, paired_difference
 from accel.runs.loading import TrainedRun, load_run
-from accel.runs.player import Player, TorchSession
+from accel.runs.player import Player
 from accel.runs.playing import collect_inputs, play
 from accel.runs.video import record_episode
 from tests.accel.trained_runs import make_run

@@ -94,16 +94,6 @@ def test_packed_and_unrolled_lstms_and_their_gradients_equal_the_definition_for_
         torch.testing.assert_close(gradients[ours], gradients[0])
 
 
-def test_an_lstm_that_ignored_resets_would_be_noticed() -> None:
-    core, first = LSTMCore(3, 4), torch.rand(6, 5, generator=torch.Generator().manual_seed(1)) < 0.3
-    state = (torch.randn(5, 4), torch.randn(5, 4))
-    features = torch.randn(6, 5, 3)
-    output, _ = core(features, first, state)
-    unbroken, _ = core(features, torch.zeros_like(first), state)
-    assert first[0].any() and first[1:].any()
-    assert not torch.allclose(output, unbroken, atol=1e-3)
-
-
 def test_the_biases_gradients_are_apart_so_that_clipping_scales_each_once() -> None:
     core = LSTMCore(3, 4)
     output, _ = core(torch.randn(4, 2, 3), torch.eye(4, 2, dtype=torch.bool), (torch.zeros(2, 4), torch.zeros(2, 4)))

@@ -32,7 +32,6 @@ from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Steps, Store, Transitions
 from accel.experience.unroll import Unroll
 from accel.networks.dense import torch_alone
-from accel.networks.fake_quantisation import FakeQuantisation
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec((2,), "float32", ActionSpec("categorical", (2,)))
@@ -403,7 +402,7 @@ def test_the_target_of_a_network_trained_with_rounding_rounds_as_well(name: str)
             return policy(observations, first, network.initial_state(2)).params  # type: ignore[no-any-return]
 
     whole = params(network)
-    network.fake_quantisation = FakeQuantisation(FakeQuantiser(plan, module))
+    network.fake_quantisation = FakeQuantiser(plan, module)
     rounded = params(network)
     algorithm.update(sample, 0.0, ignore)
     assert torch.equal(params(target), rounded) and not torch.allclose(rounded, whole, rtol=0.01, atol=0.0)

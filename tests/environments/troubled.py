@@ -46,15 +46,11 @@ def rank() -> int:
 
 
 class TextEnv(gymnasium.Env[Any, Any]):
-    """An environment whose observations nobody can flatten."""
-
     observation_space = spaces.Text(8)
     action_space = spaces.Discrete(2)
 
 
 class OldInterface(gymnasium.Env[Any, Any]):
-    """Gives four values, as gym did."""
-
     observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
     action_space = spaces.Discrete(2)
 
@@ -66,8 +62,6 @@ class OldInterface(gymnasium.Env[Any, Any]):
 
 
 class AnotherShape(OldInterface):
-    """Shows observations of another shape than it announces."""
-
     def reset(self, **_: object) -> Any:
         return np.zeros(4, np.float32), {}
 
@@ -121,11 +115,8 @@ class _Nan(_Before):
 
 
 NanReward = partial(_Nan, part=1, when=lambda steps: steps > FIRST_TROUBLE)
-"""Pays NaN from some step on."""
 NanObservation = partial(_Nan, part=0, when=lambda steps: steps > FIRST_TROUBLE)
-"""Shows NaN from some step on."""
 OneNanObservation = partial(_Nan, part=0, when=lambda steps: steps == FIRST_TROUBLE)
-"""Shows NaN in one step."""
 
 
 class NanPart(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -159,7 +150,6 @@ def _fail_on_two_ranks() -> None:
 TroubleForTwo = late(_fail_on_two_ranks)
 """Of three actors the second one's process ends, and the third one's hangs, before an unroll is whole."""
 Slow = before(lambda steps: time.sleep(SLOW_S) if rank() == SLOW_RANK else None)
-"""Takes its time in one actor."""
 Paced = before(lambda steps: time.sleep(PACE_S))
 """Sleeps for a moment everywhere: a run that only has to go on meanwhile leaves the cores to other tests."""
 Leisurely = before(lambda steps: time.sleep(LEISURE_S))
@@ -167,7 +157,6 @@ Leisurely = before(lambda steps: time.sleep(LEISURE_S))
 Laborious = before(lambda steps: time.sleep(LABOUR_S))
 """Takes its time everywhere, so that the environment is the bottleneck."""
 Uneven = before(lambda steps: time.sleep(random.expovariate(1.0 / LEISURE_S)))
-"""Sleeps for an exponentially distributed time at every step."""
 
 
 class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -244,8 +233,6 @@ class Daemon(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class RaisesAlways(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Raises in every step."""
-
     def step(self, action: Any) -> Any:
         raise ValueError(f"no step was ever made ({action})")
 
@@ -255,15 +242,11 @@ class BareError(BaseException):
 
 
 class BareAlways(RaisesAlways):
-    """Raises in every step what is no ``Exception``."""
-
     def step(self, action: Any) -> Any:
         raise BareError("no step was ever made")
 
 
 class ExitsInReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Ends the program in every reset."""
-
     def reset(self, **options: Any) -> Any:
         sys.exit(3)
 
@@ -309,60 +292,41 @@ def _pause_uninterruptibly(steps: int) -> None:
 
 
 Leaves = late(lambda: os._exit(7))
-"""Leaves the process after some steps, always."""
 LeavesWell = late(lambda: os._exit(0))
 """Leaves the process after some steps, as if all were well."""
 Exits = late(lambda: sys.exit(0))
 """Ends the program after some steps, as if all were well."""
 Bare = late(_raise_bare)
-"""Raises what is no ``Exception`` after some steps."""
 Crashes = late(_segfault)
-"""Crashes the process after some steps."""
 Interrupts = late(_interrupt)
-"""Takes Ctrl-C itself, after some steps."""
 HoldsTheLock = late(lambda: sum(itertools.repeat(0)))
 """Hangs in C, after some steps, with the interpreter's lock held."""
 Hangs = late(_hang)
-"""Never comes back from a step, after some."""
 HangsAtOnce = before(lambda steps: _hang())
-"""Never comes back from its first step."""
 HangsAtTheEnd = late(_stop_and_hang)
-"""Hangs when its run is asked to stop."""
 HangsInEvaluation = before(lambda steps: _hang() if "live_evaluation" in sys.argv[0] else None)
-"""Never comes back from a step where a policy is played beside training."""
 Uninterruptible = before(_hang_uninterruptibly)
-"""Hangs where nothing can interrupt it."""
 UninterruptibleForAWhile = before(_pause_uninterruptibly)
-"""Takes four seconds for one step, in which nothing can interrupt it."""
 
 
 class HangsInReset(_Before):
-    """Never comes back from a reset, after some steps."""
-
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         if self.steps > FIRST_TROUBLE:
-            time.sleep(3600)
+            _hang()
         return super().reset(**options)
 
 
 class HangsInTheFirstReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Never gives a first observation."""
-
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        time.sleep(3600)
-        return super().reset(**options)
+    def reset(self, **options: Any) -> Any:
+        _hang()
 
 
 class HangsWhenClosed(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Is never closed."""
-
     def close(self) -> None:
-        time.sleep(3600)
+        _hang()
 
 
 class HangsInTheMaking(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Is never made."""
-
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         _hang()
