@@ -25,7 +25,7 @@ from accel.compressors.plan import Plan
 from accel.compressors.qat.fake_quantiser import is_quantisation_aware
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
-from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
+from accel.publishing.background import Snapshot, UpkeepTask, perform_upkeep
 from accel.publishing.level import (
     DISTILL_IMAGES,
     DISTILL_ROWS,
@@ -275,13 +275,13 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
 
 
 def _task_cost(interval_updates: int, task: UpkeepTask, measured: MeasuredPolicy, plan: Plan) -> UpkeepCost:
-    copy, cancelled = ModuleCopy(measured.run.policy), threading.Event()
-    module = copy.update()
+    policy, cancelled = measured.run.policy, threading.Event()
+    copy = Snapshot(policy, next(policy.parameters()).device)
     worker_s, learner_s = [], []
     for _ in range(_UPKEEP_TIMES):
-        learner_s.append(_seconds(copy.update))
+        learner_s.append(_seconds(copy.take))
         began = time.perf_counter()
-        result = perform_upkeep(task, plan, module, cancelled)
+        result = perform_upkeep(task, plan, copy.module, cancelled)
         worker_s.append(time.perf_counter() - began)
         if result is not None:
             learner_s[-1] += _seconds(result.update.commit)
