@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from functools import partial
+from typing import TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from accel.algorithms import losses
 from accel.algorithms.base import GradientAlgorithm, Phase, Update
-from accel.algorithms.corrections import Corrected, Correction, OffPolicyBatch, centre_and_weight
+from accel.algorithms.corrections import CORRECTIONS, OffPolicyBatch, by_retrace, centre_and_weight
 from accel.algorithms.distributions import Scores
 from accel.config import TrainConfig
 from accel.config.algorithms import ActorCriticConfig
@@ -22,7 +23,7 @@ from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 from accel.experience.transfer import to_device
 from accel.networks import PolicyNetwork, build_from_config
-from accel.networks.policy import NetworkOutput
+from accel.networks.policy import Critic, NetworkOutput
 from accel.networks.towers import Pull
 
 
@@ -48,7 +49,8 @@ class ActorCritic(GradientAlgorithm):
 
     Args:
         config, spec, device: as for ``GradientAlgorithm``.
-        options: the algorithm's own. correction: makes the targets, and says which critic it needs.
+        options: the algorithm's own. corrector: of ``CORRECTIONS``, makes the targets.
+        network, networks: as for ``GradientAlgorithm``; None: the one that the run's options ask for.
     Raises:
         ConfigError: the network does not suit the environment or the correction.
     """
@@ -59,15 +61,17 @@ class ActorCritic(GradientAlgorithm):
         spec: EnvSpec,
         device: torch.device,
         options: ActorCriticConfig,
-        correction: Correction,
+        corrector: str,
         *,
         network: PolicyNetwork | None = None,
         networks: torch.nn.Module | None = None,
     ) -> None:
-        network = network or seeded_network(config, spec, correction)
+        self._correction = CORRECTIONS[corrector]
+        if network is None:
+            critic: Critic = "action-value" if self._correction is by_retrace else "value"
+            network = build_from_config(config.policy, spec, critic=critic, seed=config.run.seed)
         super().__init__(config, spec, device, network, networks)
         self.options = options
-        self.correction = correction
         if network.state_shapes and spec.autoreset == "same_step":
             raise ConfigError(
                 f"network '{config.policy.network}' is recurrent, and {config.environment.env} resets within a step, "
@@ -75,9 +79,16 @@ class ActorCritic(GradientAlgorithm):
                 "network without +lstm or +gru"
             )
 
-    def mean_weights(self, batch: Batch, valid_steps: int) -> Tensor:
-        """[T, B] every valid row's share of a mean over all learners' batches."""
-        return batch.valid / max(self.exchange.count(valid_steps), 1.0)
+    def inputs(self, sample: Sample) -> tuple[Batch, Tensor, Tensor, Tensor | None]:
+        """What a step on a sample reads: the batch, rewards [T, B], weights [T, B], every valid row's share of a mean
+        over all learners' batches, and ``final_values``."""
+        batch = cast(Batch, sample.batch)
+        weights = batch.valid / max(self.exchange.count(sample.valid_steps), 1.0)
+        if sample.weights is not None:
+            weights = weights * sample.weights
+            weights = weights / weights.sum().clamp_min(1e-8)
+        read = replace(batch, final_observations=None, on_host={})
+        return read, cast(Tensor, sample.rewards), weights, self.final_values(batch)
 
     def targets(
         self,
@@ -93,15 +104,15 @@ class ActorCritic(GradientAlgorithm):
         """Corrected targets.
 
         Args:
-            batch: the experience. rewards: [T, B]. weights: of ``mean_weights``.
+            batch, rewards, weights, final_values: of ``inputs``.
             output: the critic's network on the batch. log_prob: [T, B] of its actions under the policy to correct to.
-            final_values: of ``final_values``.
             weigh: whether advantages are multiplied by the clipped importance weight.
         """
         log_rhos = log_prob - batch.behaviour_log_prob
         values = state_values(output)
         predictions = self.predictions(output, batch)
-        corrected: Corrected = self.correction(
+        corrected = self._correction(
+            self.options,
             OffPolicyBatch(
                 log_rhos=log_rhos,
                 rewards=rewards,
@@ -112,7 +123,7 @@ class ActorCritic(GradientAlgorithm):
                 valid=batch.valid,
                 cut=None if final_values is None else batch.truncated,
                 cut_values=final_values,
-            )
+            ),
         )
         if not weigh:
             corrected = replace(corrected, weights=torch.ones_like(corrected.weights))
@@ -134,7 +145,7 @@ class ActorCritic(GradientAlgorithm):
 
         Args:
             policy: its loss, and the gradient in ``scores.log_prob``. scores: of the batch's actions.
-            predictions: of the critic, for ``targets.values``. weights: of ``mean_weights``.
+            predictions: of the critic, for ``targets.values``. weights: of ``inputs``.
         Returns:
             The loss, and its gradients in the distribution's parameters and in the predictions.
         """
@@ -172,17 +183,8 @@ class ActorCritic(GradientAlgorithm):
         return values
 
 
-class BatchStep(NamedTuple):
-    """What one step on a whole batch gives.
-
-    Attributes:
-        terms: the loss. gradient_norm: (). targets: of the correction. kl: (), KL(π_batch ‖ π_θ); 0: not known.
-    """
-
-    terms: losses.LossTerms
-    gradient_norm: Tensor
-    targets: Targets
-    kl: Tensor
+BatchStep: TypeAlias = tuple[losses.LossTerms, Tensor, Targets, Tensor]
+"""The loss, () the gradient's norm, the correction's targets, and () KL(π_batch ‖ π_θ), 0 where it is not known."""
 
 
 class BatchActorCritic(ActorCritic):
@@ -191,13 +193,10 @@ class BatchActorCritic(ActorCritic):
     @torch.no_grad()
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
-        batch, rewards = cast(Batch, sample.batch), cast(Tensor, sample.rewards)
-        rate = self.begin(progress)
-        weights = self.mean_weights(batch, sample.valid_steps)
-        inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
+        rate, inputs = self.begin(progress), self.inputs(sample)
         terms, norm, targets, kl = self.runner.run(self.descend, mark, *inputs)
         self.finish()
-        return Update(Statistics(terms, norm, targets, weights, kl, rate, self.options.clip_rho).read)
+        return Update(partial(read_metrics, terms, norm, targets, inputs[2], kl, rate, self.options.clip_rho))
 
     @abstractmethod
     def descend(
@@ -206,62 +205,43 @@ class BatchActorCritic(ActorCritic):
         """The step on a batch, to be run by ``runner``."""
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """The last update's tensors, on the device; ``read`` turns them into host values when they are wanted."""
+def read_metrics(
+    terms: losses.LossTerms,
+    gradient_norm: Tensor,
+    targets: Targets,
+    weights: Tensor,
+    kl_from_batch: Tensor,
+    learning_rate: float,
+    clip_rho: float | None,
+    dropped_passes: float = 0.0,
+) -> dict[str, float]:
+    """Means over an update's valid steps by metric name; synchronises a CUDA device.
 
-    terms: losses.LossTerms
-    gradient_norm: Tensor
-    targets: Targets
-    weights: Tensor
-    kl_from_batch: Tensor
-    learning_rate: float
-    clip_rho: float | None
-    dropped_passes: float = 0.0
-
-    def read(self) -> dict[str, float]:
-        """Means over valid steps by metric name; synchronises a CUDA device.
-
-        Losses are in loss units, entropy and KL in nats; ``rho_mean`` is the untruncated π_θ/μ, ``rho_clipped`` the
-        share of weights above clip_rho, ``behaviour_kl`` the sampled KL(μ ‖ π_θ). With several learners, losses and
-        gradient are those of all, the rest is this one's. ``dropped_passes`` is there where a stop cut the update
-        short: how many passes over its batch were left.
-        """
-        targets = self.targets
-        weights = self.weights / self.weights.sum().clamp_min(1e-8)  # of several learners each has a share
-        rho = torch.exp(targets.log_rhos)
-        mean_rho = losses.masked_mean(rho, weights)
-        clipped = losses.masked_mean((rho > (self.clip_rho or float("inf")) * 1.0001).float(), weights)
-        error = targets.values - targets.predictions
-        spread = targets.values - losses.masked_mean(targets.values, weights)
-        variance = losses.masked_mean(spread.square(), weights).clamp_min(1e-8)
-        unexplained = losses.masked_mean(error.square(), weights) / variance
-        return {
-            "loss": float(self.terms.total),
-            "policy_loss": float(self.terms.policy),
-            "value_loss": float(self.terms.value),
-            "entropy": float(self.terms.entropy),
-            "gradient_norm": float(self.gradient_norm),
-            "rho_mean": float(mean_rho),
-            "rho_clipped": float(clipped),
-            "behaviour_kl": float(-losses.masked_mean(targets.log_rhos, weights)),
-            "kl_from_batch": float(self.kl_from_batch),
-            "explained_variance": float(1.0 - unexplained),
-            "learning_rate": self.learning_rate,
-            **({"dropped_passes": self.dropped_passes} if self.dropped_passes else {}),
-        }
-
-
-def step_inputs(batch: Batch) -> Batch:
-    """A batch without what a step on it does not read."""
-    return replace(batch, final_observations=None, on_host={})
-
-
-def seeded_network(config: TrainConfig, spec: EnvSpec, correction: Correction) -> PolicyNetwork:
-    """The run's network with the correction's critic, initialised from the run's seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.run.seed)
-        return build_from_config(config.policy, spec, critic=correction.critic)
+    Losses are in loss units, entropy and KL in nats; ``rho_mean`` is the untruncated π_θ/μ, ``rho_clipped`` the
+    share of weights above clip_rho, ``behaviour_kl`` the sampled KL(μ ‖ π_θ). With several learners, losses and
+    gradient are those of all, the rest is this one's. ``dropped_passes`` is there where a stop cut the update
+    short: how many passes over its batch were left.
+    """
+    weights = weights / weights.sum().clamp_min(1e-8)  # of several learners each has a share
+    rho = torch.exp(targets.log_rhos)
+    clipped = (rho > (clip_rho or float("inf")) * 1.0001).float()
+    error = targets.values - targets.predictions
+    spread = targets.values - losses.masked_mean(targets.values, weights)
+    variance = losses.masked_mean(spread.square(), weights).clamp_min(1e-8)
+    return {
+        "loss": float(terms.total),
+        "policy_loss": float(terms.policy),
+        "value_loss": float(terms.value),
+        "entropy": float(terms.entropy),
+        "gradient_norm": float(gradient_norm),
+        "rho_mean": float(losses.masked_mean(rho, weights)),
+        "rho_clipped": float(losses.masked_mean(clipped, weights)),
+        "behaviour_kl": float(-losses.masked_mean(targets.log_rhos, weights)),
+        "kl_from_batch": float(kl_from_batch),
+        "explained_variance": float(1.0 - losses.masked_mean(error.square(), weights) / variance),
+        "learning_rate": learning_rate,
+        **({"dropped_passes": dropped_passes} if dropped_passes else {}),
+    }
 
 
 def state_values(output: NetworkOutput) -> Tensor:

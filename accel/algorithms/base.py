@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -104,14 +105,12 @@ class GradientAlgorithm:
 
     Attributes:
         exchange: with the run's other learners. ``make_algorithm`` sets it.
-        updates: made so far.
         defers: whether an update reads no number of the device's: learning rate and clipping are tensors, and whether
             loss and gradient were finite is read at the end of the next update.
         runner: what runs the parts of an update. Who trains with it may set another, see ``make_runner``.
 
     Args:
-        config: the run's, its precision chosen.
-        spec: the environment's layout. device: where the networks live.
+        config: the run's, its precision chosen. device: where the networks live.
         network: the network whose policy side acts. networks: all of them; None: that one.
     """
 
@@ -241,10 +240,19 @@ class GradientAlgorithm:
             pull()
         self.exchange.sum([gradient, loss.detach(), *terms])
         norm: Tensor = torch.linalg.vector_norm(gradient)
-        if self.defers:
-            self._step_unread(gradient, loss.detach(), norm)
+        limit = self.config.optimiser.max_gradient_norm
+        if self.defers:  # From a step that is not finite on, nothing is stepped, without the host's knowing.
+            self._health.note(loss.detach(), norm)
+            self.optimizer.skip = self._health.skip
+            if limit is not None:
+                gradient.mul_((limit / norm).clamp(max=1.0))
         else:
-            self._step_read(gradient, float(loss.detach()), float(norm))
+            number, length = float(loss.detach()), float(norm)
+            if not (math.isfinite(number) and math.isfinite(length)):
+                raise DivergenceError(f"loss {number}, gradient norm {length}")
+            if limit is not None and length > limit:
+                gradient.mul_(limit / length)
+        self.exchange.step(self.optimizer)
         if last:
             self.finish()
         return norm
@@ -266,31 +274,12 @@ class GradientAlgorithm:
     def finish(self) -> None:
         """End an update: its statistics become part of the policy.
 
-        Raises:
-            DivergenceError: where it ``defers``, the update before was not made.
+        Raises DivergenceError: where it ``defers``, the update before was not made.
         """
         if self.defers:
             self._health.turn()
         self.updates += 1
         self.share_statistics()
-
-    def _step_read(self, gradient: Tensor, loss: float, norm: float) -> None:
-        """Clip and step from numbers that are finite. Raises DivergenceError."""
-        if not (abs(norm) < float("inf") and abs(loss) < float("inf")):
-            raise DivergenceError(f"loss {loss}, gradient norm {norm}")
-        limit = self.config.optimiser.max_gradient_norm
-        if limit is not None and norm > limit:
-            gradient.mul_(limit / norm)
-        self.exchange.step(self.optimizer)
-
-    def _step_unread(self, gradient: Tensor, loss: Tensor, norm: Tensor) -> None:
-        """Clip and step without the host's knowing a number; from one that is not finite on, nothing is stepped."""
-        self._health.note(loss, norm)
-        limit = self.config.optimiser.max_gradient_norm
-        if limit is not None:
-            gradient.mul_((limit / norm).clamp(max=1.0))
-        self.optimizer.skip = self._health.skip
-        self.exchange.step(self.optimizer)
 
 
 def make_optimizer(options: OptimiserConfig, parameter: nn.Parameter) -> Optimiser:

@@ -1,10 +1,10 @@
-"""Off-policy corrections as objects: from a batch under two policies to targets; ``correctors`` holds the formulas."""
+"""Off-policy corrections: from a batch under two policies to targets; ``correctors`` holds the formulas."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch import Tensor
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config.algorithms import ActorCriticConfig
 from accel.correctors import nstep, retrace, vtrace
-from accel.networks.policy import Critic
+
+_LOG_THRESHOLD = math.log(2.0)
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,10 @@ class OffPolicyBatch:
 
 @dataclass(frozen=True)
 class Corrected:
-    """Targets [T, B] without gradient.
+    """Targets [T, B] of the critic, without gradient.
 
     Attributes:
-        targets: of the critic.
-        advantages: of the policy gradient, before any importance weight.
-        weights: clipped importance weights of the policy gradient.
+        advantages: of the policy gradient, before any importance weight. weights: clipped importance weights of it.
     """
 
     targets: Tensor
@@ -53,86 +52,60 @@ class Corrected:
     weights: Tensor
 
 
-class Correction(ABC):
-    """Off-policy targets for an actor-critic, with a run's clips and λ.
+class Correction(Protocol):
+    """Off-policy targets for an actor-critic, with a run's clips and λ."""
 
-    Attributes:
-        critic: the kind of critic that it is for.
-    """
-
-    critic: Critic = "value"
-
-    def __init__(self, options: ActorCriticConfig) -> None:
-        self._options = options
-
-    @abstractmethod
-    def __call__(self, experience: OffPolicyBatch) -> Corrected:
+    def __call__(self, options: ActorCriticConfig, batch: OffPolicyBatch, /) -> Corrected:
         """The targets."""
+        ...
 
 
-class VTrace(Correction):
+def by_vtrace(options: ActorCriticConfig, batch: OffPolicyBatch) -> Corrected:
     """``accel.correctors.vtrace``."""
-
-    def __call__(self, experience: OffPolicyBatch) -> Corrected:
-        """V-trace targets."""
-        options, e = self._options, experience
-        returns = vtrace(
-            e.log_rhos, e.rewards, e.discounts, e.values, e.bootstrap_value, clip_rho=options.clip_rho,
-            clip_c=options.clip_c, clip_pg_rho=options.clip_pg_rho, lambda_=options.lambda_, valid=e.valid,
-            cut=e.cut, cut_values=e.cut_values,
-        )  # fmt: skip
-        return Corrected(returns.vs, returns.advantages, returns.pg_rhos)
+    e = batch
+    returns = vtrace(
+        e.log_rhos, e.rewards, e.discounts, e.values, e.bootstrap_value, clip_rho=options.clip_rho,
+        clip_c=options.clip_c, clip_pg_rho=options.clip_pg_rho, lambda_=options.lambda_, valid=e.valid,
+        cut=e.cut, cut_values=e.cut_values,
+    )  # fmt: skip
+    return Corrected(returns.vs, returns.advantages, returns.pg_rhos)
 
 
-class SequenceRejection(VTrace):
-    """V-trace, without the policy gradient of unrolls whose product of ratios is outside [1/2, 2].
+def by_sequence_rejection(options: ActorCriticConfig, batch: OffPolicyBatch) -> Corrected:
+    """V-trace, with weights of zero for unrolls whose product of ratios is outside [1/2, 2].
 
     verl has it as ``rollout_rs = "sequence"`` with ``rollout_rs_threshold = 2``. The critic learns from all of them.
     """
-
-    threshold = 2.0
-
-    def __call__(self, experience: OffPolicyBatch) -> Corrected:
-        """V-trace targets, and weights of zero for rejected unrolls."""
-        corrected = super().__call__(experience)
-        total = torch.where(experience.valid, experience.log_rhos, 0.0).sum(0)
-        kept = total.abs() <= math.log(self.threshold)
-        return replace(corrected, weights=corrected.weights * kept)
+    corrected = by_vtrace(options, batch)
+    total = torch.where(batch.valid, batch.log_rhos, 0.0).sum(0)
+    return replace(corrected, weights=corrected.weights * (total.abs() <= _LOG_THRESHOLD))
 
 
-class Retrace(Correction):
-    """``accel.correctors.retrace``."""
-
-    critic = "action-value"
-
-    def __call__(self, experience: OffPolicyBatch) -> Corrected:
-        """Retrace targets."""
-        options, e = self._options, experience
-        returns = retrace(
-            e.log_rhos, e.rewards, e.discounts, e.predictions, e.values, e.bootstrap_value, clip_c=options.clip_c,
-            clip_pg_rho=options.clip_pg_rho, lambda_=options.lambda_, valid=e.valid, cut=e.cut, cut_values=e.cut_values,
-        )  # fmt: skip
-        return Corrected(returns.q_targets, returns.advantages, returns.pg_rhos)
+def by_retrace(options: ActorCriticConfig, batch: OffPolicyBatch) -> Corrected:
+    """``accel.correctors.retrace``, of a critic of action values."""
+    e = batch
+    returns = retrace(
+        e.log_rhos, e.rewards, e.discounts, e.predictions, e.values, e.bootstrap_value, clip_c=options.clip_c,
+        clip_pg_rho=options.clip_pg_rho, lambda_=options.lambda_, valid=e.valid, cut=e.cut, cut_values=e.cut_values,
+    )  # fmt: skip
+    return Corrected(returns.q_targets, returns.advantages, returns.pg_rhos)
 
 
-class NStep(Correction):
+def by_nstep(options: ActorCriticConfig, batch: OffPolicyBatch) -> Corrected:
     """``accel.correctors.nstep``: the identity, which treats every step as on-policy."""
-
-    def __call__(self, experience: OffPolicyBatch) -> Corrected:
-        """λ-returns."""
-        e = experience
-        returns = nstep(
-            e.log_rhos, e.rewards, e.discounts, e.values, e.bootstrap_value, lambda_=self._options.lambda_,
-            valid=e.valid, cut=e.cut, cut_values=e.cut_values,
-        )  # fmt: skip
-        return Corrected(returns.vs, returns.advantages, returns.pg_rhos)
+    e = batch
+    returns = nstep(
+        e.log_rhos, e.rewards, e.discounts, e.values, e.bootstrap_value, lambda_=options.lambda_,
+        valid=e.valid, cut=e.cut, cut_values=e.cut_values,
+    )  # fmt: skip
+    return Corrected(returns.vs, returns.advantages, returns.pg_rhos)
 
 
-CORRECTIONS: dict[str, type[Correction]] = {
-    "vtrace": VTrace,
-    "sequence-rejection": SequenceRejection,
-    "retrace": Retrace,
-    "none": NStep,
+CORRECTIONS: dict[str, Correction] = {
+    "vtrace": by_vtrace,
+    "sequence-rejection": by_sequence_rejection,
+    "retrace": by_retrace,
+    "none": by_nstep,
 }
 
 

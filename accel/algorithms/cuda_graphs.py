@@ -67,11 +67,7 @@ class StepRunner:
 
 
 class CudaRecorder:
-    """Records what a device is told to do, on a stream of its own.
-
-    Args:
-        device: a CUDA device.
-    """
+    """Records what a CUDA device is told to do, on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import reduce
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -236,10 +237,10 @@ class _MultiCategorical(ActionDistribution):
 
     def log_prob(self, actions: Tensor) -> Tensor:
         split = torch.split(actions, self._counts, dim=-1)
-        return _total([part.log_prob(a).sum(-1) for part, a in zip(self._parts, split, strict=True)])
+        return _sum([part.log_prob(a).sum(-1) for part, a in zip(self._parts, split, strict=True)])
 
     def entropy(self) -> Tensor:
-        return _total([part.entropy().sum(-1) for part in self._parts])
+        return _sum([part.entropy().sum(-1) for part in self._parts])
 
     def scores(self, actions: Tensor) -> Scores:
         split = torch.split(actions, self._counts, dim=-1)
@@ -252,11 +253,11 @@ class _MultiCategorical(ActionDistribution):
             ]
             return torch.cat([gradient.flatten(-2) for gradient in pulled], dim=-1)
 
-        log_prob, entropy = _total([s.log_prob.sum(-1) for s in found]), _total([s.entropy.sum(-1) for s in found])
+        log_prob, entropy = _sum([s.log_prob.sum(-1) for s in found]), _sum([s.entropy.sum(-1) for s in found])
         return Scores(log_prob, entropy, pull)
 
     def kl(self, other: Self) -> Tensor:
-        return _total([mine.kl(its).sum(-1) for mine, its in zip(self._parts, other._parts, strict=True)])
+        return _sum([mine.kl(its).sum(-1) for mine, its in zip(self._parts, other._parts, strict=True)])
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         return torch.cat([part.sample(generator) for part in self._parts], dim=-1)
@@ -309,9 +310,6 @@ class _DiagonalGaussian(ActionDistribution):
         return self.mean.detach()
 
 
-def _total(terms: list[Tensor]) -> Tensor:
-    """Sum of equally shaped tensors, without the zero that ``sum`` starts from."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+def _sum(terms: list[Tensor]) -> Tensor:
+    """Without the zero that ``sum`` starts from."""
+    return reduce(torch.add, terms)

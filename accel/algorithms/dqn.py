@@ -69,9 +69,7 @@ class Dqn(GradientAlgorithm):
             )
         self.actions = spec.action.sizes[0]
         outputs = self.actions + options.duelling
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.run.seed)
-            network = build_from_config(config.policy, spec, critic="none", outputs=outputs)
+        network = build_from_config(config.policy, spec, critic="none", outputs=outputs, seed=config.run.seed)
         if self.recurrent and not network.state_shapes:
             raise ConfigError(
                 f"{config.algorithm.algorithm} is recurrent, network '{config.policy.network}' is not: add "

@@ -31,7 +31,7 @@ class GradientExchange:
 
     def count(self, steps: float) -> float:
         """The sum of the learners' valid steps, by which each divides its losses."""
-        return steps
+        return sum(theirs for (theirs,) in self.gather([steps]))
 
     def gather(self, numbers: Sequence[float]) -> list[list[float]]:
         """Every learner's numbers, by learner; all give equally many."""

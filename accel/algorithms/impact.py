@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from accel.algorithms import losses
-from accel.algorithms.actor_critic import BatchActorCritic, BatchStep, seeded_network
+from accel.algorithms.actor_critic import BatchActorCritic, BatchStep
 from accel.algorithms.base import Phase
-from accel.algorithms.corrections import VTrace
 from accel.config import TrainConfig
 from accel.config.algorithms import ImpactConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batch
+from accel.networks import build_from_config
 
 
 class Impact(BatchActorCritic):
@@ -33,11 +33,10 @@ class Impact(BatchActorCritic):
     options: ImpactConfig
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: ImpactConfig) -> None:
-        correction = VTrace(options)
-        network = seeded_network(config, spec, correction)
+        network = build_from_config(config.policy, spec, seed=config.run.seed)
         self.target = copy.deepcopy(network).requires_grad_(False)
         networks = nn.ModuleDict({"online": network, "target": self.target})
-        super().__init__(config, spec, device, options, correction, network=network, networks=networks)
+        super().__init__(config, spec, device, options, "vtrace", network=network, networks=networks)
 
     def begin(self, progress: float) -> float:
         """With the base's, the target network's turn."""
@@ -70,7 +69,7 @@ class Impact(BatchActorCritic):
         terms, gradients = self.differentiate(policy, scores, targets.predictions, targets, weights)
         norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients), last=False)
         mark("backward")
-        return BatchStep(terms, norm, targets, losses.masked_mean(target_distribution.kl(distribution), weights))
+        return terms, norm, targets, losses.masked_mean(target_distribution.kl(distribution), weights)
 
 
 def surrogate_log_ratio(

@@ -16,7 +16,6 @@ from torch import Tensor
 from accel.algorithms import losses
 from accel.algorithms.actor_critic import BatchActorCritic, BatchStep
 from accel.algorithms.base import Phase
-from accel.algorithms.corrections import CORRECTIONS
 from accel.config import TrainConfig
 from accel.config.algorithms import A2cConfig, A3cConfig, ImpalaConfig
 from accel.envs.spaces import EnvSpec
@@ -29,7 +28,7 @@ class Impala(BatchActorCritic):
     def __init__(
         self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: ImpalaConfig | A2cConfig | A3cConfig
     ) -> None:
-        super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
+        super().__init__(config, spec, device, options, options.corrector)
 
     def descend(
         self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
@@ -44,4 +43,4 @@ class Impala(BatchActorCritic):
         terms, gradients = self.differentiate(policy, scores, targets.predictions, targets, weights)
         norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients), last=False)
         mark("backward")
-        return BatchStep(terms, norm, targets, torch.zeros((), device=self.device))
+        return terms, norm, targets, torch.zeros((), device=self.device)

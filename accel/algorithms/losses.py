@@ -14,12 +14,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class LossTerms(NamedTuple):
-    """The scalar tensors a loss is made of.
-
-    Attributes:
-        total: policy + value_cost · value − entropy_cost · entropy.
-        policy, value, entropy: its terms, before weighting.
-    """
+    """The scalar tensors a loss is made of: total = policy + value_cost · value − entropy_cost · entropy."""
 
     total: Tensor
     policy: Tensor

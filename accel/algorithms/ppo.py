@@ -12,8 +12,8 @@ the critic is not clipped; targets are those of the correction, made once a batc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -23,13 +23,11 @@ from torch import Tensor
 from accel.algorithms import losses
 from accel.algorithms.actor_critic import (
     ActorCritic,
-    Statistics,
     Targets,
+    read_metrics,
     state_values,
-    step_inputs,
 )
 from accel.algorithms.base import Phase, Update
-from accel.algorithms.corrections import CORRECTIONS
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.algorithms import SurrogateConfig
@@ -46,33 +44,27 @@ class Ppo(ActorCritic):
     options: SurrogateConfig
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: SurrogateConfig) -> None:
-        super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
-
-    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
-        """See ``Algorithm.update``."""
-        return Update(self.learn(sample, progress, mark).read)
+        super().__init__(config, spec, device, options, options.corrector)
 
     @torch.no_grad()
-    def learn(self, sample: Sample, progress: float, mark: Phase) -> Statistics:
-        """One update, as ``update`` makes it; its tensors. For ``target_kl`` the host waits for each pass's KL."""
-        batch, rewards = cast(Batch, sample.batch), cast(Tensor, sample.rewards)
+    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
+        """See ``Algorithm.update``. For ``target_kl`` the host waits for each pass's KL."""
         options, rate = self.options, self.begin(progress)
-        weights = self.mean_weights(batch, sample.valid_steps)
-        if sample.weights is not None:
-            weights = weights * sample.weights
-            weights = weights / weights.sum().clamp_min(1e-8)
-        inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
+        batch, inputs = cast(Batch, sample.batch), self.inputs(sample)
         params, targets = self.runner.run(self.correct, mark, *inputs)
-        steps = partial(split_steps, padded=self.runner.fixed_shapes)
-        split = split_environments if self.network.state_shapes else steps
+        weights = inputs[2]
+        whole = Minibatch(
+            batch.observations[:-1], batch.first[:-1], batch.states, batch.actions, params, targets, weights
+        )
+        split: Callable[..., Shares] = split_environments
+        if not self.network.state_shapes:
+            split = partial(split_steps, rows=batch.rows("valid"), padded=self.runner.fixed_shapes)
         left: Tensor | float = options.passes
         is_cut = False
         for done in range(options.passes):
             kl = torch.zeros((), device=self.device)
             measures_kl = options.target_kl is not None or done == options.passes - 1
-            for share, part in split(
-                batch, targets, params, weights, options.minibatches, self.generator, self.exchange
-            ):
+            for share, part in split(whole, options.minibatches, self.generator, self.exchange):
                 terms, norm, part_kl = self.runner.run(self.descend, mark, part, measures_kl)
                 left = left - share
                 if part_kl is not None:
@@ -86,7 +78,12 @@ class Ppo(ActorCritic):
                 break
         self.finish()
         dropped = float(left) if is_cut else 0.0
-        return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho, dropped)
+        read = partial(read_metrics, terms, norm, targets, weights, kl, rate, options.clip_rho, dropped)
+        return Update(read, self.priorities(batch, targets))
+
+    def priorities(self, batch: Batch, targets: Targets) -> Tensor | None:
+        """[B] of a batch's trajectories, for stores that rank them; None: they are all alike."""
+        return None
 
     def correct(
         self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
@@ -139,32 +136,31 @@ Shares = Iterator[tuple[Tensor | float, Minibatch]]
 
 
 def split_steps(
-    batch: Batch,
-    targets: Targets,
-    params: Tensor,
-    weights: Tensor,
+    whole: Minibatch,
     count: int,
     generator: torch.Generator,
     exchange: GradientExchange,
     *,
+    rows: Tensor,
     padded: bool = False,
 ) -> Shares:
     """Shuffle the valid steps of all times and environments into ``count`` minibatches of one row each.
 
-    ``padded``: all are as long as if every step were valid, filled up with steps whose weight is zero.
+    Args:
+        rows: of ``Batch.rows``, the valid ones.
+        padded: all are as long as if every step were valid, filled up with steps whose weight is zero.
     """
-    rows = batch.rows("valid")
     parts = _least(min(count, len(rows)), exchange)
     if parts == 0:
-        yield from split_environments(batch, targets, params, weights, 1, generator, exchange)
+        yield from split_environments(whole, 1, generator, exchange)
         return
     order = rows[torch.randperm(len(rows), generator=generator)]
     lengths, counts = [len(part) for part in order.tensor_split(parts)], None
     if padded:
-        order, counts = _pad(order, parts, -(-batch.valid.numel() // parts))
-        counts = to_device(counts, batch.valid.device)
-    order = to_device(order, batch.valid.device)
-    observations = batch.observations[:-1].flatten(0, 1)
+        order, counts = _pad(order, parts, -(-whole.weights.numel() // parts))
+        counts = to_device(counts, whole.weights.device)
+    order = to_device(order, whole.weights.device)
+    observations = whole.observations.flatten(0, 1)
     first = torch.zeros(1, len(order), dtype=torch.bool)
 
     def pieces(values: Tensor) -> Sequence[Tensor]:
@@ -172,7 +168,7 @@ def split_steps(
 
     total = exchange.count(len(rows))
     # Observations are shuffled by the minibatch: as images they are large.
-    shuffled = [batch.actions, params, weights, *(getattr(targets, field.name) for field in fields(targets))]
+    shuffled = [whole.actions, whole.params, whole.weights, *vars(whole.targets).values()]
     places = order.tensor_split(parts)
     for number, (chosen, *part) in enumerate(zip(places, *map(pieces, shuffled), strict=True)):
         steps = exchange.count(lengths[number])
@@ -202,34 +198,26 @@ def _pad(order: Tensor, parts: int, length: int) -> tuple[Tensor, Tensor]:
     return padded.flatten(), counts
 
 
-def split_environments(
-    batch: Batch,
-    targets: Targets,
-    params: Tensor,
-    weights: Tensor,
-    count: int,
-    generator: torch.Generator,
-    exchange: GradientExchange,
-) -> Shares:
+def split_environments(whole: Minibatch, count: int, generator: torch.Generator, exchange: GradientExchange) -> Shares:
     """Shuffle environments, each with its whole unroll, so that a recurrent core runs through time."""
-    order = torch.randperm(batch.valid.shape[1], generator=generator)
-    total = weights.sum()
+    order = torch.randperm(whole.weights.shape[1], generator=generator)
+    total = whole.weights.sum()
     exchange.sum([total])
     for chosen in order.tensor_split(_least(min(count, len(order)), exchange)):
-        there = to_device(chosen, batch.valid.device)
-        part_weights = weights[:, there]
-        part_total = part_weights.sum()
+        there = to_device(chosen, whole.weights.device)
+        weights = whole.weights[:, there]
+        part_total = weights.sum()
         exchange.sum([part_total])
         yield (
             part_total / total.clamp_min(1e-8),
             Minibatch(
-                batch.observations[:-1, there],
-                batch.first[:-1, chosen],
-                tuple(state[there] for state in batch.states),
-                batch.actions[:, there],
-                params[:, there],
-                Targets(*(getattr(targets, field.name)[:, there] for field in fields(targets))),
-                part_weights / part_total.clamp_min(1e-8),
+                whole.observations[:, there],
+                whole.first[:, chosen],
+                tuple(state[there] for state in whole.states),
+                whole.actions[:, there],
+                whole.params[:, there],
+                Targets(*(values[:, there] for values in vars(whole.targets).values())),
+                weights / part_total.clamp_min(1e-8),
             ),
         )
 

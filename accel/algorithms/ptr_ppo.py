@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from accel.algorithms.actor_critic import Targets
-from accel.algorithms.base import Phase, Update
 from accel.algorithms.ppo import Ppo
 from accel.algorithms.state_tree import Tree
 from accel.config import TrainConfig
@@ -30,7 +28,6 @@ from accel.config.algorithms import PtrPpoConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.experience.batch import Batch
-from accel.experience.stores.base import Sample
 
 
 class PtrPpo(Ppo):
@@ -42,13 +39,8 @@ class PtrPpo(Ppo):
         super().__init__(config, spec, device, options)
         self._returns = torch.tensor([math.inf, -math.inf], dtype=torch.float64, device=device)
 
-    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
-        """See ``Algorithm.update``."""
-        statistics = self.learn(sample, progress, mark)
-        return Update(statistics.read, self.priorities(cast(Batch, sample.batch), statistics.targets))
-
     def priorities(self, batch: Batch, targets: Targets) -> Tensor:
-        """[B] of a batch's trajectories, from its rewards as they came, and what the correction made of them."""
+        """[B] from a batch's rewards as they came, and what the correction made of them."""
         if self.options.trajectory_priority == "return":
             returns = torch.where(batch.valid, batch.rewards, 0.0).sum(0)
             counted, (least, greatest) = batch.valid.any(0), self._returns

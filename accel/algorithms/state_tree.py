@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TypeAlias, Union
+from typing import TypeAlias, Union, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ def flatten(tree: Tree, tensors: dict[str, Tensor], path: str) -> Json:
         tree: tensors, numpy arrays and scalars, numbers, strings, None, in lists, tuples and mappings with string or
             integer keys.
         tensors: is added to, under names that begin with ``path``.
-        path: such as ``optimizer``.
     Raises:
         TypeError: the tree holds something else; the message says where.
     """
@@ -62,16 +61,15 @@ def unflatten(json: Json, tensors: Mapping[str, Tensor]) -> Tree:
     if len(json) == 1:
         ((tag, value),) = json.items()
         if tag == _TENSOR:
-            return tensors[_text(value)]
+            return tensors[cast(str, value)]
         if tag == _ARRAY:
-            return tensors[_text(value)].numpy()
+            return tensors[cast(str, value)].numpy()
         if tag == _FLOAT:
-            return float(_text(value))
+            return float(cast(str, value))
         if tag == _TUPLE:
-            return tuple(unflatten(item, tensors) for item in _list(value))
+            return tuple(unflatten(item, tensors) for item in cast("list[Json]", value))
         if tag == _MAPPING:
-            pairs = [_list(pair) for pair in _list(value)]
-            return {_key(key): unflatten(item, tensors) for key, item in pairs}  # type: ignore[return-value]
+            return {key: unflatten(item, tensors) for key, item in cast("list[tuple[str, Json]]", value)}
     return {key: unflatten(value, tensors) for key, value in json.items()}
 
 
@@ -93,21 +91,3 @@ def _put(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:
         name = f"{path}#{copies}"
     tensors[name] = tensor
     return name
-
-
-def _text(value: Json) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} should be a string")
-    return value
-
-
-def _list(value: Json) -> list[Json]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} should be a list")
-    return value
-
-
-def _key(value: Json) -> str | int:
-    if not isinstance(value, str | int):
-        raise TypeError(f"{value!r} should be a string or an integer")
-    return value

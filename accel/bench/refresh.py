@@ -25,7 +25,7 @@ from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
 from accel.monitor.timers import PhaseTimer
 from accel.networks.policy import PolicyModule
-from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
+from accel.publishing.background import Snapshot, UpkeepTask, perform_upkeep
 from accel.publishing.level import (
     DISTILL_IMAGES,
     DISTILL_ROWS,
@@ -255,14 +255,14 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
 
 
 def _task_cost(interval_updates: int, task: UpkeepTask, measured: MeasuredPolicy, plan: Plan) -> UpkeepCost:
-    copy, cancelled = ModuleCopy(measured.run.policy), threading.Event()
-    module = copy.update()
+    policy, cancelled = measured.run.policy, threading.Event()
+    copy = Snapshot(policy, next(policy.parameters()).device)
     spent = []
     for _ in range(_UPKEEP_TIMES):
         timer = PhaseTimer(("learner", "worker"))
-        copy.update()
+        copy.take()
         timer.mark("learner")
-        result = perform_upkeep(task, plan, module, cancelled)
+        result = perform_upkeep(task, plan, copy.module, cancelled)
         timer.mark("worker")
         if result is not None:
             result.update.commit()

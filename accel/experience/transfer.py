@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 Array = npt.NDArray[np.generic]
-Bytes = npt.NDArray[np.uint8]
 Key = TypeVar("Key")
 
 _ALIGNMENT = 256
@@ -68,31 +67,6 @@ class Arrivals(Generic[Key]):
 
 
 @dataclass(frozen=True)
-class Part:
-    """Where one array lies in a slab: ``start`` in bytes."""
-
-    start: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-
-    @property
-    def nbytes(self) -> int:
-        """Without what it is padded with."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def of(self, slab: Bytes) -> Array:
-        """The part of a slab on the host."""
-        return slab[self.start : self.start + self.nbytes].view(self.dtype).reshape(self.shape)
-
-    def tensor(self, slab: Tensor) -> Tensor:
-        """The same part of a slab of bytes on any device."""
-        dtype = torch.from_numpy(np.empty(0, self.dtype)).dtype
-        if not self.nbytes:
-            return slab.new_empty(self.shape, dtype=dtype)
-        return slab[self.start : self.start + self.nbytes].view(dtype).view(self.shape)
-
-
-@dataclass(frozen=True)
 class Joined:
     """Arrays to be one, along an axis."""
 
@@ -106,25 +80,40 @@ class Joined:
         shape[self.axis] = sum(array.shape[self.axis] for array in self.arrays)
         return tuple(shape)
 
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of all."""
+        return self.arrays[0].dtype
+
     def whole(self) -> Array:
         """One array; a single one is not copied."""
         return self.arrays[0] if len(self.arrays) == 1 else np.concatenate(self.arrays, self.axis)
 
 
-def lay_out(fields: Mapping[str, Joined]) -> tuple[dict[str, Part], int]:
-    """Where each field lies in a slab, and the slab's bytes."""
-    parts: dict[str, Part] = {}
-    start = 0
-    for name, joined in fields.items():
-        part = parts[name] = Part(start, joined.shape, joined.arrays[0].dtype)
-        start += -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return parts, start
+class Slab:
+    """Where fields lie in one piece of memory of ``nbytes`` bytes, one behind the other."""
 
+    def __init__(self, fields: Mapping[str, Joined]) -> None:
+        self._parts = fields
+        self._sizes = [math.prod(joined.shape) * joined.dtype.itemsize for joined in fields.values()]
+        self._padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._sizes]
+        self.nbytes = sum(self._padded)
 
-def fill(slab: Bytes, parts: Mapping[str, Part], fields: Mapping[str, Joined]) -> None:
-    """Write the fields where they belong."""
-    for name, joined in fields.items():
-        np.concatenate(joined.arrays, joined.axis, out=parts[name].of(slab))
+    def tensors(self, memory: Tensor) -> dict[str, Tensor]:
+        """Views of the fields in such a piece of bytes, on any device."""
+        found = {}
+        for (name, joined), size, part in zip(
+            self._parts.items(), self._sizes, torch.split(memory, self._padded), strict=True
+        ):
+            dtype = torch.from_numpy(np.empty(0, joined.dtype)).dtype
+            found[name] = part[:size].view(dtype).view(joined.shape)
+        return found
+
+    def fill(self, memory: Tensor) -> None:
+        """Write the fields where they belong, on the host."""
+        for name, tensor in self.tensors(memory).items():
+            joined = self._parts[name]
+            np.concatenate(joined.arrays, joined.axis, out=tensor.numpy())
 
 
 class Staging:
@@ -150,9 +139,9 @@ class PinnedStaging(Staging):
 
     def send(self, fields: Mapping[str, Joined]) -> dict[str, Tensor]:
         """See ``Staging``."""
-        parts, size = lay_out(fields)
-        slab = self._slab(size)
-        fill(slab.numpy(), parts, fields)
+        layout = Slab(fields)
+        slab = self._slab(layout.nbytes)
+        layout.fill(slab)
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             there = slab.to(self._device, non_blocking=True)
@@ -161,7 +150,7 @@ class PinnedStaging(Staging):
         self._ended[self._next] = ended
         current.wait_event(ended)
         there.record_stream(current)  # or the stream of copies would take its memory while it is computed with
-        return {name: part.tensor(there) for name, part in parts.items()}
+        return layout.tensors(there)
 
     def _slab(self, size: int) -> Tensor:
         """Memory on the host that no copy reads."""

@@ -59,9 +59,7 @@ class ProcessGroup(GradientExchange):
 
     Args:
         store: where the group's members meet. learner, learners: this one's number, and how many there are.
-        address: of this learner, which the others can reach; empty: torch's choice.
-        timeout_s: how long to wait for another learner.
-        device: the gradients'.
+        address: of this learner, which the others can reach; empty: torch's choice. device: the gradients'.
     """
 
     def __init__(
@@ -100,10 +98,6 @@ class ProcessGroup(GradientExchange):
         with torch.no_grad():
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.copy_(part.view(tensor.shape))
-
-    def count(self, steps: float) -> float:
-        """The sum of the learners' valid steps."""
-        return sum(theirs for (theirs,) in self.gather([steps]))
 
     def gather(self, numbers: Sequence[float]) -> list[list[float]]:
         """Every learner's numbers, by learner."""

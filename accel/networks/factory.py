@@ -69,7 +69,12 @@ def build_network(
 
 
 def build_from_config(
-    config: NetworkConfig, spec: EnvSpec, *, critic: Critic = "value", outputs: int | None = None
+    config: NetworkConfig,
+    spec: EnvSpec,
+    *,
+    critic: Critic = "value",
+    outputs: int | None = None,
+    seed: int | None = None,
 ) -> PolicyNetwork:
     """Builds the network that a run's options ask for.
 
@@ -91,6 +96,7 @@ def build_from_config(
         normalise_observations=config.normalise_observations,
         initial_log_std=config.initial_log_std,
         outputs=outputs,
+        seed=seed,
     )
 
 

@@ -58,18 +58,15 @@ class UpkeepTask:
 
 @dataclass(frozen=True)
 class UpkeepResult:
-    """The result of a task.
+    """The result of a task: an update of the plan, to be committed.
 
     Attributes:
-        update: of the plan, to be committed.
         student_divergence: before the last training step; None without a student.
-        elapsed_s: what the whole task took. selection_s: selection and calibration.
     """
 
     update: PlanUpdate
     student_divergence: float | None
     elapsed_s: float
-    selection_s: float
 
 
 def perform_upkeep(task: UpkeepTask, plan: Plan, module: nn.Module, cancelled: threading.Event) -> UpkeepResult | None:
@@ -88,7 +85,6 @@ def perform_upkeep(task: UpkeepTask, plan: Plan, module: nn.Module, cancelled: t
     for batch in task.distill_batches:
         _raise_if_set(cancelled)
         student_divergence = update.distill_step(batch)
-    trained = perf_counter()
     _raise_if_set(cancelled)
     if task.calibration is not None:
         update.calibrate(task.calibration, reselect=task.reselects, between=lambda: _raise_if_set(cancelled))
@@ -97,43 +93,25 @@ def perform_upkeep(task: UpkeepTask, plan: Plan, module: nn.Module, cancelled: t
     if task.drift_inputs is not None and task.calibration is None:
         _raise_if_set(cancelled)
         update.recalibrate_on_drift(task.drift_inputs)
-    ended = perf_counter()
-    return UpkeepResult(update, student_divergence, ended - started, ended - trained)
-
-
-class ModuleCopy:
-    """A copy of a module that keeps its weights while the learner changes the module's own."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._copy: nn.Module | None = None
-
-    @torch.no_grad()
-    def update(self) -> nn.Module:
-        """The copy, brought up to date."""
-        if self._copy is None:
-            self._copy = copy.deepcopy(self._module)
-        for mine, live in zip(_tensors(self._copy), _tensors(self._module), strict=True):
-            mine.copy_(live)
-        return self._copy
+    return UpkeepResult(update, student_divergence, perf_counter() - started)
 
 
 class Snapshot:
-    """A module's weights as they were at one moment, in a copy on the CPU, while the learner changes the module's own.
+    """A module's weights as they were at one moment, in a copy on a device, while the learner changes the module's own.
 
-    From a CUDA device they come on a stream of their own into page-locked memory: neither the caller nor the learner's
-    work on the device waits for them.
+    From a CUDA device they come to the CPU on a stream of their own into page-locked memory: neither the caller nor the
+    learner's work on the device waits for them.
 
     Attributes:
         module: the copy; its weights may be read after ``wait``, until the next ``take``.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = copy.deepcopy(module).to("cpu")
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.module = copy.deepcopy(module).to(device)
         self._live, self._copies = _tensors(module), _tensors(self.module)
         self._sent: list[torch.Tensor] = []
         self._stream: torch.cuda.Stream | None = None
-        if self._live[0].device.type == "cuda":
+        if self._live[0].device != device:
             self._stream = torch.cuda.Stream(self._live[0].device)  # type: ignore[no-untyped-call]
             self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             for tensor in self._copies:
@@ -185,11 +163,7 @@ class BackgroundWorker:
         return self._running is not None and not self._running.done()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Begin a job; its result or exception is in the future.
-
-        Raises:
-            RuntimeError: the worker is busy, or was closed.
-        """
+        """Begin a job; its result or exception is in the future. Raises RuntimeError: it is busy, or was closed."""
         if self.inline:
             return _done(job)
         if self.busy:

@@ -27,13 +27,7 @@ _FULL_WIDTH = 256
 
 class StudentFactory:
     """Makes students of the size that the scheme names, behind the policy's own observation normaliser: an mlp, or, for
-    images of at least 36 x 36, a ``StudentCNN``.
-
-    Args:
-        spec: the environment's layout.
-        activation: of mlps.
-        seed: of the initial weights.
-    """
+    images of at least 36 x 36, a ``StudentCNN``. ``activation`` is that of mlps."""
 
     def __init__(self, spec: EnvSpec, activation: Activation, seed: int) -> None:
         self._spec, self._activation, self._seed = spec, activation, seed

@@ -3,15 +3,14 @@
 Metrics, as ``name/scheme``:
 
     payload_bytes           bytes of the last artifact
-    refresh_ms              quantise and patch, mean since the last record; serialise_ms: header, checksum, copy
+    refresh_ms              quantise, patch and serialise, mean since the last record
     calibrations            how often activation ranges were measured
     drifted_activations     activations found outside their range, over the whole run
     withheld                publications at which validation failed
     publish_kl              mean divergence of the artifact from the policy, nats, at the last full check
-    publish_kl_age_updates  learner updates since that check; check_ms: its duration
-    quick_check_ms          check of every other publication on few rows, mean since the last record
-    inconclusive_checks     quick checks after which a full one had to decide, over the whole run
-    reselections            selections of channels and bases; reselect_ms: mean time of one, over the whole run
+    publish_kl_age_updates  learner updates since that check
+    check_ms                validation of a publication, mean since the last record
+    reselections            selections of channels and bases, over the whole run
     distill_kl              mean divergence of the student from the policy, nats, at its last training step
     distill_steps           the student's training steps
 
@@ -22,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,6 @@ from accel.compressors.scheme import parse_scheme
 from accel.config import TrainConfig
 from accel.publishing.background import (
     BackgroundWorker,
-    ModuleCopy,
     UpkeepCancelled,
     UpkeepResult,
     UpkeepTask,
@@ -128,13 +127,11 @@ class LevelStatistics:
 
     refreshes: int = 0
     refresh_s: float = 0.0
-    serialise_s: float = 0.0
     payload_bytes: int = 0
     withheld: int = 0
     distill_steps: int = 0
     student_divergence: float | None = None
     reselections: int = 0
-    reselect_s: float = 0.0
 
 
 class Level:
@@ -145,12 +142,8 @@ class Level:
     and student.
 
     Args:
-        scheme: its text.
         plan: bound to the module, not calibrated yet.
-        module: the learner's acting module.
-        published: what artifacts are made of: the module, or a snapshot of it.
-        config: the run's. intervals: of upkeep.
-        validator: validates artifacts.
+        module: the learner's acting module. published: what artifacts are made of: the module, or a snapshot of it.
         inputs: what ranges, selections and students are made with.
     Attributes:
         ready: whether real inputs have been seen, where the scheme waits for them: calibrated, selected, trained.
@@ -290,7 +283,7 @@ class Level:
         if self.ready and self._plan.encoder.calibrations:
             self._due.add("drift")
 
-    def start_work(self, worker: BackgroundWorker, copy: ModuleCopy) -> None:
+    def start_work(self, worker: BackgroundWorker, copied: Callable[[], torch.nn.Module]) -> None:
         """Start the due work in a worker, on copies of the policy and of inputs."""
         due, self._due = self._due, set()
         calibrates = not due.isdisjoint({"selection", "calibration"})
@@ -305,7 +298,7 @@ class Level:
         )
         if calibrates:
             self._renewed_at = self._inputs.updates
-        module = self._module if worker.inline else copy.update()
+        module = self._module if worker.inline else copied()
         self._pending = worker.submit(partial(perform_upkeep, task, self._plan, module, worker.cancelled))
 
     def adopt_result(self) -> None:
@@ -340,39 +333,31 @@ class Level:
     def metrics(self) -> dict[str, float]:
         """Metrics by name, without the scheme; resets means. See the module's docstring."""
         statistics, checks, encoder = self._statistics, self._validator.statistics, self._plan.encoder
-        count = statistics.reselections
-        is_checked = checks.divergence is not None
         found: dict[str, float | None] = {
             "payload_bytes": statistics.payload_bytes or None,
             "calibrations": encoder.calibrations or None,
             "drifted_activations": encoder.drifted_activations if encoder.calibrations else None,
             "withheld": statistics.withheld,
             "publish_kl": checks.divergence,
-            "publish_kl_age_updates": checks.age_updates if is_checked else None,
-            "check_ms": 1e3 * checks.full_check_s if is_checked else None,
-            "inconclusive_checks": checks.inconclusive_checks,
-            "reselections": count or None,
-            "reselect_ms": 1e3 * statistics.reselect_s / count if count else None,
+            "publish_kl_age_updates": None if checks.divergence is None else checks.age_updates,
+            "reselections": statistics.reselections or None,
             "distill_kl": statistics.student_divergence,
             "distill_steps": statistics.distill_steps or None,
         }
         if statistics.refreshes:
             found["refresh_ms"] = 1e3 * statistics.refresh_s / statistics.refreshes
-            found["serialise_ms"] = 1e3 * statistics.serialise_s / statistics.refreshes
-            statistics.refreshes, statistics.refresh_s, statistics.serialise_s = 0, 0.0, 0.0
-        if checks.quick_checks:
-            found["quick_check_ms"] = 1e3 * checks.quick_check_s / checks.quick_checks
-            checks.quick_checks, checks.quick_check_s = 0, 0.0
+            statistics.refreshes, statistics.refresh_s = 0, 0.0
+        if checks.checks:
+            found["check_ms"] = 1e3 * checks.checks_s / checks.checks
+            checks.checks, checks.checks_s = 0, 0.0
         return {name: float(value) for name, value in found.items() if value is not None}
 
     def _checked_payload(self) -> bytes:
         """Raises WeightsError: the policy is not finite; VerificationError: the artifact fails validation."""
         statistics, started = self._statistics, perf_counter()
         artifact = self._plan.refresh(self._published, version=0)
-        refreshed = perf_counter()
         payload = artifact.to_bytes()
-        statistics.refresh_s += refreshed - started
-        statistics.serialise_s += perf_counter() - refreshed
+        statistics.refresh_s += perf_counter() - started
         statistics.refreshes += 1
         self._validator.validate(artifact, payload, self._published, self.quantiser)
         return payload
@@ -414,7 +399,6 @@ class Level:
             statistics.student_divergence = result.student_divergence
         if self.ready and task.reselects:
             statistics.reselections += self._selects
-            statistics.reselect_s += result.selection_s
         if not self.ready and task.calibration is not None:
             if self._quantisation_aware:
                 self.quantiser = FakeQuantiser(self._plan, self._module)

@@ -30,7 +30,7 @@ from accel.errors import ConfigError
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks import PolicyNetwork
 from accel.networks.observations import example_inputs
-from accel.publishing.background import BackgroundWorker, ModuleCopy, Snapshot
+from accel.publishing.background import BackgroundWorker, Snapshot
 from accel.publishing.distillation import StudentFactory
 from accel.publishing.inputs import REFILLS, Array, RecentInputs, policy_inputs, replay_states, rows_within
 from accel.publishing.level import FULL_PRECISION, INTERVALS, Intervals, Level, distillation_schedule, interval_updates
@@ -90,14 +90,11 @@ class Publisher:
     waits for it.
 
     Args:
-        config: the run's configuration.
-        network: what the learner trains.
         divergence: of acting policies from the learner's, as the action rule sees it; None: KL of the distributions.
         cpu_features: features of every actor's CPU, which select the int8 variant; None: this machine's.
         levels: schemes that may be used; None: the configured one. The first is in use until ``use``.
         beside: prepare publications beside the caller, which pays where the learner computes on a device of its own;
             not with ``qat``, whose codes are the learner's own.
-        intervals: of upkeep.
     Attributes:
         beside: whether publications are prepared beside the caller.
         scheme: of the last publication: the level in use, or fp32 while that is not published.
@@ -134,9 +131,9 @@ class Publisher:
         self._in_use = ""
         self._prepared: tuple[str, ...] = ()
         self._worker, self._caller = BackgroundWorker(inline=config.acting.actors == 0), BackgroundWorker(inline=True)
-        self._copy = ModuleCopy(self._module)
+        self._copy: Snapshot | None = None
         self.beside = beside and not any(map(is_quantisation_aware, self.levels))
-        self._snapshot = Snapshot(self._module) if self.beside else None
+        self._snapshot = Snapshot(self._module, torch.device("cpu")) if self.beside else None
         self._published = self._module if self._snapshot is None else self._snapshot.module
         self._preparer = BackgroundWorker(inline=not self.beside, niceness=0)
         self._preparing: Future[bytes | None] | None = None
@@ -158,12 +155,9 @@ class Publisher:
     def use(self, level: str, prepare: Iterable[str] = ()) -> None:
         """Publish this level from the next publication on. Each is bound once, which takes 30 to 400 ms, and kept; its
         validation session is closed while it is out of use.
+        ``prepare``: levels to prepare in the background if they are not ready.
 
-        Args:
-            level: to be published.
-            prepare: levels to prepare in the background if they are not ready.
-        Raises:
-            ConfigError: one is none of ``levels``, or does not suit the network; nothing changes then.
+        Raises ConfigError: one is none of ``levels``, or does not suit the network; nothing changes then.
         """
         self._wait()
         before, known = self._in_use, (self._in_use, *self._prepared)
@@ -313,9 +307,7 @@ class Publisher:
     def artifact(self, version: int, scheme: str | None = None) -> CompressedPolicy | None:
         """The current policy as an artifact, for the run's directory; None with the torch runtime.
 
-        Args:
-            version: which it holds.
-            scheme: a level, or fp32; None: that of the last publication.
+        ``scheme``: a level, or fp32; None: that of the last publication.
         """
         self._wait()
         if self._config.acting.actor_runtime == "torch":
@@ -385,11 +377,18 @@ class Publisher:
             if not level.has_work:
                 continue
             if level.is_quick or self._worker.inline:
-                level.start_work(self._caller, self._copy)
+                level.start_work(self._caller, self._copied)
             elif not self._worker.busy:
-                level.start_work(self._worker, self._copy)
+                level.start_work(self._worker, self._copied)
                 self._last_served = scheme
         self._adopt_results()
+
+    def _copied(self) -> torch.nn.Module:
+        """The module, in a copy for background work."""
+        if self._copy is None:
+            self._copy = Snapshot(self._module, next(self._module.parameters()).device)
+        self._copy.take()
+        return self._copy.module
 
     def _adopt_results(self) -> None:
         """Commit finished work at every level."""

@@ -23,6 +23,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from time import perf_counter
 
 import numpy as np
@@ -53,49 +54,30 @@ Inputs = Mapping[str, Array]
 
 
 class ValidationInputs:
-    """The rows on which policies are validated: recent ones, or random ones until there are any.
-
-    Args:
-        spec: the environment's layout.
-        state_shapes: of the policy's recurrent state.
-        recent: where inputs come from.
-    """
+    """The rows on which policies are validated: recent ones, or random ones until there are any."""
 
     def __init__(self, spec: EnvSpec, state_shapes: tuple[tuple[int, ...], ...], recent: RecentInputs) -> None:
-        self._spec = spec
-        self._state_shapes = state_shapes
+        few, many = (QUICK_IMAGES, FULL_IMAGES) if spec.has_images else (QUICK_ROWS, FULL_ROWS)
+        self._few, self._many = rows_within(few, spec), rows_within(many, spec)
+        self._random = cache(partial(random_inputs, spec, state_shapes, self._many))
         self._recent = recent
-        self._random: Inputs = {}
 
     def full(self) -> Inputs:
         """Rows of a full check, [N, *shape] by name."""
-        return self._recent.newest(self._full_rows()) if self._recent.rows else self._random_rows()
+        return self._recent.newest(self._many) if self._recent.rows else self._random()
 
     def quick(self) -> Inputs:
         """Rows of a quick check, other ones at each call; views, valid until the next call."""
-        rows = self._quick_rows()
         if self._recent.rows:
-            return self._recent.next_few(rows)
-        return {name: values[:rows] for name, values in self._random_rows().items()}
+            return self._recent.next_few(self._few)
+        return {name: values[: self._few] for name, values in self._random().items()}
 
     def further(self) -> Inputs | None:
         """Three times as many further rows, as copies; None if too few are kept."""
-        rows = self._quick_rows()
-        if self._recent.rows < EXTENSION * rows:
+        if self._recent.rows < EXTENSION * self._few:
             return None
-        portions = [{**self._recent.next_few(rows)} for _ in range(EXTENSION - 1)]
+        portions = [{**self._recent.next_few(self._few)} for _ in range(EXTENSION - 1)]
         return {name: np.concatenate([portion[name] for portion in portions]) for name in portions[0]}
-
-    def _full_rows(self) -> int:
-        return rows_within(FULL_IMAGES if self._spec.has_images else FULL_ROWS, self._spec)
-
-    def _quick_rows(self) -> int:
-        return rows_within(QUICK_IMAGES if self._spec.has_images else QUICK_ROWS, self._spec)
-
-    def _random_rows(self) -> Inputs:
-        if not self._random:
-            self._random = random_inputs(self._spec, self._state_shapes, self._full_rows())
-        return self._random
 
 
 @dataclass
@@ -103,25 +85,20 @@ class ValidationStatistics:
     """What validation found at one level.
 
     Attributes:
-        divergence: mean at the last complete full check. age_updates: learner updates since then. full_check_s:
-            duration of the last full check. quick_checks: since the last reset, by the reader. quick_check_s: their
-            total time.
-        inconclusive_checks: quick checks after which a full one had to decide, over the whole run.
+        divergence: mean at the last complete full check. age_updates: learner updates since then.
+        checks: made since the last reset, by the reader. checks_s: their total time.
     """
 
     divergence: float | None = None
     age_updates: int = 0
-    full_check_s: float = 0.0
-    quick_checks: int = 0
-    quick_check_s: float = 0.0
-    inconclusive_checks: int = 0
+    checks: int = 0
+    checks_s: float = 0.0
 
 
 class Validator:
     """Validates the artifacts of one level.
 
     Args:
-        inputs: what they are run on.
         divergence: of their first output from the policy's.
         bound: greatest mean divergence allowed; None: only shapes and finiteness count.
         follows_policy: whether equal bytes mean an equal policy; false for students, which stay unchanged while the
@@ -146,7 +123,6 @@ class Validator:
         self._follows_policy = follows_policy
         self._passed = b""
         self._probe: ArtifactProbe | None = None
-        self._device: torch.device | None = None
 
     def validate(
         self,
@@ -158,7 +134,7 @@ class Validator:
         """A quick check of a new payload; a full one when it is due, or when the quick one is inconclusive.
 
         Args:
-            artifact: the artifact to publish. payload: its bytes.
+            payload: the artifact's bytes.
             module: the learner's acting module. quantiser: the learner's fake quantisation at a ``qat`` level.
         Raises:
             VerificationError: it cannot be loaded or run, an output has a wrong shape or is not finite, or the mean
@@ -167,13 +143,14 @@ class Validator:
         if not self.full_check_due and payload == self._passed and self._follows_policy:
             return
         reference = module if quantiser is None else FakeQuantisedPolicy(quantiser, module)
-        if self.full_check_due or not self._passes_quick_check(artifact, reference):
-            self.full_check_due = False
-            started = perf_counter()
-            try:
+        started = perf_counter()
+        self.statistics.checks += 1
+        try:
+            if self.full_check_due or not self.check_quickly(artifact, reference):
+                self.full_check_due = False
                 self.check_fully(artifact, reference)
-            finally:
-                self.statistics.full_check_s = perf_counter() - started
+        finally:
+            self.statistics.checks_s += perf_counter() - started
         self._passed = payload
 
     def check_fully(self, artifact: CompressedPolicy, reference: torch.nn.Module) -> float:
@@ -187,8 +164,7 @@ class Validator:
     def check_quickly(self, artifact: CompressedPolicy, reference: torch.nn.Module) -> bool:
         """Whether a few rows suffice to show that the artifact is close enough, in a session that stays open.
 
-        Raises:
-            VerificationError: it cannot be loaded or run, or an output has a wrong shape or is not finite.
+        Raises VerificationError: it cannot be loaded or run, or an output has a wrong shape or is not finite.
         """
         artifact, bound = self._runnable(artifact)
         inputs = self._inputs.quick()
@@ -215,16 +191,6 @@ class Validator:
         self._passed = b""
         self.statistics.divergence = None
 
-    def _passes_quick_check(self, artifact: CompressedPolicy, reference: torch.nn.Module) -> bool:
-        statistics, started = self.statistics, perf_counter()
-        statistics.quick_checks += 1
-        try:
-            passes = self.check_quickly(artifact, reference)
-        finally:
-            statistics.quick_check_s += perf_counter() - started
-        statistics.inconclusive_checks += not passes
-        return passes
-
     def _runnable(self, artifact: CompressedPolicy) -> tuple[CompressedPolicy, float | None]:
         """The artifact to run on this machine, and its bound."""
         if set(artifact.cpu_features) <= cpu_features():
@@ -239,9 +205,7 @@ class Validator:
     ) -> tuple[Array, Array]:
         """First outputs [N, P] of policy and artifact, after checking all outputs; N is a multiple of the batch."""
         found = self._run(artifact, inputs, batch)
-        if self._device is None:
-            self._device = next(module.parameters()).device
-        wanted = reference_outputs(artifact, module, inputs, self._device)
+        wanted = reference_outputs(artifact, module, inputs, next(module.parameters()).device)
         check_outputs(artifact, found, wanted)
         return wanted[0], found[0]
 

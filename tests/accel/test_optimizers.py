@@ -1,4 +1,4 @@
-"""The optimisers do what torch's do, bit for bit, and import no compiler."""
+"""The optimisers do what torch's do, bit for bit, and import no compiler; rates on a device: ``test_algorithms``."""
 
 from __future__ import annotations
 
@@ -39,18 +39,6 @@ def test_steps_and_state_equal_torchs_and_a_skipped_step_moves_nothing(
     else:
         assert ours.state.keys() == oracle.state[theirs].keys()
         assert all(torch.equal(value, oracle.state[theirs][name]) for name, value in ours.state.items())
-
-
-@pytest.mark.parametrize("kind", [Adam, RMSprop])
-def test_a_rate_on_the_device_is_the_same_rate(kind: type[Optimiser]) -> None:
-    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-    for parameter, rate in zip(parameters, (0.125, torch.tensor(0.125)), strict=True):
-        optimizer = kind(parameter, 0.0, 1e-8)
-        optimizer.learning_rate = rate
-        for k in range(3):
-            parameter.grad = torch.cos(parameter.detach() + k)
-            optimizer.step()
-    assert torch.allclose(*parameters, rtol=1e-6) and not torch.allclose(parameters[0], torch.ones(3))
 
 
 def test_a_step_imports_no_compiler() -> None:

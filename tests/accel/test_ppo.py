@@ -12,37 +12,36 @@ import torch
 from accel.algorithms.actor_critic import Targets
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.algorithms.ppo import Minibatch, Shares, split_environments, split_steps
-from accel.experience.batch import Batch
 
 LENGTH, ENVS = 5, 6
 Split = Callable[..., Shares]
 
 
-def make(seed: int = 0) -> tuple[Batch, Targets, torch.Tensor, torch.Tensor]:
-    """A batch whose every number names its row: 100 t + b."""
-    names = (100 * torch.arange(LENGTH + 1)[:, None] + torch.arange(ENVS)).float()
-    generator = torch.Generator().manual_seed(seed)
-    valid = torch.rand(LENGTH, ENVS, generator=generator) > 0.3
-    step = names[:-1]
-    flags = torch.zeros(LENGTH, ENVS, dtype=torch.bool)
-    batch = Batch(
-        names[..., None].clone(), None, torch.zeros(LENGTH + 1, ENVS, dtype=torch.bool), valid, step.long(), step,
-        flags, flags, step, step[..., None], (torch.arange(ENVS)[:, None].float(),),
-    )  # fmt: skip
-    return batch, Targets(*(step + k / 8 for k in range(5))), step[..., None], valid / valid.sum()
+def make() -> tuple[Minibatch, torch.Tensor]:
+    """A batch whose every number names its row, 100 t + b; and which of them are valid."""
+    step = (100 * torch.arange(LENGTH)[:, None] + torch.arange(ENVS)).float()
+    valid = torch.rand(LENGTH, ENVS, generator=torch.Generator().manual_seed(0)) > 0.3
+    first, states = torch.zeros(LENGTH, ENVS, dtype=torch.bool), (torch.arange(ENVS)[:, None].float(),)
+    targets = Targets(*(step + k / 8 for k in range(5)))
+    whole = Minibatch(step[..., None], first, states, step.long(), step[..., None], targets, valid / valid.sum())
+    return whole, valid
 
 
-def run(split: Split, count: int, seed: int = 0) -> tuple[Batch, list[Minibatch]]:
-    batch, targets, params, weights = make()
-    found = list(split(batch, targets, params, weights, count, torch.Generator().manual_seed(seed), GradientExchange()))
+STEPS = partial(split_steps, rows=torch.nonzero(make()[1].reshape(-1)).squeeze(1))
+
+
+def run(split: Split, count: int, seed: int = 0) -> tuple[list[float], list[Minibatch]]:
+    """The names of the valid steps, and the minibatches."""
+    whole, valid = make()
+    found = list(split(whole, count, torch.Generator().manual_seed(seed), GradientExchange()))
     assert sum(float(share) for share, _ in found) == pytest.approx(1.0)
-    return batch, [part for _, part in found]
+    return whole.params[valid].flatten().tolist(), [part for _, part in found]
 
 
-@pytest.mark.parametrize("split", [split_steps, split_environments])
+@pytest.mark.parametrize("split", [STEPS, split_environments])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 50])
 def test_each_valid_step_comes_once_with_what_belongs_to_it(split: Split, count: int) -> None:
-    batch, parts = run(split, count)
+    valid, parts = run(split, count)
     seen: list[float] = []
     for part in parts:
         assert part.weights.sum().item() == pytest.approx(1, abs=1e-6) or not (part.weights > 0).any()
@@ -54,12 +53,11 @@ def test_each_valid_step_comes_once_with_what_belongs_to_it(split: Split, count:
         positive = part.weights[chosen]
         assert torch.allclose(positive, positive.mean().expand_as(positive))
         seen += name[chosen].tolist()
-    valid = batch.rewards[batch.valid]
-    assert sorted(seen) == sorted(valid.tolist())
-    assert len(parts) == min(count, len(valid) if split is split_steps else ENVS)
+    assert sorted(seen) == sorted(valid)
+    assert len(parts) == min(count, len(valid) if split is STEPS else ENVS)
 
 
-@pytest.mark.parametrize("split", [split_steps, split_environments])
+@pytest.mark.parametrize("split", [STEPS, split_environments])
 def test_the_generator_alone_decides_the_order(split: Split) -> None:
     def order(seed: int) -> list[torch.Tensor]:
         return [part.observations for part in run(split, 2, seed)[1]]
@@ -79,14 +77,12 @@ def test_environments_keep_their_time_and_their_state() -> None:
 
 
 def test_images_keep_their_memory_order() -> None:
-    batch, targets, params, weights = make()
-    names = batch.observations.to(torch.uint8)[..., None, None].expand(-1, -1, 3, 4, 2).contiguous()
+    whole, _ = make()
+    names = whole.observations.to(torch.uint8)[..., None, None].expand(-1, -1, 3, 4, 2).contiguous()
     for layout in (torch.contiguous_format, torch.channels_last):
         images = names.flatten(0, 1).contiguous(memory_format=layout).unflatten(0, names.shape[:2])
-        cut = dataclasses.replace(batch, observations=images)
-        for _, part in split_steps(
-            cut, targets, params, weights, 3, torch.Generator().manual_seed(0), GradientExchange()
-        ):
+        cut = dataclasses.replace(whole, observations=images)
+        for _, part in STEPS(cut, 3, torch.Generator().manual_seed(0), GradientExchange()):
             rows = part.observations[0]
             assert rows.is_contiguous(memory_format=layout)
             assert torch.equal(rows, part.actions[0].to(torch.uint8)[:, None, None, None].expand_as(rows))
@@ -94,10 +90,9 @@ def test_images_keep_their_memory_order() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_padded_minibatches_have_one_length_and_the_same_steps_and_weights(count: int) -> None:
-    batch, parts = run(split_steps, count)
-    _, padded = run(partial(split_steps, padded=True), count)
+    valid, parts = run(STEPS, count)
+    _, padded = run(partial(STEPS, padded=True), count)
     assert {part.weights.shape for part in padded} == {(1, -(-LENGTH * ENVS // count))}
-    valid = batch.rewards[batch.valid]
     for part, longer in zip(parts, padded, strict=True):
         length = part.weights.shape[1]
         assert length < longer.weights.shape[1]
@@ -108,4 +103,6 @@ def test_padded_minibatches_have_one_length_and_the_same_steps_and_weights(count
             strict=True,
         ):
             assert torch.equal(theirs[:, :length], ours)
-        assert torch.isin(longer.observations, valid).all()  # Steps that do not count are valid ones: no junk, no NaN.
+        assert torch.isin(
+            longer.observations, torch.tensor(valid)
+        ).all()  # Steps that do not count are valid ones: no junk, no NaN.

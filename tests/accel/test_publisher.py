@@ -180,7 +180,7 @@ def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
     stale = acting_error(payload_of(publisher), net)
     for update in range(8):
         observe(publisher, net, make_batch(net, seed=update))
-    assert publisher.metrics()["reselections/prune(0.5)"] == 1 and publisher.metrics()["reselect_ms/prune(0.5)"] > 0
+    assert publisher.metrics()["reselections/prune(0.5)"] == 1
     fresh = acting_error(payload_of(publisher), net)
     assert fresh < 0.3 and stale > 1.0
     assert before != payload_of(publisher)
@@ -228,7 +228,6 @@ def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
     assert all(name in (publishing_level.__doc__ or "") for name, _, _ in names)
     assert {
         "refresh_ms",
-        "serialise_ms",
         "withheld",
         "payload_bytes",
         "publish_kl",

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from accel.algorithms.corrections import CORRECTIONS, Corrected, Correction, OffPolicyBatch, centre_and_weight
+from accel.algorithms.corrections import CORRECTIONS, Corrected, OffPolicyBatch, centre_and_weight
 from accel.config import TrainConfig
 
 T, B = 6, 3
 each = pytest.mark.parametrize("name", CORRECTIONS)
 
 
-def correction(name: str, **options: object) -> Correction:
+def correction(name: str, **options: object) -> Callable[[OffPolicyBatch], Corrected]:
     made = TrainConfig.create(algorithm="impala", corrector=name, discount=0.9, **options).algorithm
-    return CORRECTIONS[name](made)
+    return partial(CORRECTIONS[name], made)
 
 
 def experience(seed: int = 0, on_policy: bool = False) -> OffPolicyBatch:
