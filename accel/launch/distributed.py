@@ -51,12 +51,14 @@ def start_mpirun(job: Job) -> Summary:
     elsewhere = config.acting.hosts is not None or config.acting.hostfile is not None
     starts, facts = job.path / STARTS, job.path / CONFIG
     before, facts_before = written_at(starts), written_at(facts)
+    # Where nothing began, whoever writes to the directory is another job.
     ended = mpirun.run(
         [*command, sys.executable, "-P", "-m", "accel.launch.rank"],
         ranks=ranks,
         can_stop=lambda: elsewhere or written_at(starts) != before,
         patience_s=config.run.peer_timeout_s,
         request=job.to_text(),
+        settle=lambda: wait_for_writer(job.path, WRITER_S) if elsewhere or written_at(starts) != before else None,
     )
     if (summary := summary_of(job)) is not None:
         if ended.trouble or ended.status:
@@ -68,8 +70,6 @@ def start_mpirun(job: Job) -> Summary:
         how = "was stopped" if learner.status else "is complete"
         raise JobError(f"the run {how}; its directory {job.path} is on {learner.host}", learner.status)
     began = elsewhere or written_at(starts) != before
-    if began:  # Otherwise whoever writes to the directory is another job.
-        wait_for_writer(job.path, WRITER_S)
     # What cannot be gone on with, as it is complete or its checkpoint damaged, cannot be by the same command again.
     is_refused = job.resume is not None and ended.learner_ended and written_at(facts) == facts_before
     if ended.stopped and not began:
