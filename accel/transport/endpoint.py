@@ -26,7 +26,6 @@ class Request(Protocol):
 
     def Test(self) -> bool:  # noqa: N802
         """Whether the transfer is complete; lets it progress."""
-        ...
 
 
 class Backoff:

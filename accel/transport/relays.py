@@ -37,7 +37,6 @@ class Relays:
         self._places: dict[int, Place] = {}
         self._nodes: dict[str, _Node] = {}
         self._asked: set[int] = set()
-        self._numbers = 0
         self._is_closed = False
 
     @property
@@ -94,9 +93,8 @@ class Relays:
 
     def _elect(self, node: _Node) -> None:
         """One of several members relays for all; one alone does without."""
-        self._numbers += 1
         node.relay = min(node.members) if len(node.members) > 1 and not self._is_closed else None
-        node.number = self._numbers
+        node.number += 1
         for actor in sorted(node.members):
             self._ask(actor, node.number, node.relay)
 
