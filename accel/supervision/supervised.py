@@ -206,7 +206,5 @@ def describe_end(status: int, last_error: Mapping[str, object]) -> str:
         return f"it raised {last_error['error']}"
     if status >= 0:
         return f"its process left through exit({status})"
-    try:
-        return f"its process was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"its process was ended by signal {-status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"its process was ended by {names.get(-status, f'signal {-status}')}"
