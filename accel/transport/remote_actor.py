@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from accel.transport.mpi import MpiEndpoint
 
 _MAX_REPORTS_UNDER_WAY = 16
-_BEAT = encode_message("beat", {})
+_BEAT, _CANNOT_FOLLOW = encode_message("beat", {}), encode_message("cannot-follow", {})
 _HELP_S = {"hello": 1.0, "report": 0.02, "rejoined": 0.02}
 
 
@@ -340,18 +340,12 @@ class RemoteActor:
                 self._view = NodeView(place)
         return self._view is not None
 
-    def _obey_follow(self, body: Json) -> None:
-        place = Place.of(body.get("place"))
-        follows = self._follow(place)
-        if place is not None:
-            answer = encode_message("follows", {"number": body.get("number"), "follows": follows})
-            self._reports.append(self._guarded_send(answer, TAG_MESSAGE))
-
     def _obey(self, kind: str, body: Json) -> None:
         if kind == "welcome":
             self._welcomes.append(body)
         elif kind == "follow":
-            self._obey_follow(body)
+            if not self._follow(Place.of(body.get("place"))):
+                self._reports.append(self._guarded_send(_CANNOT_FOLLOW, TAG_MESSAGE))
         elif kind == "rejoin":
             self.fence = int(str(body.get("fence")))
             self._follow(None)

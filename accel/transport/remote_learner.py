@@ -232,7 +232,7 @@ class RemoteLearner:
         self._clock.look()
         for actor in self._relays.relays:
             if self._clock.s - self._heard_s.get(actor, self._clock.s) > _RELAY_SILENCE * silence_s:
-                self._relays.leave(actor, is_gone=False)  # Others would wait for it.
+                self._relays.leave(actor)  # Others would wait for it.
         for actor, heard_s in self._heard_s.items():
             silent_s = self._clock.s - heard_s
             if actor in self._alive and silent_s < _RELAY_SILENCE * silence_s:
@@ -347,8 +347,8 @@ class RemoteLearner:
             self._tell_to_stop(actor, "stop", {})
         elif actor == self._inference and kind == "report" and "error" in body:
             raise TransportError(f"the inference rank failed: {body['error']}")
-        elif kind == "follows":
-            self._relays.hear(actor, body)
+        elif kind == "cannot-follow":
+            self._relays.refuse(actor)
         elif kind in ("hello", "report"):
             if kind == "hello":
                 if self._inference is None:
