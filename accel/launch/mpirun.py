@@ -7,6 +7,7 @@ learner has, or after it was asked to.
 from __future__ import annotations
 
 import codecs
+import logging
 import os
 import select
 import socket
@@ -34,6 +35,8 @@ _KILL_S = 5.0
 _POLL_S = 0.5
 _ANSWER = ("sleep", "1")  # At times Open MPI 5 never hears that a remote process ended which ended at once.
 _SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
+
+logger = logging.getLogger("accel")
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ def session_directory() -> Iterator[dict[str, str]]:
 
 
 def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:
-    """Of hosts (``name`` or ``name:slots``), those on which mpirun starts a process within ``timeout_s``, in order."""
+    """Of hosts (``name`` or ``name:slots``), those on which mpirun starts a process within ``timeout_s``, in order; all
+    where there are none: mpirun says what is wrong with them."""
     until_s, quiet = time.monotonic() + timeout_s, subprocess.DEVNULL
     with session_directory() as environment:
         tries = [
@@ -127,7 +131,11 @@ def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:
             with suppress(subprocess.TimeoutExpired):
                 tree.process.wait(max(until_s - time.monotonic(), 0.0))
             tree.end(_KILL_S)
-    return tuple(host for host, tree in zip(hosts, tries, strict=True) if tree.process.poll() == 0)
+    found = tuple(host for host, tree in zip(hosts, tries, strict=True) if tree.process.poll() == 0)
+    for host in hosts if found else ():
+        if host not in found:
+            logger.warning("%s does not answer; its ranks start on the other hosts", host)
+    return found or tuple(hosts)
 
 
 class _Job:

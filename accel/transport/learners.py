@@ -15,12 +15,12 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import Aborted, Bytes
-from accel.transport.endpoint import Backoff, PeerFailed, Request
+from accel.transport.endpoint import Backoff, PeerFailed
 from accel.transport.launcher import Role, Topology
 from accel.transport.wire import MAX_MESSAGE_BYTES, TAG_GRADIENTS, TAG_LEARNER, TAG_ROLE, decode_message, encode_message
 
 if TYPE_CHECKING:
-    from accel.transport.mpi import MpiEndpoint, MpiIncoming
+    from accel.transport.mpi import MpiEndpoint, MpiIncoming, Request
 
 ROLE_TIMEOUT_S = 600.0
 _ABORT_S = 2.0

@@ -6,7 +6,6 @@ unrolls on looks at both.
 
 from __future__ import annotations
 
-import atexit
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import Bytes, PolicyUpdate
-from accel.transport.endpoint import Backoff, PeerFailed, Request
+from accel.transport.endpoint import Backoff, PeerFailed
 from accel.transport.launcher import LearnerGroup
 from accel.transport.node_memory import NodeMemory, NodeView, Place, node_name
 from accel.transport.wire import (
@@ -36,7 +35,7 @@ from accel.transport.wire import (
 )
 
 if TYPE_CHECKING:
-    from accel.transport.mpi import MpiEndpoint
+    from accel.transport.mpi import MpiEndpoint, Request
 
 _MAX_REPORTS_UNDER_WAY = 16
 _BEAT, _CANNOT_FOLLOW = encode_message("beat", {}), encode_message("cannot-follow", {})
@@ -85,7 +84,6 @@ class RemoteActor:
         self._question: tuple[Request, Bytes] | None = None
         self._answer: tuple[Request | None, Bytes] | None = None
         self.fence: int | None = None
-        atexit.register(self.close)
 
     def poll_welcome(self) -> Json | None:
         """The learner's next message of the handshake, if any. Raises TransportError: it speaks other formats."""
@@ -204,7 +202,6 @@ class RemoteActor:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
         try:
             self._say_goodbye(Backoff(timeout_s))
         except TransportError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.clock import AwakeClock
 from accel.transport.base import Arrival, Bytes, TransportOptions, check_unroll_bytes
-from accel.transport.endpoint import Backoff, PeerFailed, Request
+from accel.transport.endpoint import Backoff, PeerFailed
 from accel.transport.launcher import LearnerGroup
 from accel.transport.node_memory import Place
 from accel.transport.policy_board import PolicyBoard
@@ -31,7 +30,7 @@ from accel.transport.wire import (
 )
 
 if TYPE_CHECKING:
-    from accel.transport.mpi import MpiEndpoint, MpiIncoming
+    from accel.transport.mpi import MpiEndpoint, MpiIncoming, Request
 
 _INBOX_LIMIT = 4096
 _CLOSE_TIMEOUT_S = 5.0
@@ -89,7 +88,6 @@ class RemoteLearner:
         self._pool = UnrollPool(self._options)
         self._draining = False
         self._ended = False
-        atexit.register(self.close)
 
     def alive(self) -> frozenset[int]:
         """Actors that have neither died nor said goodbye, and are not silent."""
@@ -166,7 +164,6 @@ class RemoteLearner:
     def _end(self, kind: str, body: Json, timeout_s: float) -> frozenset[int]:
         self._ended = True
         self._relays.close()
-        atexit.unregister(self.close)
         self._draining = True
         self._pool.ready.clear()
         for actor in sorted(self._alive - {self._inference}):

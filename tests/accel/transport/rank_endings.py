@@ -302,29 +302,6 @@ def killed_learner(transport: RemoteLearner | WaitingActor) -> None:
         transport.close(float("inf"))  # Nobody is left to wait for.
 
 
-def failing_learner(transport: RemoteLearner | WaitingActor) -> None:
-    """The learner's program ends with an exception, and nobody called stop."""
-    if isinstance(transport, RemoteLearner):
-        start_learner(transport)
-        take_until(transport, any)
-        raise RuntimeError("the learner's own mistake")
-    act_to_the_end(transport)
-
-
-def failing_actor(transport: RemoteLearner | WaitingActor) -> None:
-    """An actor's program ends with an exception, and nobody called close."""
-    if isinstance(transport, RemoteLearner):
-        start_learner(transport)
-        counts = take_until(transport, lambda counts: counts[1] and 0 not in transport.alive())
-        say(counts=counts, alive=sorted(transport.alive()), dead=sorted(transport.dead()))
-        say(unfinished=sorted(transport.stop(PATIENCE_S)))
-    elif transport.actor == 0:
-        act(transport, A_FEW)
-        raise RuntimeError("the actor's own mistake")
-    else:
-        act_to_the_end(transport)
-
-
 def unfinished_abort(transport: RemoteLearner | WaitingActor) -> None:
     """An actor that never listens again can only be ended together with the job."""
     if isinstance(transport, RemoteLearner):
@@ -344,7 +321,7 @@ if __name__ == "__main__":
     mine = connect(endpoint, topology, OPTIONS)
     if topology.role(endpoint.rank) is Role.LEARNER:
         say(fault_tolerant=mine.fault_tolerant)
-    cases = (killed_actor, killed_before_hello, killed_while_stopping, killed_learner, failing_learner, failing_actor)
+    cases = (killed_actor, killed_before_hello, killed_while_stopping, killed_learner)
     more = (silent_actor, late_unrolls, learner_that_stays, unfinished_abort, killed_relay, stopped_relay)
     {case.__name__: case for case in (*cases, *more)}[sys.argv[1]](mine)
     say(rank=endpoint.rank, returned=True)

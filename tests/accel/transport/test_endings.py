@@ -98,21 +98,6 @@ def test_killed_learner_ends_every_actor() -> None:
     assert all("learner" in text and "gone" in text for text in endings.values())
 
 
-def test_failing_learner_ends_the_job() -> None:
-    lines, outcome = run("failing_learner", 3)
-    assert outcome.code != 0
-    assert "the learner's own mistake" in outcome.errors
-    assert all(line["ended"] == "stopped" for line in lines if "ended" in line)
-
-
-def test_failing_actor_leaves_the_others() -> None:
-    lines, outcome = run("failing_actor", 3)
-    assert "the actor's own mistake" in outcome.errors
-    told = the(lines, "counts")
-    assert told["alive"] == [1] and told["dead"] == []
-    assert the(lines, "unfinished") == {"unfinished": []}
-
-
 def test_deaf_actor_is_ended_with_the_job() -> None:
     lines, outcome = run("unfinished_abort", 2)
     assert the(lines, "unfinished") == {"unfinished": [0]}
