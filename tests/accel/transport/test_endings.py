@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +88,3 @@ def test_a_relay_that_is_stopped_is_done_without_and_takes_part_again(network: d
     lines, outcome = run("stopped_relay", 4, **network)
     assert the(lines, "dead") == {"dead": [], "unfinished": []}, outcome
     assert sorted(line["actor"] for line in lines if line.get("ended") == "stopped") == [0, 1, 2]
-
-
-def test_killed_learner_ends_every_actor() -> None:
-    lines, outcome = run("killed_learner", 4)
-    endings = {line["actor"]: line["ended"] for line in lines if "ended" in line}
-    assert sorted(endings) == [0, 1, 2], outcome
-    assert all("learner" in text and "gone" in text for text in endings.values())
-
-
-def test_deaf_actor_is_ended_with_the_job() -> None:
-    lines, outcome = run("unfinished_abort", 2)
-    assert the(lines, "unfinished") == {"unfinished": [0]}
-    assert outcome.code == 3
-    deaf = the(lines, "deaf")["deaf"]
-    give_up_s = time.monotonic() + 10.0
-    while Path(f"/proc/{deaf}").exists() and time.monotonic() < give_up_s:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{deaf}").exists()
