@@ -31,7 +31,7 @@ from accel.supervision.child import begin_child, error_report
 from accel.supervision.clock import AwakeClock
 from accel.supervision.supervised import Supervised
 from accel.system.memory import anonymous_memory, read_all, write_all
-from accel.transport.pinning import all_cores, shared_cores, use_cores
+from accel.transport.pinning import shared_cores
 
 FIRST_SEED = 1 << 32
 """Plus the run's seed: of every evaluation's episodes, unlike the small seeds that people give ``accel evaluate``."""
@@ -109,7 +109,7 @@ class ProcessEvaluation(LiveEvaluation):
         self._clock = AwakeClock(_LONGEST_LOOK_S)
         self._process.start(self._clock.s)
         os.close(shared)
-        self._process.send("begin", {"spec": spec, "cores": cores or 0, "nice": 0 if waits else NICE})
+        self._process.send("begin", {"spec": spec, "cores": cores, "nice": 0 if waits else NICE})
 
     def offer(self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes]) -> None:
         """See ``LiveEvaluation.offer``."""
@@ -275,8 +275,7 @@ def main() -> int:
                 if kind == "begin":
                     spec = cast(Json, body["spec"])
                     os.nice(int(str(body["nice"])))
-                    if len(all_cores()) < int(str(body["cores"])):  # The learner was pinned to some of its host's.
-                        use_cores(tuple(shared_cores(Path("/")) or range(os.cpu_count() or 1)))
+                    _leave_the_learners_cores(cast("int | None", body["cores"]))
                     continue
                 try:
                     sizes = [int(str(body[name])) for name in ("artifact", "weights")]
@@ -286,6 +285,12 @@ def main() -> int:
                 except Exception as error:  # noqa: BLE001 - the learner's process reports it
                     channel.send("error", error_report(error))
     return 0
+
+
+def _leave_the_learners_cores(cores: int | None) -> None:
+    """Use every core again, where the learner was pinned to some of its host's."""
+    if cores is not None and hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) < cores:
+        os.sched_setaffinity(0, shared_cores(Path("/")) or range(os.cpu_count() or 1))
 
 
 if __name__ == "__main__":
