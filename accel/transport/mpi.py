@@ -71,7 +71,7 @@ class MpiEndpoint:
     MPI runs with ULFM, and TransportError.
 
     Attributes:
-        largest_bytes: of a message.
+        largest_bytes: of a message. roles: sends of ``give_roles``, kept until their receivers have taken them.
     """
 
     any_source: int = MPI.ANY_SOURCE
@@ -82,6 +82,7 @@ class MpiEndpoint:
         self._comm = comm
         self._status = MPI.Status()
         self._failed: frozenset[int] = frozenset()
+        self.roles: list[Request] = []
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.fault_tolerant = _has_ulfm()
