@@ -13,27 +13,34 @@ from importlib import import_module
 from os.path import exists
 from typing import TYPE_CHECKING
 
-from accel.version import __version__
+from accel.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from accel.bench.actor import bench_actor
-    from accel.bench.policies import Policies
-    from accel.bench.policy import bench_policy
-    from accel.bench.refresh import bench_refresh
-    from accel.cli.doctor import MachineReport, doctor
-    from accel.config import TrainConfig
-    from accel.errors import AccelError
-    from accel.exporting.build import Bundle, export
-    from accel.exporting.verify import Verification, verify
-    from accel.imports.policy import compress
-    from accel.launch.train import train
-    from accel.reports.reporting import compare, report
-    from accel.reports.watch import watch
-    from accel.runs.evaluation import Evaluation, evaluate
-    from accel.runs.loading import TrainedRun, load_run
-    from accel.runs.summary import Summary
-    from accel.sweep.driver import sweep_run, sweep_training
-    from accel.sweep.population import sweep_population
+    from accel.bench.actor import bench_actor as bench_actor
+    from accel.bench.policies import Policies as Policies
+    from accel.bench.policy import bench_policy as bench_policy
+    from accel.bench.refresh import bench_refresh as bench_refresh
+    from accel.cli.doctor import MachineReport as MachineReport
+    from accel.cli.doctor import doctor as doctor
+    from accel.config import TrainConfig as TrainConfig
+    from accel.errors import AccelError as AccelError
+    from accel.exporting.build import Bundle as Bundle
+    from accel.exporting.build import export as export
+    from accel.exporting.verify import Verification as Verification
+    from accel.exporting.verify import verify as verify
+    from accel.imports.policy import compress as compress
+    from accel.launch.train import train as train
+    from accel.reports.reporting import compare as compare
+    from accel.reports.reporting import report as report
+    from accel.reports.watch import watch as watch
+    from accel.runs.evaluation import Evaluation as Evaluation
+    from accel.runs.evaluation import evaluate as evaluate
+    from accel.runs.loading import TrainedRun as TrainedRun
+    from accel.runs.loading import load_run as load_run
+    from accel.runs.summary import Summary as Summary
+    from accel.sweep.driver import sweep_run as sweep_run
+    from accel.sweep.driver import sweep_training as sweep_training
+    from accel.sweep.population import sweep_population as sweep_population
 
 _HOMES = {
     "AccelError": "errors",
@@ -63,35 +70,7 @@ _HOMES = {
     "watch": "reports.watch",
 }
 
-__all__ = [
-    "AccelError",
-    "Bundle",
-    "Evaluation",
-    "MachineReport",
-    "Policies",
-    "Summary",
-    "TrainConfig",
-    "TrainedRun",
-    "Verification",
-    "__version__",
-    "bench_actor",
-    "bench_policy",
-    "bench_refresh",
-    "compare",
-    "compress",
-    "doctor",
-    "evaluate",
-    "export",
-    "load_run",
-    "report",
-    "sweep_population",
-    "sweep_run",
-    "sweep_training",
-    "train",
-    "verify",
-    "watch",
-]
-
+__all__ = sorted((*_HOMES, "__version__"))
 
 _IS_RUNTIME = exists(f"{__path__[0]}/RUNTIME.md")  # the distribution for devices, which is a part of this package
 if _IS_RUNTIME and exists(f"{__path__[0]}/launch"):
@@ -120,4 +99,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

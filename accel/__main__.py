@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from accel.system.module_path import remove_working_directory_from_front
+if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:  # which ``python -m`` puts in front of all else
+    del sys.path[0]
 
-remove_working_directory_from_front()
-
-from accel.cli import main  # noqa: E402
+from accel.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

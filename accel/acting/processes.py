@@ -77,7 +77,7 @@ class ActorProcesses(LocalLearner):
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """See ``LearnerTransport.stop``; nobody waits for the actors of a run that was given up."""
         self.stopping = True
-        self._queue.clear()
+        self.pool.ready.clear()
         until_s = time.monotonic() + timeout_s
         for number in sorted(self._present):
             self._actors[number][0].stop()

@@ -62,7 +62,7 @@ class ActorSupervisor:
         self._memory = ActorMemory.make()
         self._child = Supervised(command, self._memory.activity, self._memory.files)
         self._clock = AwakeClock(2.0 * _LOOK_S)
-        self._cannot_start = self._child.start(self._clock.s, _environment())
+        self._child.start(self._clock.s, _environment())
         self._beat_s = self._look_s = 0.0
         self._sleep_s = _SHORT_SLEEP_S
         self._config: ActorConfig | None = None
@@ -245,13 +245,14 @@ class ActorSupervisor:
         child, now_s = self._child, self._clock.s
         if child.restart_s is not None:
             if child.is_due(now_s) and (transport.fence is None or transport.rejoin()):
-                self._replace(transport)
+                self._handed_on = 0
+                self._asks = self._is_asked = False
+                child.start(now_s, _environment())
             return
         if transport.fence is not None:  # The learner had not heard of this rank: everything before is too late.
             child.end(now_s=now_s)
             return
-        if why := self._cannot_start or child.look(now_s):
-            self._cannot_start = ""
+        if why := child.look(now_s):
             self._fail(transport, why)
             return
         is_late = now_s > child.hangs.since_s + LATE_S + LATE_TIMES * child.hangs.longest_s
@@ -281,12 +282,6 @@ class ActorSupervisor:
         else:
             transport.report(told | {"gave_up": True})
             self.is_over = True
-
-    def _replace(self, transport: Upstream) -> None:
-        self._handed_on = 0
-        self._asks = self._is_asked = False
-        if why := self._child.start(self._clock.s, _environment()):
-            self._fail(transport, why)
 
     def stop(self) -> None:
         """Ask the child to close its environments; an actor that gave up has none."""

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
 
-from accel.config.base import Clip, Clips, Count, EnvValue, by_name, parse_pair
+from accel.config.base import Clip, Count, EnvValue, Options, by_name, parse_pair
 
 
-class OptimiserConfig(Clips):
+class OptimiserConfig(Options):
     """The optimiser of every algorithm."""
 
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimiser")
@@ -31,7 +31,7 @@ class Trace(NamedTuple):
     clip_c: float | None = 1.0
 
 
-class AlgorithmConfig(Clips):
+class AlgorithmConfig(Options):
     """Options of every algorithm.
 
     Attributes:
@@ -280,9 +280,6 @@ class QLearningConfig(NStepConfig):
     target_interval_updates: Count = Field(100, description="updates between copies to the target network")
 
 
-_NEEDS_STEPS = {"retrace": True, "none": False}
-
-
 class RetraceableConfig(AlgorithmConfig):
     """Options of algorithms whose n-step targets from replay can be corrected for the policy that acted."""
 
@@ -301,7 +298,7 @@ class RetraceableConfig(AlgorithmConfig):
     @property
     def wants_steps(self) -> bool:
         """With a correction."""
-        return _NEEDS_STEPS[self.corrector]
+        return self.corrector == "retrace"
 
 
 class DqnConfig(RetraceableConfig, QLearningConfig):

@@ -36,10 +36,6 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
-
-class Clips(Options):
-    """A base for parts with limits that may be switched off."""
-
     @field_validator("*", mode="before")
     @classmethod
     def _none_as_text(cls, value: object, info: ValidationInfo) -> object:

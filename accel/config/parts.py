@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from accel.config.base import PLAIN_NAME, Clip, Clips, Count, EnvValue, Options, at_most, is_plain_name, parse_pair
+from accel.config.base import PLAIN_NAME, Clip, Count, EnvValue, Options, at_most, is_plain_name, parse_pair
 
 
 class EnvironmentConfig(Options):
@@ -48,7 +48,7 @@ class EnvironmentConfig(Options):
         return dict(parse_pair(pair, "env_arg") for pair in self.env_arg)
 
 
-class RewardConfig(Clips):
+class RewardConfig(Options):
     """Transforms of rewards before learning."""
 
     reward_scale: float = Field(1.0, gt=0, description="factor on every reward, after normalising and clipping")
@@ -160,7 +160,7 @@ class NetworkConfig(Options):
     )
 
 
-class CompressionConfig(Clips):
+class CompressionConfig(Options):
     """How the acting policy is compressed and validated."""
 
     compressor: str = Field(

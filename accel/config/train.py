@@ -372,11 +372,12 @@ def options_read(options: Mapping[str, object], choices: Mapping[str, object]) -
     values = {**options, **choices}
     models = _choose_models({**system_of(values), **values})
     fields = {name: field for model in models.values() for name, field in model.model_fields.items()}
-    return {name: value for name, value in options.items() if name in fields and _offers(fields[name], value)}
-
-
-def _offers(field: FieldInfo, value: object) -> bool:
-    return get_origin(field.annotation) is not Literal or value in get_args(field.annotation)
+    kinds = {name: fields[name].annotation for name in options if name in fields}
+    return {
+        name: options[name]
+        for name, kind in kinds.items()
+        if get_origin(kind) is not Literal or options[name] in get_args(kind)
+    }
 
 
 def all_options() -> dict[str, FieldInfo]:

@@ -172,9 +172,8 @@ class EnvironmentPool:
         request = self._request | {"seed": [self._seed, worker.number, *incarnation]}
         told = json.dumps({"worker": worker.number, "workers": self.groups, "environment": request})
         process.command = (sys.executable, "-P", "-m", "accel.envs.worker")
-        if why := process.start(self._clock.s, with_request(told)):
-            self._fail(worker, why)
-        elif process.channel is not None:
+        process.start(self._clock.s, with_request(told))
+        if process.channel is not None and process.is_connected:
             self._selector.register(process.channel, selectors.EVENT_READ, worker)
 
     def _hear(self, timeout_s: float) -> None:

@@ -15,7 +15,7 @@ from accel.supervision.child import begin_child, error_report
 from accel.transport.base import ActorTransport, Stopped
 from accel.transport.child_actor import ActorMemory, ChildActor
 from accel.transport.launcher import LaunchInfo
-from accel.transport.pinning import all_cores, pin_rank
+from accel.transport.pinning import all_cores, pin_rank, use_cores
 
 _ANSWER_S = 600.0  # for the configuration, and for what the learner says to an error
 
@@ -34,8 +34,7 @@ def main() -> int:
     channel, files = begin_child(500)  # above the rank's
     if os.getppid() != parent:
         return 1  # The rank died before it could be noticed.
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)  # A learner that starts it may be pinned by now.
+    use_cores(cores)  # A learner that starts it may be pinned by now.
     transport = ChildActor(channel, ActorMemory(files))
     info = LaunchInfo(rank, size, local_rank, launcher)
     try:
@@ -56,26 +55,25 @@ def run_actor(transport: ActorTransport, pin: Callable[[], object]) -> int:
     """
     from accel.acting.actor import join
 
+    actor = None
     try:
         actor = join(transport, _ANSWER_S, pin)
-    except (Stopped, ChannelClosedError, SystemExit):
-        raise
-    except BaseException:
-        logger.debug("actor %d cannot start", transport.actor, exc_info=True)
-        transport.wait_policy(_ANSWER_S)  # The learner was told, and stops this actor.
-        return EXIT_ABORTED
-    try:
         actor.start()
         transport.activity.enter(STEPPING)
         while True:
             actor.step()
     except (Stopped, ChannelClosedError, SystemExit):
         raise
-    except BaseException as error:  # noqa: BLE001 - the learner reports it
-        transport.report(error_report(error))
+    except BaseException as error:
+        if actor is None:  # The learner was told, and stops this actor.
+            logger.debug("actor %d cannot start", transport.actor, exc_info=True)
+            transport.wait_policy(_ANSWER_S)
+        else:
+            transport.report(error_report(error))
         return EXIT_ABORTED
     finally:
-        actor.close()
+        if actor is not None:
+            actor.close()
 
 
 if __name__ == "__main__":

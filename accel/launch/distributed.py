@@ -38,7 +38,8 @@ def start_mpirun(job: Job) -> Summary:
     config = job.config
     hosts = tuple(config.acting.hosts.split(",")) if config.acting.hosts else ()
     if job.resume is not None and len(hosts) > 1:
-        hosts = _hosts_that_answer(hosts, min(config.run.peer_timeout_s, _ANSWER_S))
+        # A lost node may have ended the run: it starts on those that are there, with all its actors.
+        hosts = mpirun.answering(hosts, min(config.run.peer_timeout_s, _ANSWER_S))
     ranks = config.acting.actors + config.learner.learners + config.inference_ranks
     command = mpirun_command(
         ranks,
@@ -51,12 +52,14 @@ def start_mpirun(job: Job) -> Summary:
     elsewhere = config.acting.hosts is not None or config.acting.hostfile is not None
     starts, facts = job.path / STARTS, job.path / CONFIG
     before, facts_before = written_at(starts), written_at(facts)
+    # Where nothing began, whoever writes to the directory is another job.
     ended = mpirun.run(
         [*command, sys.executable, "-P", "-m", "accel.launch.rank"],
         ranks=ranks,
         can_stop=lambda: elsewhere or written_at(starts) != before,
         patience_s=config.run.peer_timeout_s,
         request=job.to_text(),
+        settle=lambda: wait_for_writer(job.path, WRITER_S) if elsewhere or written_at(starts) != before else None,
     )
     if (summary := summary_of(job)) is not None:
         if ended.trouble or ended.status:
@@ -68,8 +71,6 @@ def start_mpirun(job: Job) -> Summary:
         how = "was stopped" if learner.status else "is complete"
         raise JobError(f"the run {how}; its directory {job.path} is on {learner.host}", learner.status)
     began = elsewhere or written_at(starts) != before
-    if began:  # Otherwise whoever writes to the directory is another job.
-        wait_for_writer(job.path, WRITER_S)
     # What cannot be gone on with, as it is complete or its checkpoint damaged, cannot be by the same command again.
     is_refused = job.resume is not None and ended.learner_ended and written_at(facts) == facts_before
     if ended.stopped and not began:
@@ -77,18 +78,6 @@ def start_mpirun(job: Job) -> Summary:
     host = None if learner is None else learner.host
     kept = f". {how_to_continue(job, host)}" if began and not is_refused else ""
     raise JobError(f"{_what_happened(ended)}{kept}{registered_here(config.environment.env)}", _exit_code(ended))
-
-
-def _hosts_that_answer(hosts: tuple[str, ...], timeout_s: float) -> tuple[str, ...]:
-    """A resumed run starts on the nodes that are there, with all its actors; a lost node may have ended it."""
-
-    found = mpirun.answering(hosts, timeout_s)
-    if not found:
-        return hosts  # mpirun says what is wrong with them.
-    for host in hosts:
-        if host not in found:
-            logger.warning("%s does not answer; its ranks start on the other hosts", host)
-    return found
 
 
 def _what_happened(ended: Ended) -> str:

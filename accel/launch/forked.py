@@ -36,7 +36,7 @@ from accel.runs.job import Job
 from accel.supervision.activity import PREPARING, WORDS, Activity, Watchdog
 from accel.supervision.clock import AwakeClock
 from accel.supervision.process_tree import MARK, TreeKiller, new_mark
-from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, end_with_parent, handle, handling, restore
+from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, end_with_parent, handling
 
 _POLL_S = 0.02
 _AWAKE_S = 1.0  # Where the command itself slept for longer, with Ctrl-Z, its child was not silent meanwhile.
@@ -60,19 +60,16 @@ def train_in_child(job: Job) -> int:
     activity.enter(PREPARING)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    before = handle((signal.SIGINT, FORWARDED), _interrupt)  # Until both have handlers of their own.
-    child = os.fork()
-    if child == 0:
-        end_with_parent(signal.SIGKILL)
-        if os.getppid() != command:
-            os._exit(EXIT_ABORTED)
-        faulthandler.enable()
-        os.environ[MARK] = mark
-        sys.exit(_train(job, activity, memory[WORDS:]))
-    try:
+    with handling((signal.SIGINT, FORWARDED), _interrupt):  # Until both have handlers of their own.
+        child = os.fork()
+        if child == 0:
+            end_with_parent(signal.SIGKILL)
+            if os.getppid() != command:
+                os._exit(EXIT_ABORTED)
+            faulthandler.enable()
+            os.environ[MARK] = mark
+            sys.exit(_train(job, activity, memory[WORDS:]))
         return _Command(job, child, TreeKiller(mark), activity, memory[WORDS:]).wait()
-    finally:
-        restore(before)
 
 
 def _train(job: Job, activity: Activity, said: memoryview) -> int:

@@ -59,7 +59,7 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
         except LaunchError as error:
             _end_all(endpoint, error)
             raise
-        given = give_roles(endpoint, topology, job.to_text())
+        give_roles(endpoint, topology, job.to_text())
         place = _LearnerRank(job, info, endpoint, topology)
         try:
             allowed = all_cores()  # Before pinning: the machine is what all ranks share.
@@ -74,7 +74,6 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
             raise
         finally:
             place.transport.close()
-            del given
 
 
 def follow(job: Job, info: LaunchInfo, endpoint: MpiEndpoint, topology: Topology) -> int:
@@ -158,8 +157,7 @@ def _end_all(endpoint: MpiEndpoint, error: AccelError) -> None:
     if endpoint.size == 1:
         return
     topology = Topology.of(endpoint.size, 1)
-    given = give_roles(endpoint, topology)
+    give_roles(endpoint, topology)
     transport = RemoteLearner(endpoint, topology.groups[0], formats=FORMATS)
     transport.abort(str(error))
     transport.close()
-    del given

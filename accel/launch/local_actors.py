@@ -11,7 +11,7 @@ from accel.launch.starting import initialiser
 from accel.system.signals import StopRequest
 from accel.transport.base import TransportOptions
 from accel.transport.launcher import LaunchInfo
-from accel.transport.pinning import all_cores, free_cores, pin, pin_rank
+from accel.transport.pinning import all_cores, free_cores, pin_rank, use_cores
 
 if TYPE_CHECKING:
     from accel.runs.job import Job
@@ -45,4 +45,4 @@ def learn_with_local_actors(job: Job) -> Summary:
             raise
         finally:
             transport.close()
-            pin(allowed)  # for what the caller of accel.train goes on with
+            use_cores(allowed)  # for what the caller of accel.train goes on with

@@ -7,9 +7,9 @@ learner has, or after it was asked to.
 from __future__ import annotations
 
 import codecs
+import logging
 import os
 import select
-import signal
 import socket
 import subprocess
 import tempfile
@@ -20,15 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
 from accel.display.text import show
 from accel.supervision.clock import AwakeClock
-from accel.supervision.heartbeat import DIRECTORY, HeartbeatFiles, HeartbeatReader, RankStatus
+from accel.supervision.heartbeat import DIRECTORY, HeartbeatReader, RankStatus, read_statuses
 from accel.supervision.process_tree import ProcessTree
 from accel.supervision.processes import is_running
 from accel.system.request import REQUEST
-from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, handling, parent_death
+from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, handling
 from accel.transport.launcher import mpirun_command
 
 SAVE_S = 30.0
@@ -37,6 +35,8 @@ _KILL_S = 5.0
 _POLL_S = 0.5
 _ANSWER = ("sleep", "1")  # At times Open MPI 5 never hears that a remote process ended which ended at once.
 _SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
+
+logger = logging.getLogger("accel")
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,18 @@ class Ended:
 
 
 def run(
-    arguments: Sequence[str], *, ranks: int, can_stop: Callable[[], bool], patience_s: float, request: str = ""
+    arguments: Sequence[str],
+    *,
+    ranks: int,
+    can_stop: Callable[[], bool],
+    patience_s: float,
+    request: str = "",
+    settle: Callable[[], object] = lambda: None,
 ) -> Ended:
-    """Run mpirun in a session of its own; the first stop signal becomes a request; a deliberate second Ctrl-C, or time,
-    ends it.
+    """Run mpirun; the first stop signal becomes a request; a deliberate second Ctrl-C, or time, ends it.
 
-    However this process ends, mpirun is told (on Linux).
+    However mpirun or this process ends, what it has started here ends too: mpirun ends its ranks when it can, but not
+    always its connections to other nodes.
 
     Args:
         arguments: the command.
@@ -76,20 +82,19 @@ def run(
             to save: mpirun is ended at once.
         patience_s: how long ranks may wait for each other at start and stop, and the learner may be silent.
         request: what its ranks are asked (``accel.system.request``).
+        settle: called when mpirun has ended, before what is left of it is.
     """
     temporary = tempfile.TemporaryDirectory(prefix="accel-heartbeats-", ignore_cleanup_errors=True)
     with temporary as heartbeats, session_directory() as environment:
-        process = subprocess.Popen(
-            arguments,
-            env=environment | {DIRECTORY: heartbeats, REQUEST: request},
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            preexec_fn=parent_death(signal.SIGTERM),
-        )
-        job = _Job(process, ranks, can_stop, patience_s, Path(heartbeats))
-        with handling(STOP_SIGNALS, job.on_signal):
-            return job.watch()
+        asked = environment | {DIRECTORY: heartbeats, REQUEST: request}
+        tree = ProcessTree(arguments, asked, stdout=subprocess.PIPE)
+        job = _Job(tree.process, ranks, can_stop, patience_s, Path(heartbeats))
+        with tree.process, handling(STOP_SIGNALS, job.on_signal):
+            try:
+                return job.watch()
+            finally:
+                settle()
+                tree.end(_KILL_S)
 
 
 @contextmanager
@@ -114,7 +119,8 @@ def session_directory() -> Iterator[dict[str, str]]:
 
 
 def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:
-    """Of hosts (``name`` or ``name:slots``), those on which mpirun starts a process within ``timeout_s``, in order."""
+    """Of hosts (``name`` or ``name:slots``), those on which mpirun starts a process within ``timeout_s``, in order; all
+    where there are none: mpirun says what is wrong with them."""
     until_s, quiet = time.monotonic() + timeout_s, subprocess.DEVNULL
     with session_directory() as environment:
         tries = [
@@ -125,7 +131,11 @@ def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:
             with suppress(subprocess.TimeoutExpired):
                 tree.process.wait(max(until_s - time.monotonic(), 0.0))
             tree.end(_KILL_S)
-    return tuple(host for host, tree in zip(hosts, tries, strict=True) if tree.process.poll() == 0)
+    found = tuple(host for host, tree in zip(hosts, tries, strict=True) if tree.process.poll() == 0)
+    for host in hosts if found else ():
+        if host not in found:
+            logger.warning("%s does not answer; its ranks start on the other hosts", host)
+    return found or tuple(hosts)
 
 
 class _Job:
@@ -140,7 +150,8 @@ class _Job:
         heartbeats: Path,
     ) -> None:
         self._process, self._ranks, self._can_stop, self._patience_s = process, ranks, can_stop, patience_s
-        self._reader, self._files = HeartbeatReader(), HeartbeatFiles(heartbeats)
+        self._reader, self._heartbeats = HeartbeatReader(), heartbeats
+        self._output = process.stdout
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._known: dict[int, RankStatus] = {}
         self._heard_s: dict[int, float] = {}
@@ -174,27 +185,31 @@ class _Job:
 
     def watch(self) -> Ended:
         """Pass the output on until mpirun has ended."""
-        while self._pass_on():
+        while (status := self._process.poll()) is None:
+            self._pass_on(_POLL_S)
             self._clock.look()
-            self._note(self._files.read())
+            self._note(read_statuses(self._heartbeats))
             self._check()
+        while self._pass_on(0.0):
+            pass
+        self._note(read_statuses(self._heartbeats))
         show(self._decoder.decode(self._reader.rest(), final=True))
-        return Ended(_wait(self._process), self._requests > 0, self._known.get(0), self._trouble)
+        return Ended(status if status >= 0 else 128 - status, self._requests > 0, self._known.get(0), self._trouble)
 
-    def _pass_on(self) -> bool:
-        """Wait a moment for output; whether there may be more. Processes that outlive mpirun may hold it open."""
-        output = self._process.stdout
-        is_over = self._process.poll() is not None
-        if output is None:
-            return not is_over
-        while select.select([output], [], [], 0.0 if is_over else _POLL_S)[0]:
-            chunk = os.read(output.fileno(), 1 << 16)
-            text, statuses = self._reader.feed(chunk)
-            self._note(statuses)
-            show(self._decoder.decode(text))
-            if not chunk or not is_over:
-                return chunk != b""
-        return not is_over
+    def _pass_on(self, timeout_s: float) -> bool:
+        """Wait so long for output; whether there was some. Processes that outlive mpirun may hold it open."""
+        if self._output is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+            return False
+        if not select.select([self._output], [], [], timeout_s)[0]:
+            return False
+        if not (chunk := os.read(self._output.fileno(), 1 << 16)):
+            self._output = None
+        text, statuses = self._reader.feed(chunk)
+        self._note(statuses)
+        show(self._decoder.decode(text))
+        return chunk != b""
 
     @property
     def _joined(self) -> bool:
@@ -204,7 +219,7 @@ class _Job:
     def _note(self, statuses: Sequence[RankStatus]) -> None:
         for status in statuses:
             known = self._known.get(status.rank)
-            if known is None or known.phase != "ended":  # What mpirun forwards may come late.
+            if known is None or known.beat < status.beat:
                 self._known[status.rank], self._heard_s[status.rank] = status, self._clock.s
 
     def _check(self) -> None:
@@ -250,39 +265,3 @@ class _Job:
         if self._ending_since_s is None:
             self._ending_since_s = self._clock.s
         self._process.terminate()
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """mpirun's status; its output may have ended before it did."""
-    try:
-        status = process.wait(_KILL_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        status = process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-    _end_session(process.pid)
-    return status if status >= 0 else 128 - status
-
-
-def _end_session(leader: int) -> None:
-    """End what mpirun left behind: it ends its ranks when it can, but not always its connections to other nodes.
-
-    What keeps an actor's processes (``accel.acting.supervisor``) ends them first, and then itself.
-    """
-    until_s = time.monotonic() + _KILL_S
-    while (left := _in_session(leader)) and time.monotonic() < until_s:
-        time.sleep(_POLL_S / 10.0)
-    for pid in left:
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _in_session(leader: int) -> list[int]:
-    """Processes of a session that run."""
-    found = []
-    for pid in psutil.pids():
-        with suppress(OSError):
-            if os.getsid(pid) == leader and is_running(pid):
-                found.append(pid)
-    return found

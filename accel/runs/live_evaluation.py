@@ -108,7 +108,7 @@ class ProcessEvaluation(LiveEvaluation):
         (activity,) = shared_activities(shared)
         self._process = Supervised(command, activity, (self._memory, shared), limits_s=limits_s, quiet=True)
         self._clock = AwakeClock(_LONGEST_LOOK_S)
-        self._give_up(self._process.start(self._clock.s))
+        self._process.start(self._clock.s)
         os.close(shared)
 
     def offer(self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes]) -> None:

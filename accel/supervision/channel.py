@@ -1,19 +1,16 @@
-"""Messages between a process and one that it has started: whole, in order, over a socket that the child inherits."""
+"""Messages between a process and one that it has started: lines of JSON, over a socket that the child inherits."""
 
 from __future__ import annotations
 
 import json
 import select
 import socket
-import struct
 from collections.abc import Mapping
-from contextlib import suppress
 
 from accel.errors import TransportError
 from accel.json_object import Json
 
 _CHUNK = 1 << 16
-_LENGTH = struct.Struct("<I")
 
 
 class ChannelClosedError(TransportError):
@@ -41,8 +38,7 @@ class Channel:
 
     def send(self, kind: str, body: Mapping[str, object] | None = None) -> None:
         """Queue a message and send what can be sent now. Raises ChannelClosedError."""
-        encoded = json.dumps([kind, body or {}]).encode()
-        self._unsent += _LENGTH.pack(len(encoded)) + encoded
+        self._unsent += json.dumps([kind, body or {}]).encode() + b"\n"
         self.flush()
 
     def flush(self, wait: bool = False) -> None:
@@ -60,28 +56,19 @@ class Channel:
 
     def receive(self) -> list[tuple[str, Json]]:
         """Whole messages that have come. Raises ChannelClosedError: the other end is gone, and all was read."""
-        found: list[tuple[str, Json]] = []
-        while True:
-            chunk = b""
+        chunk = bytes(_CHUNK)
+        while len(chunk) == _CHUNK:
             try:
-                with suppress(ConnectionError):
-                    chunk = self._socket.recv(_CHUNK)
+                chunk = self._socket.recv(_CHUNK)
             except BlockingIOError:
-                return found
-            if not chunk:
-                if found:
-                    return found
-                raise ChannelClosedError
+                break
+            except ConnectionError:
+                chunk = b""
             self._received += chunk
-            while len(self._received) >= _LENGTH.size:
-                end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
-                if len(self._received) < end:
-                    break
-                kind, body = json.loads(self._received[_LENGTH.size : end])
-                found.append((kind, body))
-                del self._received[:end]
-            if found and len(chunk) < _CHUNK:
-                return found
+        *lines, self._received = self._received.split(b"\n")
+        if not (lines or chunk):
+            raise ChannelClosedError
+        return [(kind, body) for kind, body in map(json.loads, lines)]
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until something has come; False when the time is up."""

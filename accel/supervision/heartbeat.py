@@ -36,6 +36,7 @@ class RankStatus:
         phase: ``started``, then ``joined`` once MPI knows every rank, or ``failed`` before that; ``ended`` is the
             learner's last word.
         status: exit status to come, with ``failed`` and ``ended``.
+        beat: how often it has said something before: what comes late, or twice, is no news.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class RankStatus:
     pid: int
     phase: Phase
     status: int = 0
+    beat: int = 0
 
     @property
     def where(self) -> str:
@@ -61,7 +63,7 @@ class Heartbeat:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._phase: Phase = "started"
-        self._status = 0
+        self._status = self._beats = 0
         self._in_order = threading.Lock()
         self._over = threading.Event()
         threading.Thread(target=self._repeat, daemon=True).start()
@@ -84,7 +86,9 @@ class Heartbeat:
                 return
 
     def _write(self) -> None:
-        line = encode(RankStatus(self._rank, socket.gethostname(), os.getpid(), self._phase, self._status))
+        self._beats += 1
+        status = RankStatus(self._rank, socket.gethostname(), os.getpid(), self._phase, self._status, self._beats)
+        line = encode(status)
         if directory := os.environ.get(DIRECTORY):
             with suppress(OSError):  # It is on another host, or gone.
                 Path(directory, str(self._rank)).write_bytes(line)
@@ -94,23 +98,10 @@ class Heartbeat:
             self._over.set()  # Whoever listened is gone.
 
 
-class HeartbeatFiles:
-    """The starter's side of the files."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._seen: dict[str, int] = {}
-
-    def read(self) -> list[RankStatus]:
-        """Statuses that are new, or were repeated."""
-        found = []
-        for path in self._directory.iterdir():
-            written_at, content = path.stat().st_mtime_ns, path.read_bytes()
-            status = _parse(content)
-            if status is not None and self._seen.get(path.name) != written_at:
-                self._seen[path.name] = written_at
-                found.append(status)
-        return found
+def read_statuses(directory: Path) -> list[RankStatus]:
+    """What each rank wrote last to its file."""
+    statuses = [_parse(path.read_bytes()) for path in directory.iterdir()]
+    return [status for status in statuses if status is not None]
 
 
 class HeartbeatReader:

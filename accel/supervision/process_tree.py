@@ -34,27 +34,17 @@ class TreeKiller:
     """
 
     def __init__(self, mark: str, group: int = 0) -> None:
-        parent_is_gone, lifeline = os.pipe()
-        self._lifeline: int | None = lifeline
         # It has no mark of this process's: another killer would kill it before its work is done.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
-        try:
-            self._process = subprocess.Popen(
-                ("sh", "-c", _KILL_TREE, "sh", f"{MARK}={mark}"), env=environment, process_group=group,
-                stdin=parent_is_gone, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        except OSError:
-            os.close(lifeline)
-            raise
-        finally:
-            os.close(parent_is_gone)
+        self._process = subprocess.Popen(
+            ("sh", "-c", _KILL_TREE, "sh", f"{MARK}={mark}"), env=environment, process_group=group,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
 
     def end(self, patience_s: float) -> None:
         """Tell it to, and wait so long; more calls do nothing."""
-        if self._lifeline is None:
-            return
-        os.close(self._lifeline)
-        self._lifeline = None
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         try:
             self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -69,7 +59,7 @@ class ProcessTree:
 
     Args:
         words: the command. environment: its variables.
-        files: which it inherits. stdin, stdout, stderr: as ``subprocess.Popen`` takes them.
+        files: which it inherits. stdout, stderr: as ``subprocess.Popen`` takes them.
     Attributes:
         process: it.
     Raises:
@@ -82,14 +72,13 @@ class ProcessTree:
         environment: Mapping[str, str],
         *,
         files: Sequence[int] = (),
-        stdin: int | None = subprocess.DEVNULL,
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> None:
         mark = new_mark()
         self.process = subprocess.Popen(
-            words, env={**environment, MARK: mark}, pass_fds=files, process_group=0, stdin=stdin, stdout=stdout,
-            stderr=stderr,
+            words, env={**environment, MARK: mark}, pass_fds=files, process_group=0, stdin=subprocess.DEVNULL,
+            stdout=stdout, stderr=stderr,
         )  # fmt: skip
         try:
             self._killer = TreeKiller(mark, self.process.pid)

@@ -63,12 +63,13 @@ class Supervised:
         self.last_error: Json = {}
         self._files, self._quiet = tuple(files), quiet
         self._tree: ProcessTree | None = None
+        self._why_none = ""
         self._running_s = 0.0
         self._closed_s: float | None = None
         self._is_heard = False
 
-    def start(self, now_s: float, environment: Mapping[str, str] = os.environ) -> str:
-        """Start the first process, or the next one; returns why there is none: too many processes, say."""
+    def start(self, now_s: float, environment: Mapping[str, str] = os.environ) -> None:
+        """Start the first process, or the next one; ``look`` says where the system starts no more."""
         ours, theirs = socket.socketpair()
         files = (theirs.fileno(), *self._files)
         quiet = subprocess.DEVNULL if self._quiet else None
@@ -80,13 +81,12 @@ class Supervised:
         try:
             words = (*self.command, ",".join(map(str, files)))
             self._tree = ProcessTree(words, environment, files=files, stdout=quiet, stderr=quiet)
+            self.channel = Channel(ours)
         except OSError as error:
             ours.close()
-            return f"its process cannot be started: {error.strerror}"
+            self._tree, self._why_none = None, f"its process cannot be started: {error.strerror}"
         finally:
             theirs.close()
-        self.channel = Channel(ours)
-        return ""
 
     @property
     def is_connected(self) -> bool:
@@ -144,7 +144,8 @@ class Supervised:
         One that has ended is judged by the second look, so that what it had said is received before.
         """
         if self._tree is None or self.restart_s is not None:
-            return ""
+            why, self._why_none = self._why_none, ""
+            return why
         process = self._tree.process
         if (status := process.poll()) is not None:
             is_heard, self._is_heard = self._is_heard, True
@@ -206,7 +207,5 @@ def describe_end(status: int, last_error: Mapping[str, object]) -> str:
         return f"it raised {last_error['error']}"
     if status >= 0:
         return f"its process left through exit({status})"
-    try:
-        return f"its process was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"its process was ended by signal {-status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"its process was ended by {names.get(-status, f'signal {-status}')}"

@@ -30,38 +30,30 @@ class _Watch:
         self.begin()
 
     def begin(self) -> None:
-        """Of a process, also of a forked one: it has no thread of its parent's, and keeps none of its limits."""
-        self.changed = threading.Condition()
-        self.limits: list[_Limit] = []
+        """Of a process, also of a forked one: it has no thread of its parent's, and keeps no limit of it."""
+        self._changed = threading.Condition()
+        self._limit: _Limit | None = None
         self._thread: threading.Thread | None = None
 
-    def add(self, limit: _Limit) -> None:
-        with self.changed:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="deadline", daemon=True)
-                thread.start()
-                self._thread = thread
-            self.limits.append(limit)
-            self.changed.notify()
-
-    def remove(self, limit: _Limit) -> None:
-        with self.changed:
-            if limit in self.limits:
-                self.limits.remove(limit)
-                self.changed.notify()
+    def set(self, limit: _Limit | None) -> None:
+        with self._changed:
+            if self._thread is None and limit is not None:
+                self._thread = threading.Thread(target=self._run, name="deadline", daemon=True)
+                self._thread.start()
+            self._limit = limit
+            self._changed.notify()
 
     def _run(self) -> None:
-        with self.changed:
+        with self._changed:
             while True:
-                if not self.limits:
-                    self.changed.wait()
+                limit = self._limit
+                has_changed = self._changed.wait(None if limit is None else limit.ends - time.monotonic())
+                if limit is None or has_changed or limit is not self._limit:
                     continue
-                first = min(self.limits)
-                if not self.changed.wait(first.ends - time.monotonic()) and first in self.limits:
-                    if first.message:
-                        with suppress(OSError):  # whoever read it may be gone
-                            os.write(2, f"accel: {first.message}\n".encode())
-                    os._exit(first.exit_code)
+                if limit.message:
+                    with suppress(OSError):  # whoever read it may be gone
+                        os.write(2, f"accel: {limit.message}\n".encode())
+                os._exit(limit.exit_code)
 
 
 _watch = _Watch()
@@ -72,12 +64,11 @@ os.register_at_fork(after_in_child=_watch.begin)
 def deadline(limit_s: float, message: str, exit_code: int) -> Iterator[None]:
     """End the process with ``message``, if any, and ``exit_code`` when the block takes longer than ``limit_s``.
 
-    The block must release the interpreter lock where it waits, as calls through ctypes do. For a block that runs while
-    the process ends, from Python 3.12 on, there must have been one before.
+    One block at a time, which must release the interpreter lock where it waits, as calls through ctypes do. For one
+    that runs while the process ends, from Python 3.12 on, there must have been one before.
     """
-    limit = _Limit(time.monotonic() + min(limit_s, _LONGEST_S), message, exit_code)
     try:
-        _watch.add(limit)
+        _watch.set(_Limit(time.monotonic() + min(limit_s, _LONGEST_S), message, exit_code))
         yield
     finally:
-        _watch.remove(limit)
+        _watch.set(None)

@@ -15,9 +15,3 @@ def add_working_directory() -> None:
     directory = os.getcwd()
     if directory not in sys.path:
         sys.path.append(directory)
-
-
-def remove_working_directory_from_front() -> None:
-    """Undo what ``python -m`` did to the module path."""
-    if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-        del sys.path[0]

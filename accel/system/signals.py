@@ -7,12 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import TypeAlias
-
-Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
 FORWARDED = signal.SIGUSR1  # What ``accel.launch.mpirun`` passes on for the user's own signal.
 STOPPED = "stopped"
@@ -69,32 +66,18 @@ class StopRequest:
         self._reason = f"{STOPPED} on request" if number == FORWARDED else f"{STOPPED} by {signal.Signals(number).name}"
 
 
-def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int | None]:
-    """Install a handler; what the caller of this process ignores (nohup) stays ignored.
-
-    Returns:
-        What was there before, for ``restore``; nothing in a thread other than the main one, which gets no signals.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    heard = (number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
-    return {number: signal.signal(number, handler) for number in heard}
-
-
-def restore(before: Mapping[int, Handler | int | None]) -> None:
-    """Put handlers back that ``handle`` has replaced."""
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @contextmanager
-def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
-    """``handle`` meanwhile."""
-    before = handle(numbers, handler)
+def handling(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle signals meanwhile, in the main thread, which gets them; what the caller of this process ignores (nohup)
+    stays ignored."""
+    is_main = threading.current_thread() is threading.main_thread()
+    heard = [number for number in numbers if is_main and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:
-        restore(before)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextmanager

@@ -87,37 +87,29 @@ class ActorTransport(Protocol):
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message of the handshake, waited for; each is received once, in order. Raises
         TransportError: none in time, the learner is gone, it speaks other formats; Aborted: it gave up."""
-        ...
 
     def hello(self, message: Json) -> None:
         """Answers the welcome: what this actor is, or ``{"error": ...}``."""
-        ...
 
     def configure(self, unroll_bytes: int, in_flight: int) -> None:
         """Fixes the size of an unroll and allocates ``in_flight + 1`` buffers, as so many may be under way while the
         next is filled. Once, before ``acquire``."""
-        ...
 
     def acquire(self) -> Bytes:
         """A free buffer [unroll_bytes] with arbitrary content. Waits while all are in flight. Raises Stopped, Aborted,
         TransportError."""
-        ...
 
     def push(self, buffer: Bytes) -> None:
         """Sends an acquired buffer, which the caller may not touch any more. Returns at once."""
-        ...
 
     def pull(self) -> PolicyUpdate | None:
         """The newest policy if one came since the last pull. Returns at once."""
-        ...
 
     def wait_policy(self, timeout_s: float) -> PolicyUpdate:
         """Like ``pull``, but waits for a policy. Raises Stopped, Aborted, TransportError (timeout included)."""
-        ...
 
     def report(self, message: Json) -> None:
         """A late message to the learner: a warning, an error."""
-        ...
 
 
 class LearnerTransport(Protocol):
@@ -128,37 +120,29 @@ class LearnerTransport(Protocol):
 
     def alive(self) -> frozenset[int]:
         """Actors that have neither died nor said goodbye, and are not silent."""
-        ...
 
     def dead(self) -> frozenset[int]:
         """Actors that ended without a goodbye."""
-        ...
 
     def silent(self) -> frozenset[int]:
         """Actors that gave no sign of life for too long, and are not dead yet: what they send is ignored. One that is
         heard again is told to start anew, and is alive when it has."""
-        ...
 
     def welcome(self, message: Json) -> None:
         """Sends every actor a message of the handshake: its configuration, then what follows from its answer."""
-        ...
 
     def messages(self) -> list[tuple[int, Json]]:
         """(actor, message) of every hello and report since the last call, oldest first."""
-        ...
 
     def configure(self, unroll_bytes: int) -> None:
         """Fixes the size of an unroll. Once, before ``receive``."""
-        ...
 
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
         """The next unroll, or None when there was none in time. Raises TransportError: an unroll of another size, or
         every buffer is held by the caller."""
-        ...
 
     def release(self, arrival: Arrival) -> None:
         """Gives an arrival's buffer back; the caller may not touch it any more."""
-        ...
 
     def publish(self, version: int, payload: bytes) -> None:
         """Offers every actor a policy.
@@ -167,24 +151,19 @@ class LearnerTransport(Protocol):
         payload that equals the one the actor got last is not resent: only its version is; so keep the version itself
         out of the payload. Raises TransportError: ``version`` goes down.
         """
-        ...
 
     def pump(self) -> None:
         """Lets transfers progress, about a microsecond when there are none. Call it often."""
-        ...
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Asks actors to stop and drains what is in flight (unrolls are dropped, messages kept) until each has said
         goodbye or died. Returns the actors that did neither in time; may be called again for them."""
-        ...
 
     def abort(self, message: str, timeout_s: float = 5.0) -> frozenset[int]:
         """Like ``stop``, but actors raise Aborted with ``message``."""
-        ...
 
     def close(self) -> None:
         """``stop`` with a short limit unless stopped already. Idempotent."""
-        ...
 
 
 def check_unroll_bytes(unroll_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What users of an ``MpiEndpoint`` need without mpi4py: its error, a transfer, and how to wait.
+"""What users of an ``MpiEndpoint`` need without mpi4py: its error, and how to wait.
 
 A wait polls a few times, then sleeps for increasing intervals.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Protocol
 
 from accel.errors import TransportError
 
@@ -19,14 +18,6 @@ _GROWTH = 1.5
 
 class PeerFailed(TransportError):  # noqa: N818
     """A rank that an operation concerns has died; ``MpiEndpoint.failed_ranks`` says which."""
-
-
-class Request(Protocol):
-    """A transfer under way."""
-
-    def Test(self) -> bool:  # noqa: N802
-        """Whether the transfer is complete; lets it progress."""
-        ...
 
 
 class Backoff:

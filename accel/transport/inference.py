@@ -9,11 +9,11 @@ import numpy as np
 
 from accel.errors import TransportError
 from accel.transport.base import Bytes
-from accel.transport.endpoint import PeerFailed, Request
+from accel.transport.endpoint import PeerFailed
 from accel.transport.wire import TAG_ANSWER, TAG_QUESTION
 
 if TYPE_CHECKING:
-    from accel.transport.mpi import MpiEndpoint
+    from accel.transport.mpi import MpiEndpoint, Request
 
 MAX_QUESTION_BYTES = 1 << 30
 

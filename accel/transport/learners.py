@@ -15,33 +15,28 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import Aborted, Bytes
-from accel.transport.endpoint import Backoff, PeerFailed, Request
+from accel.transport.endpoint import Backoff, PeerFailed
 from accel.transport.launcher import Role, Topology
 from accel.transport.wire import MAX_MESSAGE_BYTES, TAG_GRADIENTS, TAG_LEARNER, TAG_ROLE, decode_message, encode_message
 
 if TYPE_CHECKING:
-    from accel.transport.mpi import MpiEndpoint, MpiIncoming
+    from accel.transport.mpi import MpiEndpoint, MpiIncoming, Request
 
 ROLE_TIMEOUT_S = 600.0
 _ABORT_S = 2.0
 _HELP_S = 0.01
 
 
-def give_roles(endpoint: MpiEndpoint, topology: Topology, job: str = "") -> list[Request]:
-    """Tells every other rank how many learners there are, and learners the job.
-
-    Returns at once: sends, to be kept until their receivers have taken them.
-    """
-    sends = []
+def give_roles(endpoint: MpiEndpoint, topology: Topology, job: str = "") -> None:
+    """Tells every other rank how many learners there are, and learners the job; waits for none of them."""
     for rank in range(1, endpoint.size):
         told: Json = {"learners": topology.learners, "central": topology.groups[0].inference is not None}
         if topology.role(rank) is Role.LEARNER:
             told["job"] = job
         try:
-            sends.append(endpoint.send(encode_message("role", told), rank, TAG_ROLE))
+            endpoint.roles.append(endpoint.send(encode_message("role", told), rank, TAG_ROLE))
         except PeerFailed:
             continue  # whoever waits for that rank notices
-    return sends
 
 
 def take_role(endpoint: MpiEndpoint, timeout_s: float = ROLE_TIMEOUT_S) -> tuple[Topology, str]:

@@ -6,7 +6,6 @@ raises TransportError. A ``LocalPort`` stands for an actor in a process of its o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.activity import Activity
-from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions, check_unroll_bytes
+from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions
 from accel.transport.policy_board import PolicyBoard
 from accel.transport.remote_learner import UnrollPool
 from accel.transport.wire import decode_message, encode_message
@@ -26,15 +25,14 @@ class LocalLearner:
     fault_tolerant = False
 
     def __init__(self, actors: int = 1, options: TransportOptions | None = None) -> None:
-        self.actors, self._options = actors, options or TransportOptions()
+        self.actors = actors
         self.board = PolicyBoard(actors)
         self.welcomes: list[bytes] = []
         self.inbox: list[tuple[int, Json]] = []
-        self.pool: UnrollPool | None = None
+        self.pool = UnrollPool(options or TransportOptions())
         self.under_way = [0] * actors
         self.stopping = False
         self.abort_text: str | None = None
-        self._queue: deque[Arrival] = deque()
         self._present = set(range(actors))
 
     def alive(self) -> frozenset[int]:
@@ -60,20 +58,14 @@ class LocalLearner:
 
     def configure(self, unroll_bytes: int) -> None:
         """Fixes the size of an unroll; both ends call this, and must agree."""
-        check_unroll_bytes(unroll_bytes)
-        if self.pool is None:
-            self.pool = UnrollPool(unroll_bytes, self._options)
-        elif self.pool.unroll_bytes != unroll_bytes:
-            raise TransportError(
-                f"an unroll has {unroll_bytes} bytes at one end and {self.pool.unroll_bytes} at the other"
-            )
+        self.pool.configure(unroll_bytes)
 
     def take(self, actor: int, buffer: Bytes) -> None:
         """An actor's unroll, copied."""
-        if self.pool is not None and not self.stopping:
+        if not self.stopping:
             copy = self.pool.take()
             copy[:] = buffer
-            self._queue.append(Arrival(actor, copy))
+            self.pool.ready.append(Arrival(actor, copy))
             self.under_way[actor] += 1
 
     def leave(self, actor: int) -> None:
@@ -83,19 +75,13 @@ class LocalLearner:
 
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
         """The next unroll: it is there already or not at all."""
-        if self.pool is None:
-            raise TransportError("configure() the transport before receive()")
         self.pool.check_may_hold()
-        if not self._queue:
-            return None
-        arrival = self._queue.popleft()
-        self.under_way[arrival.actor] -= 1
-        return self.pool.hold(arrival)
+        if (arrival := self.pool.hold()) is not None:
+            self.under_way[arrival.actor] -= 1
+        return arrival
 
     def release(self, arrival: Arrival) -> None:
         """Gives an arrival's buffer back."""
-        if self.pool is None:
-            raise TransportError("release() takes an arrival from receive(), once")
         self.pool.release(arrival)
 
     def publish(self, version: int, payload: bytes) -> None:
@@ -108,7 +94,7 @@ class LocalLearner:
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Stops the actors, whose goodbyes nobody waits for."""
         self.stopping = True
-        self._queue.clear()
+        self.pool.ready.clear()
         self._present.clear()
         return self.alive()
 

@@ -12,7 +12,8 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, cast
+from dataclasses import dataclass
+from typing import NoReturn, TypeAlias
 
 import mpi4py
 
@@ -24,7 +25,7 @@ from mpi4py import MPI  # noqa: E402
 from accel.errors import EXIT_ABORTED, LaunchError, TransportError  # noqa: E402
 from accel.system.deadline import deadline  # noqa: E402
 from accel.transport.base import Bytes  # noqa: E402
-from accel.transport.endpoint import PeerFailed, Request  # noqa: E402
+from accel.transport.endpoint import PeerFailed  # noqa: E402
 from accel.transport.launcher import LaunchInfo, verify_library, verify_world  # noqa: E402
 from accel.transport.pinning import local_size  # noqa: E402
 
@@ -41,24 +42,26 @@ LEAVE_S = 10.0
 _OPEN_MPI_BYTES = (1 << 31) - 1
 
 
+Request: TypeAlias = MPI.Request
+"""A transfer under way."""
+
+
+@dataclass(slots=True)
 class MpiIncoming:
     """A matched MPI message."""
 
-    __slots__ = ("_endpoint", "_message", "nbytes", "source", "tag")
-
-    def __init__(self, endpoint: MpiEndpoint, message: MPI.Message, source: int, tag: int, nbytes: int) -> None:
-        self._endpoint = endpoint
-        self._message = message
-        self.source = source
-        self.tag = tag
-        self.nbytes = nbytes
+    endpoint: MpiEndpoint
+    message: MPI.Message
+    source: int
+    tag: int
+    nbytes: int
 
     def receive(self, buffer: Bytes) -> Request:
         """Starts receiving into ``buffer`` [at least nbytes], which must stay alive and untouched until done."""
         try:
-            return self._message.Irecv([buffer, self.nbytes, MPI.BYTE])
+            return self.message.Irecv([buffer, self.nbytes, MPI.BYTE])
         except MPI.Exception as error:
-            self._endpoint.fail(error)
+            self.endpoint.fail(error)
 
 
 class MpiEndpoint:
@@ -68,7 +71,7 @@ class MpiEndpoint:
     MPI runs with ULFM, and TransportError.
 
     Attributes:
-        largest_bytes: of a message.
+        largest_bytes: of a message. roles: sends of ``give_roles``, kept until their receivers have taken them.
     """
 
     any_source: int = MPI.ANY_SOURCE
@@ -79,6 +82,7 @@ class MpiEndpoint:
         self._comm = comm
         self._status = MPI.Status()
         self._failed: frozenset[int] = frozenset()
+        self.roles: list[Request] = []
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.fault_tolerant = _has_ulfm()
@@ -123,7 +127,7 @@ class MpiEndpoint:
         One call for many; more calls find those that had not progressed yet.
         """
         try:
-            found = MPI.Request.Testsome(cast(Sequence[MPI.Request], requests))
+            found = MPI.Request.Testsome(requests)
         except MPI.Exception:
             return self._over_one_by_one(requests), True
         return range(len(requests)) if found is None else found, False

@@ -63,11 +63,11 @@ def pin_rank(info: LaunchInfo, place: tuple[int, int] | None = None) -> tuple[in
     if not hasattr(os, "sched_setaffinity") or len(allowed) < len(shared):
         return allowed
     ranks = info.size if info.launcher == "local" else local_size(os.environ)
-    pin(chosen := cores_for(info, ranks, allowed, place))
+    use_cores(chosen := cores_for(info, ranks, allowed, place))
     return chosen
 
 
-def pin(cores: Sequence[int]) -> None:
+def use_cores(cores: Sequence[int]) -> None:
     """Have this thread and those that it starts run on these cores; nothing where the system has no such call."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)

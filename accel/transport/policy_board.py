@@ -30,14 +30,13 @@ class PolicyBoard:
     publication: int = 0
     _payload: bytes | None = None
     _content: int = 0  # the publication that brought the payload
-    _sent: dict[Stream, int] = field(default_factory=dict)  # every stream there is; publications, -1 for none
-    _waiting: set[Stream] = field(default_factory=set)
+    _sent: dict[Stream, int] = field(default_factory=dict)  # every stream there is; the last publication, 0: none
     _relay_of: dict[int, int] = field(default_factory=dict)
     news: dict[int, None] = field(default_factory=dict)
     _frames: dict[bool, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._sent = {(actor, False): -1 for actor in range(self.actors)}
+        self._sent = {(actor, False): 0 for actor in range(self.actors)}
 
     def publish(self, version: int, payload: bytes) -> None:
         """Makes ``payload`` the newest for every actor. Raises TransportError: the version goes down."""
@@ -48,14 +47,13 @@ class PolicyBoard:
         if payload != self._payload:  # Comparing beats hashing: it ends at the first byte that differs.
             self._payload, self._content = payload, self.publication
         self._frames.clear()
-        self._waiting.update(self._sent)
         self.news |= dict.fromkeys(actor for actor, _ in self._sent)
 
     def forget(self, actor: int) -> None:
         """Drops an actor that is gone: it is offered nothing. Those who followed it are offered the newest policy."""
         self.dissolve(actor)
         self.unfollow(actor)
-        self._close((actor, False))
+        self._sent.pop((actor, False), None)
 
     def remember(self, actor: int) -> None:
         """Takes an actor back that was forgotten; it is offered the newest policy."""
@@ -66,7 +64,7 @@ class PolicyBoard:
         if self._is_gone(actor) or self._is_gone(relay) or self._relay_of.get(actor) == relay:
             return
         self.unfollow(actor)
-        self._close((actor, False))
+        del self._sent[actor, False]
         self._relay_of[actor] = relay
         if (relay, True) not in self._sent:
             self._open((relay, True))
@@ -76,24 +74,21 @@ class PolicyBoard:
         if (relay := self._relay_of.pop(actor, None)) is not None:
             self._open((actor, False))
             if relay not in self._relay_of.values():
-                self._close((relay, True))
+                del self._sent[relay, True]
 
     def dissolve(self, relay: int) -> None:
         """All who follow a relay are offered their own policies again; what it relayed is forgotten."""
-        if (relay, True) in self._sent:
-            self._close((relay, True))
-            for actor in [actor for actor, other in self._relay_of.items() if other == relay]:
-                del self._relay_of[actor]
-                self._open((actor, False))
+        for actor in [actor for actor, other in self._relay_of.items() if other == relay]:
+            self.unfollow(actor)
 
     def has_offer(self, actor: int) -> bool:
         """Whether ``offer`` would answer for an actor's own policy."""
-        return (actor, False) in self._waiting
+        return self._sent.get((actor, False), self.publication) < self.publication
 
     def waits_for(self, actor: int) -> list[bool]:
         """What a receiver waits for, longest first: its own policy (False), and the one that it relays (True)."""
-        waiting = [stream for stream in ((actor, False), (actor, True)) if stream in self._waiting]
-        return [relays for _, relays in sorted(waiting, key=self._sent.__getitem__)]
+        sent = {relays: self._sent.get((actor, relays), self.publication) for relays in (False, True)}
+        return sorted((relays for relays, last in sent.items() if last < self.publication), key=sent.__getitem__)
 
     def offer(self, actor: int, *, relays: bool = False) -> PolicyUpdate | None:
         """What ``actor`` should be sent now, counted as sent; None when it has the newest.
@@ -101,12 +96,12 @@ class PolicyBoard:
         Args:
             relays: for those who follow it; otherwise its own policy.
         """
-        stream = actor, relays
-        if stream not in self._waiting:
+        last = self._sent.get((actor, relays), self.publication)
+        if last == self.publication:
             return None
-        self._waiting.discard(stream)
-        is_known, self._sent[stream] = self._sent[stream] >= self._content, self.publication
-        return PolicyUpdate(self.version, None if is_known else self._payload, self.publication, self._content)
+        self._sent[actor, relays] = self.publication
+        payload = None if last >= self._content else self._payload
+        return PolicyUpdate(self.version, payload, self.publication, self._content)
 
     def frame(self, update: PolicyUpdate) -> bytes:
         """The message for an update just offered, built once for all that get the same."""
@@ -120,11 +115,6 @@ class PolicyBoard:
 
     def _open(self, stream: Stream) -> None:
         """Begin a stream, with the newest policy whole."""
-        self._sent[stream] = -1
-        if self._payload is not None:
-            self._waiting.add(stream)
+        self._sent[stream] = 0
+        if self.publication:
             self.news[stream[0]] = None
-
-    def _close(self, stream: Stream) -> None:
-        self._sent.pop(stream, None)
-        self._waiting.discard(stream)

@@ -6,7 +6,6 @@ unrolls on looks at both.
 
 from __future__ import annotations
 
-import atexit
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import Bytes, PolicyUpdate
-from accel.transport.endpoint import Backoff, PeerFailed, Request
+from accel.transport.endpoint import Backoff, PeerFailed
 from accel.transport.launcher import LearnerGroup
 from accel.transport.node_memory import NodeMemory, NodeView, Place, node_name
 from accel.transport.wire import (
@@ -36,10 +35,10 @@ from accel.transport.wire import (
 )
 
 if TYPE_CHECKING:
-    from accel.transport.mpi import MpiEndpoint
+    from accel.transport.mpi import MpiEndpoint, Request
 
 _MAX_REPORTS_UNDER_WAY = 16
-_BEAT = encode_message("beat", {})
+_BEAT, _CANNOT_FOLLOW = encode_message("beat", {}), encode_message("cannot-follow", {})
 _HELP_S = {"hello": 1.0, "report": 0.02, "rejoined": 0.02}
 
 
@@ -85,7 +84,6 @@ class RemoteActor:
         self._question: tuple[Request, Bytes] | None = None
         self._answer: tuple[Request | None, Bytes] | None = None
         self.fence: int | None = None
-        atexit.register(self.close)
 
     def poll_welcome(self) -> Json | None:
         """The learner's next message of the handshake, if any. Raises TransportError: it speaks other formats."""
@@ -204,7 +202,6 @@ class RemoteActor:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
         try:
             self._say_goodbye(Backoff(timeout_s))
         except TransportError:
@@ -340,18 +337,12 @@ class RemoteActor:
                 self._view = NodeView(place)
         return self._view is not None
 
-    def _obey_follow(self, body: Json) -> None:
-        place = Place.of(body.get("place"))
-        follows = self._follow(place)
-        if place is not None:
-            answer = encode_message("follows", {"number": body.get("number"), "follows": follows})
-            self._reports.append(self._guarded_send(answer, TAG_MESSAGE))
-
     def _obey(self, kind: str, body: Json) -> None:
         if kind == "welcome":
             self._welcomes.append(body)
         elif kind == "follow":
-            self._obey_follow(body)
+            if not self._follow(Place.of(body.get("place"))):
+                self._reports.append(self._guarded_send(_CANNOT_FOLLOW, TAG_MESSAGE))
         elif kind == "rejoin":
             self.fence = int(str(body.get("fence")))
             self._follow(None)

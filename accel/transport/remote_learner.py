@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.clock import AwakeClock
 from accel.transport.base import Arrival, Bytes, TransportOptions, check_unroll_bytes
-from accel.transport.endpoint import Backoff, PeerFailed, Request
+from accel.transport.endpoint import Backoff, PeerFailed
 from accel.transport.launcher import LearnerGroup
 from accel.transport.node_memory import Place
 from accel.transport.policy_board import PolicyBoard
@@ -31,7 +30,7 @@ from accel.transport.wire import (
 )
 
 if TYPE_CHECKING:
-    from accel.transport.mpi import MpiEndpoint, MpiIncoming
+    from accel.transport.mpi import MpiEndpoint, MpiIncoming, Request
 
 _INBOX_LIMIT = 4096
 _CLOSE_TIMEOUT_S = 5.0
@@ -85,12 +84,10 @@ class RemoteLearner:
             for actor in range(self.actors):
                 self._outbox.board.forget(actor)  # policies go to the inference rank only
         self._receipts: deque[tuple[int, int, Request, Bytes]] = deque()
-        self._ready: deque[Arrival] = deque()
         self._inbox: list[tuple[int, Json]] = []
-        self._pool: UnrollPool | None = None
+        self._pool = UnrollPool(self._options)
         self._draining = False
         self._ended = False
-        atexit.register(self.close)
 
     def alive(self) -> frozenset[int]:
         """Actors that have neither died nor said goodbye, and are not silent."""
@@ -127,25 +124,19 @@ class RemoteLearner:
 
     def configure(self, unroll_bytes: int) -> None:
         """Fixes the size of an unroll."""
-        check_unroll_bytes(unroll_bytes)
-        self._pool = UnrollPool(unroll_bytes, self._options)
+        self._pool.configure(unroll_bytes)
 
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
         """The next unroll; see ``LearnerTransport.receive``."""
-        if self._pool is None:
-            raise TransportError("configure() the transport before receive()")
         self._pool.check_may_hold()
         self._progress()
-        if not self._ready and timeout_s > 0.0:
-            backoff = Backoff(timeout_s)
-            while not self._ready and backoff.pause():
-                self._progress()
-        return self._pool.hold(self._ready.popleft()) if self._ready else None
+        backoff = Backoff(timeout_s)
+        while not self._pool.ready and backoff.pause():
+            self._progress()
+        return self._pool.hold()
 
     def release(self, arrival: Arrival) -> None:
         """Gives an arrival's buffer back."""
-        if self._pool is None:
-            raise TransportError("release() takes an arrival from receive(), once")
         self._pool.release(arrival)
 
     def publish(self, version: int, payload: bytes) -> None:
@@ -173,11 +164,8 @@ class RemoteLearner:
     def _end(self, kind: str, body: Json, timeout_s: float) -> frozenset[int]:
         self._ended = True
         self._relays.close()
-        atexit.unregister(self.close)
         self._draining = True
-        for arrival in self._ready:
-            self._drop(arrival.buffer)
-        self._ready.clear()
+        self._pool.ready.clear()
         for actor in sorted(self._alive - {self._inference}):
             self._tell_to_stop(actor, kind, body)
         for actor in sorted(self._silent):  # Nobody waits for them; they end when they hear of it.
@@ -232,7 +220,7 @@ class RemoteLearner:
         self._clock.look()
         for actor in self._relays.relays:
             if self._clock.s - self._heard_s.get(actor, self._clock.s) > _RELAY_SILENCE * silence_s:
-                self._relays.leave(actor, is_gone=False)  # Others would wait for it.
+                self._relays.leave(actor)  # Others would wait for it.
         for actor, heard_s in self._heard_s.items():
             silent_s = self._clock.s - heard_s
             if actor in self._alive and silent_s < _RELAY_SILENCE * silence_s:
@@ -275,8 +263,8 @@ class RemoteLearner:
         else:
             # What a silent actor has under way may never arrive, and must not keep the others out.
             coming = sum(tag == TAG_UNROLL and actor in self._alive for actor, tag, *_ in self._receipts)
-            taken_ahead = coming + len(self._ready)
-            has_room = self._pool is not None and taken_ahead < self._options.prefetch
+            taken_ahead = coming + len(self._pool.ready)
+            has_room = self._pool.unroll_bytes > 0 and taken_ahead < self._options.prefetch
         return self._endpoint.any_tag if has_room else TAG_MESSAGE
 
     def _match(self, incoming: MpiIncoming) -> None:
@@ -288,14 +276,9 @@ class RemoteLearner:
             raise TransportError(f"rank {incoming.source} is none of this learner's actors, but sent it a message")
         self._heard_s[actor] = self._clock.s
         # Even what is refused later is received first: its sender waits for that.
-        pool = self._pool
-        pooled = incoming.tag == TAG_UNROLL and pool is not None and incoming.nbytes == pool.unroll_bytes
-        buffer = pool.take() if pool and pooled else np.empty(incoming.nbytes, np.uint8)
-        try:
-            self._receipts.append((actor, incoming.tag, incoming.receive(buffer), buffer))
-        except PeerFailed:
-            self._drop(buffer)
-            raise
+        pooled = incoming.tag == TAG_UNROLL and incoming.nbytes == self._pool.unroll_bytes
+        buffer = self._pool.take() if pooled else np.empty(incoming.nbytes, np.uint8)
+        self._receipts.append((actor, incoming.tag, incoming.receive(buffer), buffer))
 
     def _finish_receipts(self) -> None:
         """Takes what is complete, in the order in which each actor sent it."""
@@ -310,7 +293,7 @@ class RemoteLearner:
                 else:
                     self._take(actor, tag, buffer)
             except PeerFailed:
-                self._drop(buffer)
+                self._pool.put_back(buffer)
                 found_dead = True
             except TransportError as error:
                 refusal = refusal or error
@@ -323,23 +306,18 @@ class RemoteLearner:
         if actor in self._silent and tag == TAG_MESSAGE:
             self._hear_silent(actor, *decode_message(buffer.data))
         elif actor in self._silent or actor in self._lost:
-            self._drop(buffer)
+            self._pool.put_back(buffer)
         elif tag == TAG_MESSAGE and buffer.nbytes <= MAX_MESSAGE_BYTES:
             self._take_message(actor, *decode_message(buffer.data))
         elif tag != TAG_UNROLL:
             raise TransportError(f"actor {actor} sent a foreign message (tag {tag}, {buffer.nbytes} bytes)")
-        elif self._draining or self._pool is None:
-            self._drop(buffer)
+        elif self._draining:
+            self._pool.put_back(buffer)
         elif buffer.nbytes != self._pool.unroll_bytes:
             sizes = f"{buffer.nbytes} bytes, not {self._pool.unroll_bytes}"
             raise TransportError(f"actor {actor} sent an unroll of {sizes}; the two ends were configured differently")
         else:
-            self._ready.append(Arrival(actor, buffer))
-
-    def _drop(self, buffer: Bytes) -> None:
-        """Reuses a buffer that is discarded, if it is one of the pool's."""
-        if self._pool is not None and buffer.nbytes == self._pool.unroll_bytes:
-            self._pool.put_back(buffer)
+            self._pool.ready.append(Arrival(actor, buffer))
 
     def _take_message(self, actor: int, kind: str, body: Json) -> None:
         if kind == "goodbye":
@@ -347,8 +325,8 @@ class RemoteLearner:
             self._tell_to_stop(actor, "stop", {})
         elif actor == self._inference and kind == "report" and "error" in body:
             raise TransportError(f"the inference rank failed: {body['error']}")
-        elif kind == "follows":
-            self._relays.hear(actor, body)
+        elif kind == "cannot-follow":
+            self._relays.refuse(actor)
         elif kind in ("hello", "report"):
             if kind == "hello":
                 if self._inference is None:
@@ -387,35 +365,52 @@ class RemoteLearner:
 
 
 class UnrollPool:
-    """Buffers of one size, each free, being received into, or held by the learner.
+    """Buffers of one size, each free, being received into, ready, or held by the learner.
 
     Made on first need and reused: never more than ``max_held`` plus what the learner takes ahead, and what silent
     actors had under way.
+
+    Attributes:
+        unroll_bytes: of each; 0: not known yet. ready: what the learner may hold next.
     """
 
-    def __init__(self, unroll_bytes: int, options: TransportOptions) -> None:
-        self.unroll_bytes = unroll_bytes
+    def __init__(self, options: TransportOptions) -> None:
+        self.unroll_bytes = 0
+        self.ready: deque[Arrival] = deque()
         self._max_held = options.max_held
         self._free: list[Bytes] = []
         self._held: dict[int, Bytes] = {}
+
+    def configure(self, unroll_bytes: int) -> None:
+        """Fixes the size. Raises TransportError: it cannot be sent, or was another one."""
+        check_unroll_bytes(unroll_bytes)
+        if self.unroll_bytes not in (0, unroll_bytes):
+            raise TransportError(f"an unroll has {unroll_bytes} bytes at one end and {self.unroll_bytes} at the other")
+        self.unroll_bytes = unroll_bytes
 
     def take(self) -> Bytes:
         """A free buffer."""
         return self._free.pop() if self._free else np.empty(self.unroll_bytes, np.uint8)
 
     def put_back(self, buffer: Bytes) -> None:
-        """Returns a buffer that the learner never saw."""
-        self._free.append(buffer)
+        """Returns a buffer that the learner never saw, if it is one of these."""
+        if buffer.nbytes == self.unroll_bytes:
+            self._free.append(buffer)
 
     def check_may_hold(self) -> None:
-        """Raises TransportError when the learner holds as many arrivals as it may."""
+        """Raises TransportError when there is no size yet, or the learner holds as many arrivals as it may."""
+        if not self.unroll_bytes:
+            raise TransportError("configure() the transport before receive()")
         if len(self._held) >= self._max_held:
             raise TransportError(
                 f"{self._max_held} arrivals are held and none was released; release() some, or raise max_held"
             )
 
-    def hold(self, arrival: Arrival) -> Arrival:
-        """Notes that the learner owns the arrival's buffer now."""
+    def hold(self) -> Arrival | None:
+        """The next arrival, whose buffer the learner owns from now on; None: there is none."""
+        if not self.ready:
+            return None
+        arrival = self.ready.popleft()
         self._held[id(arrival.buffer)] = arrival.buffer
         return arrival
 

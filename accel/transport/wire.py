@@ -11,7 +11,7 @@ from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import PolicyUpdate
 
-WIRE_FORMAT = 4
+WIRE_FORMAT = 5
 MAX_MESSAGE_BYTES = 1 << 20
 
 # Away from the small numbers that other code on the same communicator tends to use.

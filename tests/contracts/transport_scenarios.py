@@ -220,10 +220,9 @@ class StalledLearner(Scene):
                 assert share < 0.5, "waiting burns the core that the learner needs"
 
 
-class Bounds(Scene):
+class Bounds(StalledLearner):
     """A learner that never releases holds ``max_held`` arrivals, takes ``prefetch`` ahead, and is told."""
 
-    unroll_bytes = 1024
     in_flight = 1
     options = TransportOptions(max_held=3, prefetch=2)
 
@@ -241,18 +240,6 @@ class Bounds(Scene):
         assert "once" in complaint(lambda: transport.release(arrival))
         pump_for(transport, 0.1)
         self.stopped_s = time.monotonic()
-
-    def actor(self, transport: ActorTransport) -> dict[str, Any]:
-        answer(transport, self.unroll_bytes, self.in_flight)
-        pushed_s: list[float] = []
-        try:
-            while True:
-                transport.push(transport.acquire())
-                pushed_s.append(time.monotonic())
-                if len(pushed_s) == self.in_flight + 1:
-                    transport.report({"full": True})
-        except Stopped:
-            return {"pushed_s": pushed_s}
 
     def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
         pushed = sum(moment < self.stopped_s for result in seen.values() for moment in result["pushed_s"])
@@ -398,9 +385,10 @@ class AbortAtWelcome(Scene):
     """An abort instead of a welcome reaches every actor with its reason."""
 
     of_ranks = True
+    reason = "no such environment"
 
     def learner(self, transport: LearnerTransport) -> None:
-        assert transport.abort("no such environment", LIMIT_S) == frozenset()
+        assert transport.abort(self.reason, LIMIT_S) == frozenset()
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
         try:
@@ -410,18 +398,18 @@ class AbortAtWelcome(Scene):
         return {"reason": None}
 
     def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
-        assert seen == {actor: {"reason": "no such environment"} for actor in range(actors)}
+        assert seen == {actor: {"reason": self.reason} for actor in range(actors)}
 
 
-class AbortWhileWaiting(Scene):
+class AbortWhileWaiting(AbortAtWelcome):
     """An abort wakes an actor that waits for a buffer or for a policy."""
 
-    of_ranks = True
+    reason = "loss is not finite"
 
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
         time.sleep(0.1)
-        assert transport.abort("loss is not finite", LIMIT_S) == frozenset()
+        super().learner(transport)
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
         answer(transport, self.unroll_bytes)
@@ -432,9 +420,6 @@ class AbortWhileWaiting(Scene):
                 transport.push(transport.acquire())
         except Aborted as error:
             return {"reason": str(error)}
-
-    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
-        assert seen == {actor: {"reason": "loss is not finite"} for actor in range(actors)}
 
 
 class Large(Scene):

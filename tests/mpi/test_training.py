@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -66,31 +65,6 @@ def test_three_actors_of_unequal_speed(tmp_path: Path) -> None:
         assert final.scheme == summary.scheme == "int8"
         for text in ("stopped on request", "policy lag", "3 actor(s), int8", f"accel train --resume {job.path}"):
             assert text in job.output, text
-
-
-@pytest.mark.long
-def test_a_stalled_learner_then_sigint(tmp_path: Path) -> None:
-    words = ("--actors", "2", *ENDLESS, "--wrapper", f"{TROUBLED}Diary", "--unrolls-in-flight", "2")
-    with TrainingRun(tmp_path, *words, environment={DIARY: str(tmp_path)}) as job:
-        ranks = job.wait_for_records(3)
-        os.kill(ranks[0], signal.SIGSTOP)
-        before = steps_taken(tmp_path)
-        settled = stall = dict[int, int]()
-        for _ in range(100):
-            settled, stall = stall, steps_taken(tmp_path)
-            if settled == stall:
-                break
-            time.sleep(0.3)
-        assert settled == stall, "actors went on without a learner"
-        # What an actor may have on the way, and one unroll that it had just begun.
-        assert all(0 <= stall[rank] - before[rank] <= (2 + 2) * ROWS for rank in (1, 2)), (before, stall)
-        os.kill(ranks[0], signal.SIGCONT)
-        job.wait_for_records(2)
-        job.wait_for(lambda: all(steps_taken(tmp_path)[rank] > stall[rank] for rank in (1, 2)), "both going on")
-        job.stop(signal.SIGINT)
-        assert job.leaves_no_rank(list(ranks.values()))
-        summary = job.summary()
-        assert "stopped on request" in summary.reason and job.checkpoints()[-1] == summary.env_steps
 
 
 @pytest.mark.parametrize("algorithm", ["impala", pytest.param("a2c", marks=pytest.mark.long)])

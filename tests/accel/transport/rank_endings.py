@@ -283,60 +283,6 @@ def learner_that_stays(transport: RemoteLearner | WaitingActor) -> None:
         act_to_the_end(transport)
 
 
-def killed_learner(transport: RemoteLearner | WaitingActor) -> None:
-    """The learner is killed while actors wait for buffers, compute, or wait for a policy."""
-    if isinstance(transport, RemoteLearner):
-        start_learner(transport)
-        take_until(transport, lambda counts: counts[0] and counts[2])
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        if transport.actor == 1:
-            transport.welcome(PATIENCE_S)
-            transport.hello({})
-            while True:
-                transport.wait_policy(PATIENCE_S)
-        act(transport)
-    except TransportError as error:
-        say(actor=transport.actor, ended=str(error))
-    finally:
-        transport.close(float("inf"))  # Nobody is left to wait for.
-
-
-def failing_learner(transport: RemoteLearner | WaitingActor) -> None:
-    """The learner's program ends with an exception, and nobody called stop."""
-    if isinstance(transport, RemoteLearner):
-        start_learner(transport)
-        take_until(transport, any)
-        raise RuntimeError("the learner's own mistake")
-    act_to_the_end(transport)
-
-
-def failing_actor(transport: RemoteLearner | WaitingActor) -> None:
-    """An actor's program ends with an exception, and nobody called close."""
-    if isinstance(transport, RemoteLearner):
-        start_learner(transport)
-        counts = take_until(transport, lambda counts: counts[1] and 0 not in transport.alive())
-        say(counts=counts, alive=sorted(transport.alive()), dead=sorted(transport.dead()))
-        say(unfinished=sorted(transport.stop(PATIENCE_S)))
-    elif transport.actor == 0:
-        act(transport, A_FEW)
-        raise RuntimeError("the actor's own mistake")
-    else:
-        act_to_the_end(transport)
-
-
-def unfinished_abort(transport: RemoteLearner | WaitingActor) -> None:
-    """An actor that never listens again can only be ended together with the job."""
-    if isinstance(transport, RemoteLearner):
-        start_learner(transport)
-        say(unfinished=sorted(transport.stop(0.3)))
-        endpoint.abort_job(3)
-    transport.welcome(PATIENCE_S)
-    transport.hello({})
-    say(deaf=os.getpid())
-    time.sleep(600)
-
-
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)  # As every rank of accel: prterun leaves sleeping ones behind.
     endpoint = join_world(detect_launch())
@@ -344,7 +290,7 @@ if __name__ == "__main__":
     mine = connect(endpoint, topology, OPTIONS)
     if topology.role(endpoint.rank) is Role.LEARNER:
         say(fault_tolerant=mine.fault_tolerant)
-    cases = (killed_actor, killed_before_hello, killed_while_stopping, killed_learner, failing_learner, failing_actor)
-    more = (silent_actor, late_unrolls, learner_that_stays, unfinished_abort, killed_relay, stopped_relay)
+    cases = (killed_actor, killed_before_hello, killed_while_stopping)
+    more = (silent_actor, late_unrolls, learner_that_stays, killed_relay, stopped_relay)
     {case.__name__: case for case in (*cases, *more)}[sys.argv[1]](mine)
     say(rank=endpoint.rank, returned=True)

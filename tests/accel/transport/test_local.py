@@ -49,15 +49,6 @@ def test_one_thread_plays_both_ends() -> None:
     assert actor.stopping
 
 
-def test_actors_in_turn_arrive_in_turn() -> None:
-    learner, actors = started(3)
-    order = [2, 0, 1, 1, 0, 2, 2]
-    for index in order:
-        actors[index].push(actors[index].acquire())
-    arrivals = [learner.receive() for _ in order]
-    assert [arrival.actor for arrival in arrivals if arrival is not None] == order
-
-
 def test_what_would_wait_forever_is_an_error() -> None:
     with pytest.raises(TransportError, match="one thread"):
         LocalActor(LocalLearner(), 0).welcome(1.0)
