@@ -181,7 +181,9 @@ class ExportedPrograms(PolicyReader):
         }
         odd = r"(^|/)(custom_obj|opaque|script_obj)[^/]*$"
         for name, content in file.unpack(lambda name: not name.endswith(".json")).items():
-            is_pickle = name.rpartition("/")[2] in pickled or "sample_inputs/" in name or content[:1] == b"\x80"
+            # Of any protocol that Python reads: raw weights may begin with the first byte too.
+            looks_pickled = content[:1] == b"\x80" and content[1:2] <= b"\x05"
+            is_pickle = name.rpartition("/")[2] in pickled or "sample_inputs/" in name or looks_pickled
             try:
                 if re.search(odd, name):
                     raise ValueError("it is an object of Python")

@@ -32,7 +32,7 @@ from accel.tuning.mismatch_sampling import MismatchSampler
 from tests.accel.live_policies import payload_of, published
 from tests.mpi.training_runs import TrainingRun
 
-TURN_S = 0.05
+TURN_S = 0.1
 WORK_S = 0.001
 
 
@@ -316,6 +316,7 @@ def test_an_alarm_has_ranges_widened_before_the_level_is_left(
     """Weights that grow between two checks leave the ranges that int8 was calibrated with."""
     rare = Intervals(drift=100_000, calibration=100_000)
     rig = make_rig("auto(fp32;int8)", intervals=rare, max_publish_kl=1e9, network="mlp:64x2", activation="relu")
+    rig.turn_s = TURN_S / 2
     _exaggerate(rig.algorithm.network.policy_head, 20.0)
     _take(rig, tmp_path)
     rig.turn_until(lambda: rig.schemes[-1] == {"int8"}, "int8 acts")

@@ -373,6 +373,13 @@ def write_export(path: Path, module: nn.Module, *examples: object) -> Path:
     return path
 
 
+def test_raw_weights_may_begin_as_a_pickle_does(tmp_path: Path) -> None:
+    module = nn.Linear(3, 1)
+    with torch.no_grad():
+        module.weight[0, 0] = float(np.frombuffer(b"\x80\xcb\x00\x3f", "<f4")[0])
+    assert import_policy(write_export(tmp_path / "policy.pt2", module, torch.zeros(1, 3)), PENDULUM).policy.module
+
+
 @pytest.mark.parametrize("kind", ["script", "export"])
 def test_a_dictionary_of_observations_is_taken(kind: str, tmp_path: Path) -> None:
     module, path = OfDict(4, 2).eval(), tmp_path / "policy.pt"

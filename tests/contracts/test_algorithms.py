@@ -229,6 +229,7 @@ def test_progress_ends_a_linear_learning_rate(name: str) -> None:
     assert equal(before, parameters(algorithm))
 
 
+@pytest.mark.few(24)
 @each
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_reading_nothing_in_an_update_learns_and_refuses_the_same(name: str, optimizer: str) -> None:
