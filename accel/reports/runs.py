@@ -153,6 +153,11 @@ class Run:
         return {phase: 1e6 * value / steps for phase, value in self.seconds_by_phase(side).items()} if steps > 0 else {}
 
     @property
+    def actor_us_per_step(self) -> float:
+        """Microseconds that actors worked per environment step, waiting for the learner left out; NaN if unknown."""
+        return sum(us for phase, us in self.us_per_step("actor").items() if phase != "wait") or math.nan
+
+    @property
     def time_shares(self) -> TimeShares | None:
         """Where its time went; None if unknown."""
         turns = self.config.get("actors") == 0
