@@ -49,8 +49,6 @@ SLOW = frozenset(
     accel/test_export.py
     accel/test_export_c.py
     accel/test_export_c_products.py
-    accel/test_export_progress.py
-    accel/test_export_trained.py
     accel/test_full_disks.py
     accel/test_hangs.py
     accel/test_hostile_bundles.py

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from accel.exporting import run_policy
 from accel.exporting.appearing import appearing
 from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, vector_bound, with_metadata, write_json
 from accel.exporting.formats import make_format
-from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Written
+from accel.exporting.formats.base import ExportFormat, Vectors
 from accel.exporting.model_card import model_card, summary
 from accel.exporting.quality import (
     Agreement,
@@ -32,6 +31,7 @@ from accel.exporting.quality import (
     random_inputs,
     reference_outputs,
 )
+from accel.exporting.run_policy import Contract
 from accel.exporting.standard_operators import standard_float
 from accel.json_object import Json
 from accel.runs.finishing import finish
@@ -145,14 +145,7 @@ class _Builder:
         cpu: Iterable[str] | None,
         progress: Progress,
     ) -> None:
-        """Plays to collect real inputs, then compresses.
-
-        Args:
-            run: that was trained; target: the format; scheme: how to compress; directory: empty.
-            seed, greedy, cpu, progress: see ``export``.
-        Raises:
-            CompressorError, EnvError: the scheme does not fit the policy, the environment cannot be made.
-        """
+        """Plays to collect real inputs, then compresses. Raises CompressorError, EnvError."""
         self._run, self._target, self._directory = run, target, directory
         self._seed, self._greedy, self._progress = seed, greedy, progress
         rows = _PARITY_ROWS[run.spec.observation_dtype]
@@ -173,7 +166,10 @@ class _Builder:
         fp32 = standard_float(onnx.load_from_string(self._full.model))
         (self._directory / FP32_ONNX).write_bytes(fp32.SerializeToString())
         vectors = self._vectors()
-        written = self._write_model(vectors)
+        self._progress.begin(f"writing {self._name}")
+        written = self._target.write(self._artifact, self._directory, vectors, self._progress)
+        if not self._target.runs_onnx:
+            (self._directory / "model.onnx").write_bytes(self._artifact.model)
         contract = make_contract(self._run, self._artifact, fp32, self._target, written, vectors, self._greedy)
         fp32_bytes = (self._directory / FP32_ONNX).stat().st_size
         for path in self._directory.glob("*.onnx"):
@@ -195,11 +191,7 @@ class _Builder:
             "quality": quality.to_json() | {"cost": self._cost},
             "returns": None if returns is None else returns.to_json(),
             "latency": speed,
-            "bytes": {
-                "model": written.model_bytes,
-                "fp32": fp32_bytes,
-                "ratio": fp32_bytes / written.model_bytes,
-            },
+            "bytes": {"model": written.model_bytes, "fp32": fp32_bytes, "ratio": fp32_bytes / written.model_bytes},
             "gate": asdict(gate),
             "machine": read_machine().to_json(),
         }
@@ -210,13 +202,6 @@ class _Builder:
     def _name(self) -> str:
         """The policy, scheme and format, as users see them."""
         return f"{self._artifact.scheme} as {self._target.name}"
-
-    def _write_model(self, vectors: Vectors) -> Written:
-        self._progress.begin(f"writing {self._name}")
-        written = self._target.write(self._artifact, self._directory, vectors, self._progress)
-        if not self._target.runs_onnx:
-            (self._directory / "model.onnx").write_bytes(self._artifact.model)
-        return written
 
     def _vectors(self) -> Vectors:
         """Write the test vectors: half real, half random, with the outputs of the artifact at batch 1 and of torch."""
@@ -291,13 +276,10 @@ class _Builder:
         shutil.copyfile(Path(run_policy.__file__).with_name(_EXAMPLE), directory / _EXAMPLE)
         files: Json = {}
         for path in sorted(directory.iterdir()):
-            content = path.read_bytes()
-            files[path.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": run_policy.sha256(path)}
         contract["files"] = files
         write_json(directory / run_policy.CONTRACT, contract)
-        digest = hashlib.sha256((directory / run_policy.CONTRACT).read_bytes()).hexdigest()
-        sums = {name: str(facts["sha256"]) for name, facts in files.items()}  # type: ignore[index]
-        sums[run_policy.CONTRACT] = digest
+        sums = {path.name: run_policy.sha256(path) for path in directory.iterdir()}
         (directory / run_policy.SUMS).write_text(run_policy.sums_text(sums), encoding="ascii")
         try:
             run_policy.read_contract(directory)

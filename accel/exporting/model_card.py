@@ -12,7 +12,6 @@ Facts = Mapping[str, Any]
 
 _FILES = MappingProxyType(
     {
-        "contract.json": "inputs, outputs, actions, environment, versions, for other programs",
         "model.onnx": "the compressed policy, for onnxruntime",
         "model.ort": "the compressed policy, in onnxruntime's own format",
         "model.xml": "the compressed policy, for OpenVINO",
@@ -21,6 +20,11 @@ _FILES = MappingProxyType(
         "policy.h": "its prototype",
         "check.c": "a program that holds `policy.c` to the test vectors, on the device",
         "vectors.h": "test vectors for it",
+    }
+)
+_OTHER_FILES = MappingProxyType(
+    {
+        "contract.json": "inputs, outputs, actions, environment, versions, for other programs",
         "fp32.onnx": "the policy in full precision, in standard operators",
         "vectors.npz": "test vectors: `input/NAME`; answers `output/NAME`, and `torch/NAME` before compression",
         "run_policy.py": "runs and checks the policy in Python",
@@ -63,7 +67,9 @@ def model_card(contract: Facts, report: Facts) -> str:
         engines=_ENGINES,
         least_runtime=_LEAST_RUNTIME[model["ir_version"]],
         own_operators=[name for name in model["operators"] if "." in name],
-        listed_files=_listed_files(contract["target"]),
+        listed_files={name: what for name, what in _FILES.items() if name in contract["target"]["files"]}
+        | {model["path"]: _FILES[model["path"]]}
+        | _OTHER_FILES,
     )
 
 
@@ -125,9 +131,3 @@ def _all_alike(returns: Facts) -> str | None:
 
 def _interval(interval: Facts | None) -> str:
     return "-" if interval is None else f"{interval['estimate']:.4g} [{interval['low']:.4g}, {interval['high']:.4g}]"
-
-
-def _listed_files(target: Facts) -> list[tuple[str, str]]:
-    brought = {*target["files"], "model.onnx" if target["format"] != "ort" else "model.ort"}
-    own = {"model.onnx", "model.ort", "model.xml", "model.bin", "policy.c", "policy.h", "check.c", "vectors.h"}
-    return [(name, what) for name, what in _FILES.items() if name in brought or name not in own]

@@ -15,17 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import TensorSpec
 from accel.compressors.checks.verify import module_outputs
 from accel.envs.spaces import ACTION_MASK
 from accel.errors import ConfigError, ExportError
-from accel.exporting.run_policy import measure_latency, mismatch, run_rows
+from accel.exporting.run_policy import Array, PolicySession, measure_latency, mismatch, run_rows
 from accel.json_object import Json
 from accel.runs.quality import Quality, Returns
 from accel.runs.trained_policy import TrainedPolicy
 
-MakeSession = Callable[[int], InPlaceSession]
+MakeSession = Callable[[int], PolicySession]
 BATCHES = (1, 4, 32)
 
 
@@ -89,7 +88,7 @@ def agreement(
     return Agreement(model, kind, count, batches, max(relative), max(greatest))
 
 
-def latency(model: InPlaceSession, fp32: InPlaceSession) -> Json:
+def latency(model: PolicySession, fp32: PolicySession) -> Json:
     """Microseconds a call of one observation, both measured in turns on one thread."""
     ours, theirs = measure_latency(model, fp32)
     return {"batch": 1, "model": ours, "fp32_onnx": theirs, "speed_up_p50": theirs["p50_us"] / ours["p50_us"]}

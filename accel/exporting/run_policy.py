@@ -40,17 +40,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.generic]
-    Contract = dict[str, Any]
-
+Array = NDArray[np.generic]
+Contract = dict[str, Any]
 FORMAT, FORMAT_VERSION = "accel-bundle", 3
 _ROUNDING = float(np.finfo(np.float32).eps)
 _ALLOWED_ABOVE = -5e8  # what tells values of allowed actions from those of others

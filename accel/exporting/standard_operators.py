@@ -16,15 +16,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.graph.wiring import AttributeValue, attributes
-from accel.compressors.runtime import session_options
 from accel.errors import ExportError
+from accel.exporting.run_policy import Array
 
-Array = npt.NDArray[np.generic]
 MICROSOFT = "com.microsoft"
 _UNFUSED = {"FusedGemm": "Gemm", "FusedConv": "Conv"}
 
@@ -62,14 +60,13 @@ Rule = Callable[[NodeProto, FloatDraft], None]
 
 def standard_float(model: ModelProto) -> ModelProto:
     """Standard operators in place of fused floating-point ones; integer operators stay."""
-    return _rewrite(model, dict.fromkeys(_UNFUSED, _unfuse))
+    return _rewrite(model, {})
 
 
 def standard_artifact(artifact: CompressedPolicy) -> CompressedPolicy:
     """A policy in standard operators, which onnxruntime fuses when it loads it; as it is where one has no such form."""
-    rules: dict[str, Rule] = dict.fromkeys(_UNFUSED, _unfuse)
     model = onnx.load_from_string(artifact.model)
-    made = _rewrite(model, {**rules, "QGemm": _standard_gemm, "QLinearAdd": _dequantised_add})
+    made = _rewrite(model, {"QGemm": _standard_gemm, "QLinearAdd": _dequantised_add})
     own = [sum(name.startswith(MICROSOFT) for name in operators(found)) for found in (model, made)]
     if own[1] or not own[0]:
         return artifact
@@ -78,14 +75,13 @@ def standard_artifact(artifact: CompressedPolicy) -> CompressedPolicy:
 
 def integer_products(model: ModelProto) -> ModelProto:
     """``standard_float``, and matrix products of codes with floating-point results as MatMulInteger."""
-    return _rewrite(model, {**dict.fromkeys(_UNFUSED, _unfuse), "QGemm": _integer_product})
+    return _rewrite(model, {"QGemm": _integer_product})
 
 
 def dequantised_products(model: ModelProto) -> ModelProto:
     """``standard_float``, and every integer operator as its floating-point one between dequantising and quantising."""
-    rules: dict[str, Rule] = dict.fromkeys(_UNFUSED, _unfuse)
     return _rewrite(
-        model, {**rules, "QGemm": _dequantised_gemm, "QLinearConv": _dequantised_conv, "QLinearAdd": _dequantised_add}
+        model, {"QGemm": _dequantised_gemm, "QLinearConv": _dequantised_conv, "QLinearAdd": _dequantised_add}
     )
 
 
@@ -98,68 +94,12 @@ def operators(model: ModelProto) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def fixed_batch(model: ModelProto, batch: int) -> ModelProto:
-    """The model with a fixed batch: all shapes are static, shape arithmetic is folded.
-
-    The shapes are those that onnxruntime finds when it runs the model on zeros.
-
-    Raises:
-        ExportError: onnxruntime cannot run it.
-    """
-    fixed = ModelProto()
-    fixed.CopyFrom(model)
-    for value in (*fixed.graph.input, *fixed.graph.output):
-        for dimension in value.type.tensor_type.shape.dim:
-            if dimension.WhichOneof("value") == "dim_param":
-                dimension.dim_value = batch
-    values = _run_all(fixed)
-    known = {tensor.name for tensor in fixed.graph.initializer}
-    kept = []
-    for node in fixed.graph.node:
-        folds = node.op_type == "Shape" or all(name in known for name in node.input if name)
-        if folds and all(values[name].dtype == np.int64 for name in node.output):
-            fixed.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in node.output)
-            known.update(node.output)
-        else:
-            kept.append(node)
-    del fixed.graph.node[:]
-    fixed.graph.node.extend(kept)
-    declared = {value.name for value in fixed.graph.output}
-    for node in kept:
-        for name in node.output:
-            if name and name not in declared:
-                element = helper.np_dtype_to_tensor_dtype(values[name].dtype)
-                fixed.graph.value_info.append(helper.make_tensor_value_info(name, element, values[name].shape))
-    return fixed
-
-
-def _run_all(model: ModelProto) -> dict[str, Array]:
-    """Every intermediate value on inputs of zeros."""
-    open_model = ModelProto()
-    open_model.CopyFrom(model)
-    declared = {value.name for value in model.graph.output}
-    names = [name for node in model.graph.node for name in node.output if name]
-    open_model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in declared)
-    inputs = {}
-    for value in model.graph.input:
-        tensor = value.type.tensor_type
-        shape = [dimension.dim_value for dimension in tensor.shape.dim]
-        inputs[value.name] = np.zeros(shape, helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    try:
-        session = ort.InferenceSession(
-            open_model.SerializeToString(), session_options("none"), providers=["CPUExecutionProvider"]
-        )
-        return dict(zip(names, session.run(names, inputs), strict=True))
-    except Exception as error:  # onnxruntime's errors share no base but Exception
-        raise ExportError(f"onnxruntime cannot run the model whose shapes are needed: {error}") from error
-
-
 def _rewrite(model: ModelProto, rules: Mapping[str, Rule]) -> ModelProto:
-    """Apply the rule of each node's operator; drop unused initializers."""
+    """Unfuse, apply the rule of each node's operator, and drop unused initializers."""
     draft = FloatDraft({tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
     old = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
-        rule = rules.get(node.op_type)
+        rule = _unfuse if node.op_type in _UNFUSED else rules.get(node.op_type)
         if rule is None:
             draft.nodes.append(node)
         else:
@@ -187,12 +127,8 @@ def _integer_product(node: NodeProto, draft: FloatDraft) -> None:
     """QGemm with a floating-point result; one with integer codes as its result stays."""
     if len(node.input) > 8 and node.input[8]:
         draft.nodes.append(node)
-        return
-    if np.asarray(draft.arrays[node.input[5]]).any():
-        raise ExportError(
-            f"operator QGemm of layer {node.name!r} has weights with a zero point: use a symmetric scheme"
-        )
-    _multiply(node, node.output[0], f"{node.output[0]}:matrix", draft)
+    else:
+        _multiply(node, node.output[0], f"{node.output[0]}:matrix", draft)
 
 
 def _standard_gemm(node: NodeProto, draft: FloatDraft) -> None:
@@ -205,17 +141,18 @@ def _standard_gemm(node: NodeProto, draft: FloatDraft) -> None:
 
 
 def _multiply(node: NodeProto, result: str, matrix_name: str, draft: FloatDraft) -> None:
-    codes, x_scale, x_zero, weight, w_scale, w_zero, *rest = node.input
+    """A product with weights without zero points, as all schemes have them."""
+    codes, x_scale, x_zero, weight, w_scale, _, *rest = node.input
     matrix = draft.arrays[weight]
     matrix = matrix.T if attributes(node).get("transB", 0) else matrix
     right = draft.constant(matrix_name, np.ascontiguousarray(matrix))
-    zero = [w_zero] if np.asarray(draft.arrays[w_zero]).any() else []
-    total = draft.add("MatMulInteger", [codes, right, x_zero, *zero], f"{result}:products")
+    total = draft.add("MatMulInteger", [codes, right, x_zero], f"{result}:products")
     if rest and rest[0]:
         total = draft.add("Add", [total, rest[0]], f"{result}:sums")
     real = draft.add("Cast", [total], f"{result}:real", to=TensorProto.FLOAT)
     scale = (draft.scale(x_scale) * draft.scale(w_scale)).astype(np.float32)
-    draft.add("Mul", [real, draft.constant(f"{result}:scale", scale)], result)
+    # "{result}:scale" may be that of the result's own codes
+    draft.add("Mul", [real, draft.constant(f"{result}:factor", scale)], result)
 
 
 def _dequantised_gemm(node: NodeProto, draft: FloatDraft) -> None:

@@ -16,7 +16,6 @@ from accel.errors import BundleError, MissingExtraError
 from accel.exporting import run_policy
 from accel.exporting.appearing import partial_of
 from accel.exporting.formats import FORMATS, NATIVE_FORMATS, make_format
-from accel.exporting.formats.base import Contract
 from accel.json_object import Json
 from accel.system.machine import cpu_name
 
@@ -83,8 +82,10 @@ def verify(bundle: Path, *, run_native_check: bool = False) -> Verification:
             outputs differ from the test vectors by more than their bound.
         MissingExtraError: the bundle's format needs a package that is not installed; for native checks, a compiler.
     """
+    if not bundle.exists() and partial_of(bundle).exists():
+        raise BundleError(f"there is no {bundle} yet: an export to it is under way, or was killed; then export again")
     if not bundle.is_dir():
-        raise BundleError(_why_missing(bundle))
+        raise BundleError(f"{bundle} is no directory: give the one that accel export wrote")
     if not (bundle / run_policy.CONTRACT).exists() and (bundle / "config.toml").exists():
         raise BundleError(f"{bundle} is not a bundle, it is a run: accel export {bundle} --out BUNDLE makes one of it")
     try:
@@ -94,15 +95,7 @@ def verify(bundle: Path, *, run_native_check: bool = False) -> Verification:
         raise BundleError(str(error)) from error
 
 
-def _why_missing(bundle: Path) -> str:
-    if bundle.exists():
-        return f"{bundle} is no directory: give the one that accel export wrote"
-    if partial_of(bundle).exists():
-        return f"there is no {bundle} yet: an export to it is under way, or was killed; then export again"
-    return f"there is no {bundle}: give the directory that accel export wrote"
-
-
-def _verify(bundle: Path, contract: Contract, run_native_check: bool) -> Verification:
+def _verify(bundle: Path, contract: run_policy.Contract, run_native_check: bool) -> Verification:
     name = str(contract["target"]["format"])
     is_skipped = name in NATIVE_FORMATS and not run_native_check
     if name not in FORMATS:

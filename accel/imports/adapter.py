@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -74,10 +74,11 @@ class AdaptedPolicy(PolicyModule):
         self.register_parameter("log_std", None)
         self.assumes_deviation = False
         self.eval().requires_grad_(False)
+        rows = _example_rows(self, spec)
         if not self._takes_first:
-            _require_log_deviations(self, spec)
-        outputs = _probed(self, spec)
-        if unused := _unused(self, spec):
+            _require_log_deviations(self, rows, spec.action.sizes[0])
+        outputs = _probed(self, rows, spec.observation_dtype)
+        if unused := _unused(self, rows):
             logger.warning(
                 "%s: its forward does not use %s: where they rescale tanh of the output to the bounds of actions, give "
                 "--squash-actions; what else they do is left out",
@@ -124,11 +125,10 @@ def _means_and_deviations(means: Tensor, log_std: Tensor, *_others: Tensor) -> T
     return torch.cat((means, log_std.expand_as(means)), dim=-1)
 
 
-def _require_log_deviations(policy: AdaptedPolicy, spec: EnvSpec) -> None:
+def _require_log_deviations(policy: AdaptedPolicy, rows: Sequence[Tensor], actions: int) -> None:
     """Raise ConfigError where the second of several outputs may be a value, or deviations themselves."""
     if policy.state_shapes:
         return
-    rows = _example_rows(policy, spec)
     try:
         with torch.no_grad():
             outputs: object = policy.module(*map(policy.prepared, rows))
@@ -136,33 +136,25 @@ def _require_log_deviations(policy: AdaptedPolicy, spec: EnvSpec) -> None:
         return
     if not isinstance(outputs, tuple | list):
         return
-    is_named = any(_LOG_STD_LAYER.search(name) for name, _ in policy.module.named_modules())
-    cause = _no_log_deviations(outputs[1].to(torch.float32), len(rows[0]), spec.action.sizes[0], named=is_named)
-    if cause:
-        raise ConfigError(
-            f"the second output of {type(policy.module).__name__} is taken for log standard deviations, and {cause}: "
-            "return the means alone, or torch.cat((means, log_std), dim=-1)"
-        )
-
-
-def _no_log_deviations(found: Tensor, rows: int, actions: int, *, named: bool) -> str:
-    """Why outputs are no log standard deviations of so many actions; "" where they may be.
-
-    Args:
-        found: the outputs [rows, k] or [k]. rows, actions: how many. named: whether a layer has their name.
-    """
+    found: Tensor = outputs[1].to(torch.float32)
     least, greatest = float(found.min()), float(found.max())
+    is_named = any(_LOG_STD_LAYER.search(name) for name, _ in policy.module.named_modules())
     if found.shape[-1:] != (actions,):
-        return f"it has {tuple(found.shape)} numbers for {actions} actions"
-    if named:
-        return ""
-    if greatest > _GREATEST_LOG_STD:
-        return f"it holds {greatest:.3g}, where {_GREATEST_LOG_STD:g} is the greatest logarithm taken"
-    if least < _LEAST_LOG_STD:
-        return f"it holds {least:.3g}, where {_LEAST_LOG_STD:g} is the least"
-    if actions == 1 and found.dim() == 2 and len(found) == rows and bool((found[0] != found[1]).any()):
-        return "it depends on the observation, as a value does"
-    return ""
+        cause = f"it has {tuple(found.shape)} numbers for {actions} actions"
+    elif is_named:
+        return
+    elif greatest > _GREATEST_LOG_STD:
+        cause = f"it holds {greatest:.3g}, where {_GREATEST_LOG_STD:g} is the greatest logarithm taken"
+    elif least < _LEAST_LOG_STD:
+        cause = f"it holds {least:.3g}, where {_LEAST_LOG_STD:g} is the least"
+    elif actions == 1 and found.dim() == 2 and len(found) == len(rows[0]) and bool((found[0] != found[1]).any()):
+        cause = "it depends on the observation, as a value does"
+    else:
+        return
+    raise ConfigError(
+        f"the second output of {type(policy.module).__name__} is taken for log standard deviations, and {cause}: "
+        "return the means alone, or torch.cat((means, log_std), dim=-1)"
+    )
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -194,22 +186,19 @@ def _copies(value: object) -> bool:
     return True
 
 
-def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
+def _probed(policy: AdaptedPolicy, rows: Sequence[Tensor], dtype: str) -> Tensor:
     """Outputs [2, P] on two different observations."""
-    rows = _example_rows(policy, spec)
     shape, name = tuple(rows[0].shape), type(policy.module).__name__
-    inside: list[str] = []
     try:
-        with torch.no_grad(), _entered(policy.module, inside):
+        with torch.no_grad():
             outputs: Tensor = policy(*rows)[0]
             alone: Tensor = policy(*(part[:1] for part in rows))[0]
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no message"])[0]
-        where = f" in layer {inside[-1]}" if inside else ""
         remedy = "its weights are taken in single precision: leave out .double()" if "Double" in reason else _RETURNS
         raise ConfigError(
-            f"the policy {name} fails{where} on observations {shape} {spec.observation_dtype}: {type(error).__name__}: "
-            f"{reason}; {remedy}"
+            f"the policy {name} fails{_failing_layer(policy.module, error)} on observations {shape} {dtype}: "
+            f"{type(error).__name__}: {reason}; {remedy}"
         ) from error
     for found, count in ((outputs, 2), (alone, 1)):
         if found.dim() != 2 or found.shape[0] != count:
@@ -220,9 +209,19 @@ def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
     return outputs
 
 
-def _unused(policy: AdaptedPolicy, spec: EnvSpec) -> list[str]:
+def _failing_layer(module: nn.Module, error: Exception) -> str:
+    """The innermost layer in whose forward an error was raised; "" where it is the module itself."""
+    names = {layer: name for name, layer in module.named_modules() if name}
+    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = [layer for layer in callers if isinstance(layer, nn.Module) and layer in names]
+    if not inside:
+        return ""
+    layer = inside[-1]
+    return f" in layer {names[layer]!r} ({type(layer).__name__ if list(layer.children()) else layer})"
+
+
+def _unused(policy: AdaptedPolicy, rows: Sequence[Tensor]) -> list[str]:
     """Parts of the module, critics aside, on which none of its outputs depends; [] where that cannot be told."""
-    rows = _example_rows(policy, spec)
     if len(rows) > 1:
         return []
     tensors = {
@@ -253,22 +252,6 @@ def _example_rows(policy: AdaptedPolicy, spec: EnvSpec) -> list[Tensor]:
         else:
             rows.append(torch.randn((2, *shape), generator=generator))
     return rows
-
-
-@contextmanager
-def _entered(module: nn.Module, inside: list[str]) -> Iterator[None]:
-    """Meanwhile ``inside`` has the layers whose forward is under way, outermost first."""
-    hooks = []
-    for name, layer in module.named_modules():
-        if name:
-            text = f"{name!r} ({layer})" if not list(layer.children()) else f"{name!r} ({type(layer).__name__})"
-            hooks.append(layer.register_forward_pre_hook(lambda *_, text=text: inside.append(text)))
-            hooks.append(layer.register_forward_hook(lambda *_: inside.pop() and None))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _assumed(action: ActionSpec) -> Tensor:

@@ -29,37 +29,35 @@ _MOST_NUMBERS = 2**26
 _DIRECTION = re.compile(r"(?:^|_)(?:ins?|inputs?|outs?|outputs?|next|new|prev|n|0)(?=_|$)|(?<=^[hc])[0n]$")
 
 
-class OnnxModels(PolicyReader):
-    """An ONNX model with one input of floats, or several named as the parts of a Dict observation, and any state."""
-
-    kind = "ONNX model"
-
-    def owns(self, file: PolicyFile) -> bool:
-        """See ``PolicyReader.owns``."""
-        if file.content[:1] != b"\x08":  # the first field is the version of the format
-            return False
-        try:
-            return bool(onnx.load_from_string(file.content).graph.node)
-        except Exception:  # noqa: BLE001 - protobuf's errors are of its implementation
-            return False
-
-    def read(self, file: PolicyFile) -> ReadPolicy:
-        """See ``PolicyReader.read``."""
-        model = onnx.load_from_string(file.content)
-        try:
-            _check_external_data(model, file.path.parent)
-            onnx.load_external_data_for_model(model, str(file.path.parent))
-            session = ort.InferenceSession(
-                model.SerializeToString(), session_options(), ["CPUExecutionProvider"], enable_fallback=False
-            )
-        except Exception as error:  # onnx's and onnxruntime's errors share no base
-            reason = str(error).strip().partition("\n")[0]
-            if "NOT_IMPLEMENTED" in reason:
-                reason += "; export it in single precision, in operators of ONNX alone"
-            raise CheckpointError(f"ONNX model {file.path} cannot be loaded: {reason}") from error
-        return _OnnxPolicy(model, session, file.path).read()
+def _owns(file: PolicyFile) -> bool:
+    if file.content[:1] != b"\x08":  # the first field is the version of the format
+        return False
+    try:
+        return bool(onnx.load_from_string(file.content).graph.node)
+    except Exception:  # noqa: BLE001 - protobuf's errors are of its implementation
+        return False
 
 
+def _read(file: PolicyFile) -> ReadPolicy:
+    model = onnx.load_from_string(file.content)
+    try:
+        _check_external_data(model, file.path.parent)
+        onnx.load_external_data_for_model(model, str(file.path.parent))
+        session = ort.InferenceSession(
+            model.SerializeToString(), session_options(), ["CPUExecutionProvider"], enable_fallback=False
+        )
+    except Exception as error:  # onnx's and onnxruntime's errors share no base
+        reason = str(error).strip().partition("\n")[0]
+        if "NOT_IMPLEMENTED" in reason:
+            reason += "; export it in single precision, in operators of ONNX alone"
+        raise CheckpointError(f"ONNX model {file.path} cannot be loaded: {reason}") from error
+    policy = _OnnxPolicy(model, session, file.path)
+    widths = [str(layer) for layer in policy.graph.layer_sizes]
+    return ReadPolicy(f"ONNX: {'-'.join(widths) or 'no dense layers'}", policy.make, policy.answer, takes_parts=True)
+
+
+ONNX = PolicyReader("ONNX model", _owns, _read)
+"""An ONNX model with one input of floats, or several named as the parts of a Dict observation, and any state."""
 _CRITIC = frozenset(("value", "values", "state_value", "state_values", "vf", "critic"))
 """Names of outputs that are no policy's: Q-values, which are one, have others."""
 
@@ -67,13 +65,13 @@ _CRITIC = frozenset(("value", "values", "state_value", "state_values", "vf", "cr
 class _OnnxPolicy:
     def __init__(self, model: ModelProto, session: ort.InferenceSession, path: Path) -> None:
         self._session, self._path = session, path
-        self._graph = OnnxGraph(model)
-        self._inputs = {value.name: value for value in model.graph.input if value.name not in self._graph.constants}
+        self.graph = OnnxGraph(model)
+        self._inputs = {value.name: value for value in model.graph.input if value.name not in self.graph.constants}
         outputs = [value.name for value in model.graph.output]
         self._states = list(_states(self._inputs, model.graph.output))
         taken = {state.source for state in self._states}
         self._observed = [name for name in self._inputs if name not in taken]
-        known = {state.target for state in self._states} | self._graph.constants.keys()
+        known = {state.target for state in self._states} | self.graph.constants.keys()
         others = [name for name in outputs if name not in known]
         floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
         kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
@@ -83,11 +81,9 @@ class _OnnxPolicy:
             raise ConfigError(f"{path} maps {', '.join(self._inputs)} to {', '.join(outputs)}: no policy")
         if others[1:]:
             logger.warning("%s: its output %s is taken, and %s not", path, others[0], ", ".join(others[1:]))
-        forwarded = {state.source for state in self._states if self._graph.only_forwards(state.source, state.target)}
-        self._states = [state for state in self._states if state.source not in forwarded]
+        self._states = [state for state in self._states if not self.graph.only_forwards(state.source, state.target)]
         self._wanted = [others[0], *(state.target for state in self._states)]
-        self._read = self._graph.read_for(self._wanted)
-        self._dead = list(forwarded)
+        self._read = self.graph.read_for(self._wanted)
         for state in self._states:
             state.check(path)
         for name in (name for name in self._observed if name in self._read):
@@ -98,16 +94,10 @@ class _OnnxPolicy:
                     "with a free batch dimension"
                 )
 
-    def read(self) -> ReadPolicy:
-        """See ``ReadPolicy``."""
-        widths = [str(layer) for layer in self._graph.layer_sizes]
-        return ReadPolicy(f"ONNX: {'-'.join(widths) or 'no dense layers'}", self._make, self._answer, takes_parts=True)
-
-    def _make(self, spec: FactorySpec) -> nn.Module:
+    def make(self, spec: FactorySpec) -> nn.Module:
         parts = {part.name for part in spec.inputs}
         if unread := [name for name in self._observed if name not in self._read | parts]:
             logger.warning("%s: its output does not depend on %s, which get zeros", self._path, ", ".join(unread))
-        self._dead += unread
         self._observed = in_order([name for name in self._observed if name not in unread], spec, self._path)
         for name, part in zip(self._observed, spec.inputs, strict=True):
             sizes = _sizes(self._inputs[name])[1:]
@@ -123,10 +113,10 @@ class _OnnxPolicy:
                 )
         examples = [torch.zeros(1, *part.shape) for part in spec.inputs]
         examples += [torch.zeros(1, *state.row) for state in self._states]
-        return TracedProgram(self._run, examples, len(self._states), self._graph.tensors)
+        return TracedProgram(self._run, examples, len(self._states), self.graph.tensors)
 
     def _run(self, *rows: Tensor) -> list[Tensor]:
-        output, *following = self._graph(self._feeds(rows), self._wanted)
+        output, *following = self.graph(self._feeds(rows), self._wanted)
         return [output, *(state.to_rows(value) for state, value in zip(self._states, following, strict=True))]
 
     def _feeds(self, rows: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -142,14 +132,12 @@ class _OnnxPolicy:
             return rows
         return rows.reshape(len(rows), *sizes) if rows.dim() == 2 else rows.movedim(1, -1)
 
-    def _answer(self, row: Sequence[Array]) -> list[Array]:
-        feeds = {
-            name: value.numpy().astype(helper.tensor_dtype_to_np_dtype(self._inputs[name].type.tensor_type.elem_type))
-            for name, value in self._feeds([torch.from_numpy(value) for value in row]).items()
-        }
-        for name in self._dead:
-            kind = helper.tensor_dtype_to_np_dtype(self._inputs[name].type.tensor_type.elem_type)
-            feeds[name] = np.zeros([size or 1 for size in _sizes(self._inputs[name])], kind)
+    def answer(self, row: Sequence[Array]) -> list[Array]:
+        given, feeds = self._feeds([torch.from_numpy(value) for value in row]), {}
+        for name, value in self._inputs.items():
+            kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            zeros = np.zeros([size or 1 for size in _sizes(value)], kind)
+            feeds[name] = given[name].numpy().astype(kind) if name in given else zeros
         output, *following = self._session.run(self._wanted, feeds)
         return [output, *(s.to_rows(torch.from_numpy(v)).numpy() for s, v in zip(self._states, following, strict=True))]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -117,29 +116,19 @@ class PolicyFile:
             raise CheckpointError(f"archive {self.path} is damaged: {error}") from error
 
 
-class PolicyReader(ABC):
+@dataclass(frozen=True)
+class PolicyReader:
     """Reads one kind of file. Nothing in a file is unpickled, and no Python in it runs.
 
     Attributes:
+        kind: what messages call it. owns: whether a file is of this kind, by its content.
+        read: the policy. Raises CheckpointError for a damaged file, ConfigError for a policy of another kind and for
+            options that are not for it.
         takes_activation: whether ``PolicyFile.activation`` says what such files do not. takes_module: and ``module``.
     """
 
-    takes_activation = False
-    takes_module = False
-
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """What messages call it."""
-
-    @abstractmethod
-    def owns(self, file: PolicyFile) -> bool:
-        """Whether a file is of this kind, by its content."""
-
-    @abstractmethod
-    def read(self, file: PolicyFile) -> ReadPolicy:
-        """The policy.
-
-        Raises:
-            CheckpointError: a damaged file. ConfigError: a policy of another kind, or options that are not for it.
-        """
+    kind: str
+    owns: Callable[[PolicyFile], bool]
+    read: Callable[[PolicyFile], ReadPolicy]
+    takes_activation: bool = False
+    takes_module: bool = False

@@ -7,35 +7,28 @@ from pathlib import Path
 from torch import nn
 
 from accel.errors import CheckpointError, ConfigError
-from accel.imports.onnx_models import OnnxModels
+from accel.imports.onnx_models import ONNX
 from accel.imports.policy_file import PolicyFile, PolicyReader, ReadPolicy
-from accel.imports.rsl_rl import RslRl
-from accel.imports.stable_baselines3 import StableBaselines3
+from accel.imports.rsl_rl import RSL_RL
+from accel.imports.stable_baselines3 import STABLE_BASELINES3
 from accel.imports.torch_files import fill, is_safetensors, read_tensors
 from accel.imports.torch_modules import FactorySpec, with_forward
-from accel.imports.torch_programs import ExportedPrograms, TorchScripts
+from accel.imports.torch_programs import EXPORTED_PROGRAM, TORCH_SCRIPT
 from accel.networks.custom import make_module
 
 
-class Weights(PolicyReader):
-    """A state dict, by ``torch.save`` or in safetensors, of the module that ``--module`` makes: CleanRL's, or any."""
+def _holds_weights(file: PolicyFile) -> bool:
+    is_saved = "data.pkl" in file.members and "constants.pkl" not in file.members
+    return is_saved or is_safetensors(file.content) or file.content[:2] in (b"\x80\x02", b"\x80\x04")
 
-    kind = "file of tensors"
-    takes_module = True
 
-    def owns(self, file: PolicyFile) -> bool:
-        """See ``PolicyReader.owns``."""
-        is_saved = "data.pkl" in file.members and "constants.pkl" not in file.members
-        return is_saved or is_safetensors(file.content) or file.content[:2] in (b"\x80\x02", b"\x80\x04")
-
-    def read(self, file: PolicyFile) -> ReadPolicy:
-        """See ``PolicyReader.read``."""
-        if file.module is None:
-            raise ConfigError(
-                f"{file.path} holds tensors by name, or a pickle, which is not read, and not what computes with them: "
-                "give the code of the policy too, --module package:factory, such as ppo:Agent of CleanRL"
-            )
-        return read_module(file.module, file)
+def _read_weights(file: PolicyFile) -> ReadPolicy:
+    if file.module is None:
+        raise ConfigError(
+            f"{file.path} holds tensors by name, or a pickle, which is not read, and not what computes with them: "
+            "give the code of the policy too, --module package:factory, such as ppo:Agent of CleanRL"
+        )
+    return read_module(file.module, file)
 
 
 def read_module(module: nn.Module | str, weights: PolicyFile | None = None) -> ReadPolicy:
@@ -63,13 +56,14 @@ def load_weights(module: nn.Module, file: PolicyFile) -> None:
         raise CheckpointError(f"{name} are not of {type(module).__name__}: '{unknown[0]}' is absent in the module")
 
 
-READERS: tuple[PolicyReader, ...] = (
-    StableBaselines3(),
-    TorchScripts(),
-    ExportedPrograms(),
-    RslRl(),
-    Weights(),
-    OnnxModels(),
+# the last but one is for a state dict, by torch.save or in safetensors, of the module that --module makes
+READERS = (
+    STABLE_BASELINES3,
+    TORCH_SCRIPT,
+    EXPORTED_PROGRAM,
+    RSL_RL,
+    PolicyReader("file of tensors", _holds_weights, _read_weights, takes_module=True),
+    ONNX,
 )
 
 

@@ -28,48 +28,41 @@ _DEVIATIONS = ("std", "log_std", "distribution.")
 _OTHERS = ("critic", "teacher", "memory_c.", "memory_t.")
 
 
-class RslRl(PolicyReader):
-    """``model_N.pt`` of rsl_rl."""
+def _owns(file: PolicyFile) -> bool:
+    return any(key in file.checkpoint for key in _KEYS)
 
-    kind = "checkpoint of rsl_rl"
-    takes_activation = True
 
-    def owns(self, file: PolicyFile) -> bool:
-        """See ``PolicyReader.owns``."""
-        return any(key in file.checkpoint for key in _KEYS)
-
-    def read(self, file: PolicyFile) -> ReadPolicy:
-        """See ``PolicyReader.read``."""
-        saved, path = file.checkpoint, file.path
-        weights = file.tensors(next(key for key in _KEYS if key in saved))
-        weights |= {f"obs_norm_state_dict.{name}": t for name, t in file.tensors("obs_norm_state_dict").items()}
-        head = next((head for head in _HEADS if f"{head}.0.weight" in weights), "actor")
-        memory = next((prefix for prefix in _MEMORIES if f"{prefix}weight_ih_l0" in weights), _MEMORIES[0])
-        normaliser = next((prefix for prefix in _NORMALISERS if f"{prefix}_mean" in weights), None)
-        known = (f"{head}.", memory, *_DEVIATIONS, *_OTHERS, *_NORMALISERS)
-        if odd := [name for name in weights if not name.startswith(known)]:
-            raise ConfigError(
-                f"{path}: {odd[0]!r} is none of a plain policy of rsl_rl: export it with the library's exporter, and "
-                "give its policy.pt or policy.onnx"
-            )
-        if not any(name.startswith(_DEVIATIONS) for name in weights):
-            raise ConfigError(
-                f"{path}: no deviations beside the layers: their outputs may be means, means and deviations or "
-                "parameters of a Beta distribution, and the file does not tell which: export it with the library's "
-                "exporter, and give its policy.pt or policy.onnx"
-            )
-        activation = ACTIVATIONS[file.activation or "elu"]
-        layers, sizes = dense_layers(weights, head, activation, path, ends_linear=True)
-        cores = read_cores(weights, memory, str(path))
-        before = nn.Identity() if normaliser is None else _normaliser(weights, normaliser, path)
-        module = SteppedPolicy(before, cores, layers) if cores else nn.Sequential(before, layers)
-        steps = saved.get("iter")
-        texts = [*(type(core).__name__.removesuffix("Core").lower() for core in cores), *sizes]
-        return ReadPolicy(
-            f"rsl_rl: {'-'.join(texts)} {activation.__name__}" + (f", iteration {steps}" if steps else ""),
-            make=lambda _spec: module,
-            log_std=_log_std(weights),
+def _read(file: PolicyFile) -> ReadPolicy:
+    saved, path = file.checkpoint, file.path
+    weights = file.tensors(next(key for key in _KEYS if key in saved))
+    weights |= {f"obs_norm_state_dict.{name}": t for name, t in file.tensors("obs_norm_state_dict").items()}
+    head = next((head for head in _HEADS if f"{head}.0.weight" in weights), "actor")
+    memory = next((prefix for prefix in _MEMORIES if f"{prefix}weight_ih_l0" in weights), _MEMORIES[0])
+    normaliser = next((prefix for prefix in _NORMALISERS if f"{prefix}_mean" in weights), None)
+    known = (f"{head}.", memory, *_DEVIATIONS, *_OTHERS, *_NORMALISERS)
+    if odd := [name for name in weights if not name.startswith(known)]:
+        raise ConfigError(
+            f"{path}: {odd[0]!r} is none of a plain policy of rsl_rl: export it with the library's exporter, and "
+            "give its policy.pt or policy.onnx"
         )
+    if not any(name.startswith(_DEVIATIONS) for name in weights):
+        raise ConfigError(
+            f"{path}: no deviations beside the layers: their outputs may be means, means and deviations or "
+            "parameters of a Beta distribution, and the file does not tell which: export it with the library's "
+            "exporter, and give its policy.pt or policy.onnx"
+        )
+    activation = ACTIVATIONS[file.activation or "elu"]
+    layers, sizes = dense_layers(weights, head, activation, path, ends_linear=True)
+    cores = read_cores(weights, memory, str(path))
+    before = nn.Identity() if normaliser is None else _normaliser(weights, normaliser, path)
+    module = SteppedPolicy(before, cores, layers) if cores else nn.Sequential(before, layers)
+    steps = saved.get("iter")
+    texts = [*(type(core).__name__.removesuffix("Core").lower() for core in cores), *sizes]
+    return ReadPolicy(
+        f"rsl_rl: {'-'.join(texts)} {activation.__name__}" + (f", iteration {steps}" if steps else ""),
+        make=lambda _spec: module,
+        log_std=_log_std(weights),
+    )
 
 
 def _normaliser(weights: Mapping[str, Tensor], prefix: str, path: Path) -> FixedNormaliser:
@@ -88,3 +81,7 @@ def _log_std(weights: Mapping[str, Tensor]) -> Tensor | None:
         if re.fullmatch(r"(distribution\.)?std(_param)?", name) and (tensor > 0).all():
             return tensor.log()
     return None
+
+
+RSL_RL = PolicyReader("checkpoint of rsl_rl", _owns, _read, takes_activation=True)
+"""``model_N.pt`` of rsl_rl."""

@@ -45,11 +45,6 @@ class SavedSpaces:
         entries = re.findall(r"'([^']+)': [A-Z]\w+\(", str(observation.get("spaces"))) if is_dict else []
         return cls(_integers(_shape(observation)), (*entries,), kind, _integers(sizes), low, high)
 
-    @property
-    def is_dict(self) -> bool:
-        """Whether the file says that observations are a Dict."""
-        return bool(self.entries)
-
     def require(
         self, observation: spaces.Space[object] | None, action: spaces.Space[object], path: Path, env: str
     ) -> None:

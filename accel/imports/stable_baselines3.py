@@ -107,32 +107,26 @@ _EXTRACTORS = "'stable_baselines3.common.torch_layers."
 _NORM_EPSILON = 0.001
 
 
-class StableBaselines3(PolicyReader):
-    """What ``model.save(path)`` wrote."""
+def _owns(file: PolicyFile) -> bool:
+    return {_DATA, _WEIGHTS} <= {*file.members}
 
-    kind = "zip file of Stable-Baselines3"
-    takes_activation = True
 
-    def owns(self, file: PolicyFile) -> bool:
-        """See ``PolicyReader.owns``."""
-        return {_DATA, _WEIGHTS} <= {*file.members}
-
-    def read(self, file: PolicyFile) -> ReadPolicy:
-        """See ``PolicyReader.read``."""
-        members = file.unpack(lambda name: name.rpartition("/")[2] in (_DATA, _WEIGHTS))
-        content = {name.rpartition("/")[2]: member for name, member in members.items()}
-        weights = read_tensors(content[_WEIGHTS], f"{_WEIGHTS} in {file.path}")
-        try:
-            data = parse_json(content[_DATA])
-        except ValueError as error:
-            raise CheckpointError(f"{file.path} is no {self.kind}: its {_DATA} is no JSON ({error})") from error
+def _read_file(file: PolicyFile) -> ReadPolicy:
+    members = file.unpack(lambda name: name.rpartition("/")[2] in (_DATA, _WEIGHTS))
+    content = {name.rpartition("/")[2]: member for name, member in members.items()}
+    weights = read_tensors(content[_WEIGHTS], f"{_WEIGHTS} in {file.path}")
+    try:
+        data = parse_json(content[_DATA])
         if not isinstance(data, dict):
-            raise CheckpointError(f"{file.path} is no {self.kind}: its {_DATA} is no JSON object")
-        return _read(weights, data, file.path, file.activation)
+            raise ValueError("it is no JSON object")
+    except ValueError as error:
+        raise CheckpointError(f"{file.path}: its {_DATA} is not what Stable-Baselines3 writes: {error}") from error
+    return _read(weights, data, file.path, file.activation)
 
 
 def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, activation: str | None) -> ReadPolicy:
-    family = _family(weights, _policy_class(data), path)
+    named = data.get("policy_class")
+    family = _family(weights, str(named.get("__module__", "")) if isinstance(named, dict) else "", path)
     kind = ACTIVATIONS[activation] if activation else _activation(data, path, nn.Tanh if family.samples else nn.ReLU)
     steps, options = data.get("num_timesteps"), data.get("policy_kwargs")
     options = options if isinstance(options, dict) else {}
@@ -141,7 +135,8 @@ def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, ac
         raise ConfigError(f"{path}: its features extractor is a class of its own ({extractor[:80]}): {_REMEDY}")
     spaces = SavedSpaces.read(data)
     squashes = family.squashes or options.get("squash_output") is True
-    squashes |= family.name == "ARS" and spaces.action == "Box" and _ends_in_tanh(data, options)
+    if family.name == "ARS" and spaces.action == "Box":  # by default its linear policy does not end in tanh
+        squashes = options.get("squash_output", "ARSLinearPolicy" not in str(named)) is True
     scales_images = options.get("normalize_images") is not False
     if family.name == "CrossQ":
         weights = _without_norms(weights, family.body[0], family.head)
@@ -197,7 +192,7 @@ def _read(weights: dict[str, Tensor], data: Mapping[str, object], path: Path, ac
         samples=family.samples,
         scales_images=scales_images,
         images_alone=True,
-        takes_parts=masked or spaces.is_dict or any(".extractors." in name for name in weights),
+        takes_parts=masked or bool(spaces.entries) or any(".extractors." in name for name in weights),
         env_steps=steps if isinstance(steps, int) else 0,
         spaces=spaces,
         normalised=normalised,
@@ -251,20 +246,11 @@ def _positive(options: Mapping[str, object], name: str, default: float, path: Pa
     return value
 
 
-def _ends_in_tanh(data: Mapping[str, object], options: Mapping[str, object]) -> bool:
-    """Of ARS: unless told otherwise, and not by default where the policy is its linear one."""
-    default = "ARSLinearPolicy" not in str(data.get("policy_class"))
-    return options.get("squash_output", default) is True
-
-
-def _policy_class(data: Mapping[str, object]) -> str:
-    """The module of the policy's class; "" where the file does not name it."""
-    found = data.get("policy_class")
-    return str(found.get("__module__", "")) if isinstance(found, dict) else ""
-
-
 def _family(weights: Mapping[str, Tensor], home: str, path: Path) -> _Family:
-    """Find the policy's family; ConfigError for another class or other layers: custom, masked, recurrent, Dict."""
+    """The family of a policy, whose class's module is ``home``, or "" where the file does not name it.
+
+    Raises: ConfigError: another class or other layers: custom, masked, recurrent, Dict.
+    """
     families = [family for family in _FAMILIES if (home in family.homes if home else family.by_layers)]
     if not families:
         raise ConfigError(
@@ -398,3 +384,7 @@ def _linear(weights: Mapping[str, Tensor], name: str, path: Path) -> nn.Linear:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=f"{name}.bias" in weights)
     fill(linear, weights, f"weights {path}", f"{name}.")
     return linear
+
+
+STABLE_BASELINES3 = PolicyReader("zip file of Stable-Baselines3", _owns, _read_file, takes_activation=True)
+"""What ``model.save(path)`` wrote."""

@@ -42,7 +42,6 @@ class _TorchPolicy:
         self._offsets = {name: value for name, value in self._initial.items() if value.any()}
 
     def make(self, spec: FactorySpec) -> nn.Module:
-        """See ``ReadPolicy.make``."""
         names = [part.name for part in spec.inputs]
         self._observed = names if self._arguments is None else in_order(self._arguments, spec, self._path)
         examples = [torch.zeros(1, *part.shape) for part in spec.inputs]
@@ -54,7 +53,6 @@ class _TorchPolicy:
         return TracedProgram(self._run, examples, len(self._states), tensors)
 
     def answer(self, row: Sequence[Array]) -> list[Array]:
-        """See ``ReadPolicy.source``."""
         with torch.no_grad():
             return [value.numpy() for value in self._run(*(torch.tensor(value) for value in row))]
 
@@ -114,83 +112,76 @@ def _assign(module: nn.Module, name: str, value: Tensor) -> None:
 _FILES = re.compile(rb"\b(from_file|save|load|_save|_load|classes)\b")
 
 
-class TorchScripts(PolicyReader):
-    """What ``torch.jit.save`` wrote. Its program is interpreted, with no access to files."""
+def _is_script(file: PolicyFile) -> bool:
+    return "constants.pkl" in file.members and any(name.startswith("code/") for name in file.members)
 
-    kind = "TorchScript archive"
 
-    def owns(self, file: PolicyFile) -> bool:
-        """See ``PolicyReader.owns``."""
-        return "constants.pkl" in file.members and any(name.startswith("code/") for name in file.members)
+def _read_script(file: PolicyFile) -> ReadPolicy:
+    for name, text in file.unpack(lambda name: name.endswith(".py")).items():
+        if found := _FILES.search(text):
+            raise ConfigError(f"{file.path}: its program calls {found[1].decode()!r} ({name}), which no policy needs")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+        needed = [argument for argument in module.forward.schema.arguments[1:] if not argument.has_default_value()]
+        takes_dict = len(needed) == 1 and isinstance(needed[0].type, torch.DictType)
+        arguments = None if takes_dict else [argument.name for argument in needed]
+    except Exception as error:  # torch's errors share no base, of damaged files and of programs without forward
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointError(f"TorchScript archive {file.path} cannot be loaded: {reason}") from error
+    program = _TorchPolicy(module, arguments, file.path)
+    return ReadPolicy(f"TorchScript: {module.original_name}", program.make, program.answer, takes_parts=True)
 
-    def read(self, file: PolicyFile) -> ReadPolicy:
-        """See ``PolicyReader.read``."""
-        for name, text in file.unpack(lambda name: name.endswith(".py")).items():
-            if found := _FILES.search(text):
-                raise ConfigError(
-                    f"{file.path}: its program calls {found[1].decode()!r} ({name}), which no policy needs"
-                )
+
+def _is_exported(file: PolicyFile) -> bool:
+    return "archive_format" in file.members and any(name.startswith("models/") for name in file.members)
+
+
+def _read_exported(file: PolicyFile) -> ReadPolicy:
+    try:
+        _require_tensors(file)
+        with warnings.catch_warnings(action="ignore"):
+            program = torch.export.load(io.BytesIO(file.content))
+            module = program.module(check_guards=False)
+        for check in [*module._forward_pre_hooks_with_kwargs]:  # of the number of rows, which is looked at here
+            del module._forward_pre_hooks[check], module._forward_pre_hooks_with_kwargs[check]
+        positional = program.call_spec.in_spec.child(0)
+    except AccelError:
+        raise
+    except Exception as error:  # torch's errors share no base
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointError(f"torch.export program {file.path} cannot be loaded: {reason}") from error
+    takes_dict = positional.num_children == 1 and positional.child(0).type is dict
+    policy = _TorchPolicy(module, None if takes_dict else program.graph_signature.user_inputs, file.path)
+    return ReadPolicy("torch.export program", policy.make, policy.answer, takes_parts=True)
+
+
+def _require_tensors(file: PolicyFile) -> None:
+    """Raise ConfigError for a pickle that builds more than tensors: torch's loader would run what it names."""
+    pickled = {
+        str(payload.get("path_name"))
+        for text in file.unpack(lambda name: name.endswith("_config.json")).values()
+        for payload in json.loads(text).get("config", {}).values()
+        if payload.get("use_pickle")
+    }
+    odd = r"(^|/)(custom_obj|opaque|script_obj)[^/]*$"
+    for name, content in file.unpack(lambda name: not name.endswith(".json")).items():
+        # Of any protocol that Python reads: raw weights may begin with the first byte too.
+        looks_pickled = content[:1] == b"\x80" and content[1:2] <= b"\x05"
+        is_pickle = name.rpartition("/")[2] in pickled or "sample_inputs/" in name or looks_pickled
         try:
-            with warnings.catch_warnings(action="ignore"):
-                module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()  # type: ignore[no-untyped-call]
-            needed = [argument for argument in module.forward.schema.arguments[1:] if not argument.has_default_value()]
-            takes_dict = len(needed) == 1 and isinstance(needed[0].type, torch.DictType)
-            arguments = None if takes_dict else [argument.name for argument in needed]
-        except Exception as error:  # torch's errors share no base, of damaged files and of programs without forward
-            reason = str(error).strip().partition("\n")[0]
-            raise CheckpointError(f"TorchScript archive {file.path} cannot be loaded: {reason}") from error
-        program = _TorchPolicy(module, arguments, file.path)
-        return ReadPolicy(f"TorchScript: {module.original_name}", program.make, program.answer, takes_parts=True)
+            if re.search(odd, name):
+                raise ValueError("it is an object of Python")
+            if is_pickle:
+                read_plain(content, name)
+        except (ValueError, CheckpointError) as error:
+            raise ConfigError(
+                f"{file.path}: {name!r} needs more than tensors, and nothing is unpickled: load it in a factory of "
+                "your own, torch.export.load(FILE).module(), and give --module package:factory"
+            ) from error
 
 
-class ExportedPrograms(PolicyReader):
-    """What ``torch.export.save`` wrote, where its tensors are no pickles that need more than tensors."""
-
-    kind = "torch.export program"
-
-    def owns(self, file: PolicyFile) -> bool:
-        """See ``PolicyReader.owns``."""
-        return "archive_format" in file.members and any(name.startswith("models/") for name in file.members)
-
-    def read(self, file: PolicyFile) -> ReadPolicy:
-        """See ``PolicyReader.read``."""
-        try:
-            self._require_tensors(file)
-            with warnings.catch_warnings(action="ignore"):
-                program = torch.export.load(io.BytesIO(file.content))
-                module = program.module(check_guards=False)
-            for check in [*module._forward_pre_hooks_with_kwargs]:  # of the number of rows, which is looked at here
-                del module._forward_pre_hooks[check], module._forward_pre_hooks_with_kwargs[check]
-            positional = program.call_spec.in_spec.child(0)
-        except AccelError:
-            raise
-        except Exception as error:  # torch's errors share no base
-            reason = str(error).strip().partition("\n")[0]
-            raise CheckpointError(f"torch.export program {file.path} cannot be loaded: {reason}") from error
-        takes_dict = positional.num_children == 1 and positional.child(0).type is dict
-        policy = _TorchPolicy(module, None if takes_dict else program.graph_signature.user_inputs, file.path)
-        return ReadPolicy("torch.export program", policy.make, policy.answer, takes_parts=True)
-
-    def _require_tensors(self, file: PolicyFile) -> None:
-        """Raise ConfigError for a pickle that builds more than tensors: torch's loader would run what it names."""
-        pickled = {
-            str(payload.get("path_name"))
-            for text in file.unpack(lambda name: name.endswith("_config.json")).values()
-            for payload in json.loads(text).get("config", {}).values()
-            if payload.get("use_pickle")
-        }
-        odd = r"(^|/)(custom_obj|opaque|script_obj)[^/]*$"
-        for name, content in file.unpack(lambda name: not name.endswith(".json")).items():
-            # Of any protocol that Python reads: raw weights may begin with the first byte too.
-            looks_pickled = content[:1] == b"\x80" and content[1:2] <= b"\x05"
-            is_pickle = name.rpartition("/")[2] in pickled or "sample_inputs/" in name or looks_pickled
-            try:
-                if re.search(odd, name):
-                    raise ValueError("it is an object of Python")
-                if is_pickle:
-                    read_plain(content, name)
-            except (ValueError, CheckpointError) as error:
-                raise ConfigError(
-                    f"{file.path}: {name!r} needs more than tensors, and nothing is unpickled: load it in a factory of "
-                    "your own, torch.export.load(FILE).module(), and give --module package:factory"
-                ) from error
+TORCH_SCRIPT = PolicyReader("TorchScript archive", _is_script, _read_script)
+"""What ``torch.jit.save`` wrote. Its program is interpreted, with no access to files."""
+EXPORTED_PROGRAM = PolicyReader("torch.export program", _is_exported, _read_exported)
+"""What ``torch.export.save`` wrote, where its tensors are no pickles that need more than tensors."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -41,7 +42,9 @@ _REPLACED: Mapping[object, Callable[..., object]] = MappingProxyType(
         _ATEN.copy.default: lambda x, source: source if source.shape == x.shape else source.expand_as(x),
         _ATEN.slice_scatter.default: lambda x, source, *place: _scattered(x, source, *place),
         # of floats all are of single precision, and what that changes is seen beside the program itself
-        _ATEN._to_copy.default: lambda x, dtype=None, **_: x if dtype is None else x.to(_single(dtype)),
+        _ATEN._to_copy.default: lambda x, dtype=None, **_: (
+            x if dtype is None else x.to(torch.float32 if dtype.is_floating_point else dtype)
+        ),
         _ATEN._softmax.default: lambda x, axis, _: torch.softmax(x, axis),
         _ATEN.alias.default: lambda x: x,
         _ATEN.detach.default: lambda x: x,
@@ -286,10 +289,10 @@ def _free_of_rows(node: fx.Node) -> None:
         return
     counts = [found for found in node.all_input_nodes if found.target is _times]
     if node.target in _VIEWS:
-        x, sizes = node.args
+        sizes = cast("list[fx.node.Argument]", node.args[1])
         if len(counts) == 1 and -1 not in sizes:
             sizes, counts = [-1 if size is counts[0] else size for size in sizes], []
-        node.target, node.args = torch.reshape, (x, sizes)
+        node.target, node.args = torch.reshape, (node.args[0], sizes)
     elif counts:
         raise ConfigError(f"operation {node.target} of the program takes the number of rows: {_REMEDY}")
 
@@ -300,10 +303,6 @@ def _scattered(x: Tensor, source: Tensor, dim: int = 0, start: int | None = None
     if start == 0 and end >= size == x.shape[dim]:
         return source
     return torch.cat((x.narrow(dim, 0, start), source, x.narrow(dim, start + size, x.shape[dim] - start - size)), dim)
-
-
-def _single(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.is_floating_point else dtype
 
 
 def _place(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

@@ -14,15 +14,13 @@ import pytest
 import torch
 
 from accel.cli import main
-from accel.compressors.artifact import TensorSpec
 from accel.config import TrainConfig
 from accel.display.progress import LineProgress
 from accel.envs.spaces import EnvSpec
 from accel.errors import BundleError, EnvError, ExportError, MissingExtraError
-from accel.exporting import run_policy
+from accel.exporting import build, run_policy
 from accel.exporting.build import Bundle, export
 from accel.exporting.formats.base import Vectors
-from accel.exporting.formats.c import parameter
 from accel.exporting.formats.c_check import chosen_rows, vectors_header
 from accel.exporting.verify import verify
 from accel.networks import PolicyNetwork
@@ -30,12 +28,19 @@ from tests.accel import trained_runs
 from tests.accel.test_verify import resum, run_program
 from tests.accel.trained_runs import make_network, make_run
 
+SCHEME = "int8(reduce_range)"
+SHOWN = io.StringIO()
+
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A policy that would take too long to play in C."""
     directory = tmp_path_factory.mktemp("c")
     run = make_run(directory / "runs", env="CartPole-v1", network="mlp:16x1+lstm:8", calibration_size=64)
-    return export(run, directory / "bundle", scheme="int8(reduce_range)", format="c", episodes=0, accept_loss=True)
+    options = {"scheme": SCHEME, "format": "c", "episodes": 2, "accept_loss": True}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "PLAYABLE_S", 0.0)
+        return export(run, directory / "bundle", **options, progress=LineProgress(SHOWN))
 
 
 @pytest.fixture
@@ -72,6 +77,26 @@ def test_a_policy_whose_outputs_are_not_finite_is_refused_before_c_is_generated(
         export(run, tmp_path / "bundle", scheme="fp32", format="c", episodes=0, progress=LineProgress(shown))
     assert "compressing as fp32" in shown.getvalue() and "generating C" not in shown.getvalue()
     assert not (tmp_path / "bundle").exists()
+
+
+def test_an_export_says_what_it_is_at_and_plays_on_onnxruntime_what_is_slow(exported: Bundle) -> None:
+    shown = dict.fromkeys(line.partition(" | ")[0] for line in SHOWN.getvalue().splitlines())
+    size = (exported.path / "policy.c").stat().st_size
+    begun = [stage for stage in shown if not stage.startswith("generating C for ")]
+    assert len(begun) == len(shown) - 1 and begun == [
+        "collecting real inputs",
+        f"compressing as {SCHEME}",
+        f"writing {SCHEME} as c",
+        f"compiling {size / 1e6:.1f} MB of C",
+        f"checking {SCHEME} as c against the test vectors",
+        "measuring parity",
+        "measuring latency",
+        "playing fp32",
+        "playing at random",
+        f"playing {SCHEME} on onnxruntime (as c it would take 0 s) on the same seeds",
+    ]
+    assert exported.report["returns"]["engine"] == "onnxruntime"  # type: ignore[index]
+    assert "ran on onnxruntime, as its target is too slow here" in (exported.path / "MODEL_CARD.md").read_text()
 
 
 def build_and_run(bundle: Path) -> subprocess.CompletedProcess[str]:
@@ -120,7 +145,7 @@ def test_our_sources_are_warning_free_c99_without_heap(bundle: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-SCALE = r"float weight\d+_params_scale\[\d+\] = \{\s*([^\s,]+f)"
+SCALE = r"float weight\d+_params_factor\[\d+\] = \{\s*([^\s,]+f)"
 CODE = r"int8_t weight\d+_params_matrix\[\d+\]\[\d+\] = \{\s*\{\s*(-?\d+)"
 # What takes the place of a pattern's group, in a file.
 CHANGES = {
@@ -225,8 +250,3 @@ def test_a_policy_of_full_size_images_passes_its_own_check_in_c(tmp_path: Path) 
     assert (bundle.path / "vectors.h").stat().st_size < 1_000_000
     export(run, tmp_path / "openvino", scheme="int8", format="openvino", episodes=0)
     assert float(str(verify(tmp_path / "openvino").vectors["relative"])) <= 0.02
-
-
-def test_an_input_called_like_a_keyword_is_a_parameter_all_the_same() -> None:
-    wanted = {"switch": "float switch_[1][2]", "switches": "float switches[1][2]"}
-    assert {name: parameter(TensorSpec(name, "float32", (None, 2))) for name in wanted} == wanted

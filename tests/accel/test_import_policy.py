@@ -36,7 +36,6 @@ from tests.compressors.policies import run_artifact
 
 CARTPOLE, PENDULUM = TrainConfig.create(env="CartPole-v1"), TrainConfig.create(env="Pendulum-v1")
 HERE = "tests.accel.foreign_policies"
-Act = Callable[[Any], Any]
 
 
 class Spaces:
@@ -122,20 +121,6 @@ def ppo_outputs(weights: Mapping[str, Tensor], x: np.ndarray, activation: Any = 
     return linear(weights, "action_net", x)
 
 
-def returns_of(env: str, act: Act, seeds: list[int]) -> list[float]:
-    """Undiscounted returns of a policy in gymnasium, without any code of ours."""
-    found = []
-    with gymnasium.make(env) as made:
-        for seed in seeds:
-            observation, _ = made.reset(seed=seed)
-            total, over = 0.0, False
-            while not over:
-                observation, reward, terminated, truncated, _ = made.step(act(observation))
-                total, over = total + float(reward), terminated or truncated
-            found.append(total)
-    return found
-
-
 def test_a_discrete_ppo_file_gives_its_logits_and_compresses_without_loss(tmp_path: Path) -> None:
     weights = balancing_weights()
     policy = import_policy(write_zip(tmp_path / "ppo.zip", weights), CARTPOLE)
@@ -143,12 +128,6 @@ def test_a_discrete_ppo_file_gives_its_logits_and_compresses_without_loss(tmp_pa
     assert np.allclose(policy.policy(torch.from_numpy(x))[0].numpy(), ppo_outputs(weights, x), atol=1e-5)
     assert (policy.act(x) == ppo_outputs(weights, x).argmax(1)).all()
     assert (policy.env_steps, policy.scheme) == (50_000, "int8")
-
-    def oracle(observation: Any) -> int:
-        return int(ppo_outputs(weights, observation.astype(np.float32)).argmax())
-
-    seeds = [11, 12, 13]
-    assert returns_of("CartPole-v1", lambda o: policy.act(o), seeds) == returns_of("CartPole-v1", oracle, seeds)
     in_torch = play(policy.policy, policy, episodes=8)
     result = accel.evaluate(policy, scheme="int8", episodes=8, baseline=True)
     assert in_torch.returns.min() > 400
@@ -157,17 +136,14 @@ def test_a_discrete_ppo_file_gives_its_logits_and_compresses_without_loss(tmp_pa
 
 def test_a_box_ppo_file_gives_its_mean_and_its_deviation(tmp_path: Path) -> None:
     weights = ppo_weights(3, 1, log_std=torch.tensor([-0.7]))
+    weights["action_net.weight"] *= 4
     policy = import_policy(write_zip(tmp_path / "ppo.zip", weights), PENDULUM)
     x = np.random.default_rng(0).standard_normal((16, 3)).astype(np.float32)
     params = policy.policy(torch.from_numpy(x))[0].numpy()
     assert np.allclose(params[:, :1], ppo_outputs(weights, x), atol=1e-5)
     assert np.allclose(params[:, 1], -0.7)
-
-    def oracle(observation: Any) -> np.ndarray:
-        return np.clip(ppo_outputs(weights, observation.astype(np.float32)), -2, 2).astype(np.float32)
-
-    ours = returns_of("Pendulum-v1", lambda o: policy.act(o), [5, 6])
-    assert ours == pytest.approx(returns_of("Pendulum-v1", oracle, [5, 6]), rel=1e-3)
+    assert np.allclose(policy.act(x), np.clip(ppo_outputs(weights, x), -2, 2), atol=1e-4)
+    assert np.abs(policy.act(x)).max() == 2.0
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
+from accel.exporting.run_policy import Array, Contract, PolicySession
 from accel.json_object import Json
-
-if TYPE_CHECKING:  # which a device's runtime has not
-    from accel.acting.policy import Array, InPlaceSession
-
-Contract = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,13 +47,14 @@ class ExportFormat(ABC):
 
     Attributes:
         name: as the user writes it.
-        batch: the only batch that it can be called with, or None for any.
         runs_onnx: whether its session is onnxruntime's, on the contract's ``model``.
+        session: loads the written files on this machine: the bundle's directory, its contract, and the rows of a call.
+            Raises BundleError.
     """
 
     name: str
-    batch: int | None = None
     runs_onnx: bool = False
+    session: Callable[[Path, Contract, int], PolicySession]
 
     def require(self, *, writing: bool) -> None:  # noqa: B027 - most formats need nothing
         """Raise MissingExtraError if a package is missing that writing, or else running, the format needs."""
@@ -79,18 +75,6 @@ class ExportFormat(ABC):
             ExportError: the format cannot take an operator of the policy; names it.
         """
 
-    @abstractmethod
-    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> InPlaceSession:
-        """Load the written files on this machine.
-
-        Args:
-            directory: the bundle.
-            contract: its contract, of which inputs, outputs, ``model`` and ``target`` are read.
-            batch: rows of a call; a format with a batch of its own is called as often as needed.
-        Raises:
-            BundleError: it cannot be loaded.
-        """
-
     def check(self, directory: Path) -> str | None:
         """Run the bundle's own check program; returns its output in one line, None for a format without one.
 
@@ -98,8 +82,3 @@ class ExportFormat(ABC):
             BundleError: it cannot be built, or the policy fails its check.
         """
         return None
-
-
-def runs_integers(operators: Mapping[str, int]) -> bool:
-    """Whether a model computes in integers, whose rounding differs between kinds of CPU and engines."""
-    return any("Integer" in name or "QGemm" in name or "QLinear" in name or "Quantize" in name for name in operators)

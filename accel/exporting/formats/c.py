@@ -13,45 +13,51 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
-from accel.acting.policy import Array, InPlaceSession
-from accel.compressors.artifact import CompressedPolicy, TensorSpec
+from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import ExportFormat, Vectors, Written
 from accel.exporting.formats.c_check import BUILD, CHECK, RUN, VECTORS, check_program, chosen_rows, vectors_header
 from accel.exporting.formats.c_products import arrange_products, with_qualified_calls
-from accel.exporting.run_policy import empty_arrays
-from accel.exporting.standard_operators import fixed_batch, integer_products, operators
+from accel.exporting.run_policy import Array, Contract, empty_arrays
+from accel.exporting.standard_operators import integer_products, operators
 from accel.json_object import Json
 from accel.system.extras import install_command
 
 SOURCE, HEADER, FUNCTION = "policy.c", "policy.h", "policy"
 _FLAGS = ("-std=c99", "-pedantic-errors", "-O2")
 _TIMEOUT_S = 600
-_KEYWORDS = frozenset(
-    "and asm auto bool break case catch char class const continue default delete do double else enum explicit export "
-    "extern false float for friend goto if inline int long mutable namespace new not operator or private protected "
-    "public register restrict return short signed sizeof static struct switch template this throw true try typedef "
-    "typename union unsigned using virtual void volatile while xor".split()
-)
-"""Of C and C++: no names of parameters in a header for both."""
-_C_TYPES = {"float32": "float", "uint8": "uint8_t"}
-_NONE_BYTES = 0
 _REFUSED = {"com.microsoft.MatMulNBits", "com.microsoft.DequantizeLinear"}
+
+
+class CSession:
+    """A ``PolicySession`` on the compiled sources, called row by row."""
+
+    def __init__(self, directory: Path, contract: Contract, batch: int) -> None:
+        self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)
+        self.outputs: Mapping[str, Array] = empty_arrays(contract["outputs"], batch)
+        function = ctypes.CDLL(str(compile_policy(directory)[0]))[FUNCTION]
+        function.restype = None
+        self._function = function
+        arrays = (*self.inputs.values(), *self.outputs.values())
+        self._calls = [tuple(ctypes.c_void_p(array[row].ctypes.data) for array in arrays) for row in range(batch)]
+
+    def run(self) -> None:
+        """Read ``inputs``, fill ``outputs``."""
+        for pointers in self._calls:
+            self._function(*pointers)
 
 
 class CFormat(ExportFormat):
     """See ``ExportFormat``."""
 
     name = "c"
-    batch = 1
+    session = CSession
 
     def require(self, *, writing: bool) -> None:
         """Raise MissingExtraError without a compiler, and for writing without the generator."""
@@ -64,17 +70,16 @@ class CFormat(ExportFormat):
         from emx_onnx_cgen import Compiler
         from emx_onnx_cgen.compiler import CompilerOptions
 
-        portable = integer_products(onnx.load_from_string(artifact.model))
-        refused = sorted(_REFUSED & operators(portable).keys())
+        model = integer_products(onnx.load_from_string(artifact.model))
+        refused = sorted(_REFUSED & operators(model).keys())
         if refused:
             raise ExportError(
                 f"format c cannot take operator {refused[0]} of scheme {artifact.scheme!r}: C has no blocks of "
                 "4-bit weights; choose int8(w4), int8 or fp32, or format onnx"
             )
-        model = fixed_batch(portable, 1)
-        options = CompilerOptions(
-            model_name=FUNCTION, large_temp_threshold_bytes=_NONE_BYTES, large_weight_threshold=_NONE_BYTES
-        )
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = 1
+        options = CompilerOptions(model_name=FUNCTION, large_temp_threshold_bytes=0, large_weight_threshold=0)
         weights = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
         progress.begin(f"generating C for {weights:,} weights")
         try:
@@ -87,13 +92,14 @@ class CFormat(ExportFormat):
         source, packed = arrange_products(source, model)
         source = with_qualified_calls(source)
         (directory / SOURCE).write_text(source, encoding="utf-8")
-        (directory / HEADER).write_text(_header(artifact), encoding="utf-8")
+        (directory / HEADER).write_text(_header(source, artifact), encoding="utf-8")
         (directory / VECTORS).write_text(vectors_header(vectors), encoding="ascii")
         (directory / CHECK).write_text(check_program(vectors, artifact), encoding="ascii")
         progress.begin(f"compiling {len(source) / 1e6:,.1f} MB of C")
-        compiled = compile_policy(directory).facts
+        _, compiled = compile_policy(directory)
         size = int(str(compiled["code_bytes"])) + int(str(compiled["static_bytes"]))
         facts: Json = {
+            "batch": 1,
             "function": FUNCTION,
             "operators": operators(model),
             "packed_weight_bits": packed,
@@ -101,10 +107,6 @@ class CFormat(ExportFormat):
             "check": {"build": BUILD, "run": RUN, "rows": len(chosen_rows(vectors))},
         }
         return Written((SOURCE, HEADER, CHECK, VECTORS), size, facts)
-
-    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> InPlaceSession:
-        """See ``ExportFormat.session``."""
-        return CSession(directory, contract, batch)
 
     def check(self, directory: Path) -> str | None:
         """Build ``check.c`` as the contract says, with this machine's compiler, and run it."""
@@ -121,40 +123,6 @@ class CFormat(ExportFormat):
         return said
 
 
-class CSession:
-    """An ``InPlaceSession`` on the compiled sources, called row by row."""
-
-    def __init__(self, directory: Path, contract: Mapping[str, Any], batch: int) -> None:
-        self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)
-        self.outputs: Mapping[str, Array] = empty_arrays(contract["outputs"], batch)
-        self._compiled = compile_policy(directory)
-        function = ctypes.CDLL(str(self._compiled.library))[FUNCTION]
-        function.restype = None
-        self._function = function
-        arrays = (*self.inputs.values(), *self.outputs.values())
-        self._calls = [tuple(ctypes.c_void_p(array[row].ctypes.data) for array in arrays) for row in range(batch)]
-
-    def run(self) -> None:
-        """Read ``inputs``, fill ``outputs``."""
-        for pointers in self._calls:
-            self._function(*pointers)
-
-
-@dataclass(frozen=True)
-class CompiledPolicy:
-    """Sources compiled for this machine.
-
-    Attributes:
-        library: a shared library.
-        facts: ``code_bytes`` (instructions and constants, which may stay in flash), ``static_bytes`` (data and bss, in
-            RAM), ``stack_bytes`` (the policy's frame and its deepest call; None where the compiler cannot tell),
-            ``compiler`` and ``flags``.
-    """
-
-    library: Path
-    facts: Json
-
-
 def compiler() -> tuple[str, ...]:
     """The C compiler's command: CC's, or else cc or gcc. Raises MissingExtraError without one."""
     chosen = os.environ.get("CC", "").strip()
@@ -168,8 +136,16 @@ def compiler() -> tuple[str, ...]:
     )
 
 
-def compile_policy(directory: Path) -> CompiledPolicy:
-    """Compile a bundle's sources, equal ones once. Raises BundleError, ExportError without a compiler."""
+def compile_policy(directory: Path) -> tuple[Path, Json]:
+    """Compile a bundle's sources for this machine, equal ones once.
+
+    Returns:
+        A shared library, and ``code_bytes`` (instructions and constants, which may stay in flash), ``static_bytes``
+        (data and bss, in RAM), ``stack_bytes`` (the policy's frame and its deepest call; None where the compiler cannot
+        tell), ``compiler`` and ``flags``.
+    Raises:
+        BundleError: they cannot be read or compiled. ExportError: the compiler cannot be run.
+    """
     try:
         source = (directory / SOURCE).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -178,7 +154,7 @@ def compile_policy(directory: Path) -> CompiledPolicy:
 
 
 @functools.lru_cache(maxsize=2)
-def _compile(source: str) -> CompiledPolicy:
+def _compile(source: str) -> tuple[Path, Json]:
     here = Path(tempfile.mkdtemp(prefix="accel-c-"))
     atexit.register(shutil.rmtree, here, ignore_errors=True)
     (here / SOURCE).write_text(source, encoding="utf-8")
@@ -196,7 +172,7 @@ def _compile(source: str) -> CompiledPolicy:
         "compiler": _run(here, *compiler(), "--version").partition("\n")[0],
         "flags": " ".join(_FLAGS),
     }
-    return CompiledPolicy(here / "policy.so", facts)
+    return here / "policy.so", facts
 
 
 def _run(directory: Path, *command: str) -> str:
@@ -213,11 +189,9 @@ def _start(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
         raise ExportError(f"{command[0]} cannot be run: {error}; install gcc and binutils") from error
 
 
-def _header(artifact: CompressedPolicy) -> str:
-    """The prototype, with the arrays' shapes and what they mean."""
-    arguments = [f"const {parameter(spec)}" for spec in artifact.inputs] + [
-        parameter(spec) for spec in artifact.outputs
-    ]
+def _header(source: str, artifact: CompressedPolicy) -> str:
+    """The prototype of the generated function, and where its arguments are explained."""
+    (prototype,) = re.findall(rf"^void {FUNCTION}\(.*\)", source, re.MULTILINE)
     return "\n".join(
         [
             f"/* {artifact.scheme} policy, version {artifact.version}; one observation a call, see contract.json. */",
@@ -225,16 +199,9 @@ def _header(artifact: CompressedPolicy) -> str:
             "#define POLICY_H",
             "#include <stdint.h>",
             "",
-            f"void {FUNCTION}({', '.join(arguments)});",
+            f"{prototype.replace('restrict ', '')};",
             "",
             "#endif",
             "",
         ]
     )
-
-
-def parameter(spec: TensorSpec) -> str:
-    """An input or output of one row as the C function declares it."""
-    kind = _C_TYPES.get(spec.dtype, np.dtype(spec.dtype).name)
-    name = f"{spec.name}_" if spec.name in _KEYWORDS else spec.name
-    return f"{kind} {name}{''.join(f'[{size}]' for size in spec.with_batch(1))}"

@@ -12,10 +12,9 @@ import textwrap
 import numpy as np
 import numpy.typing as npt
 
-from accel.acting.policy import Array
 from accel.compressors.artifact import CompressedPolicy
 from accel.exporting.formats.base import Vectors
-from accel.exporting.run_policy import spread
+from accel.exporting.run_policy import Array, spread
 
 CHECK, VECTORS = "check.c", "vectors.h"
 # the program lies outside the bundle: a bundle with files that its checksums do not list is refused

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
-from accel.errors import BundleError
-from accel.exporting import run_policy
 from accel.exporting.formats.base import ExportFormat, Vectors, Written
-
-if TYPE_CHECKING:  # which a device's runtime has not
-    from accel.acting.policy import InPlaceSession
+from accel.exporting.run_policy import OnnxSession
 
 MODEL = "model.onnx"
 
@@ -23,6 +17,7 @@ class OnnxFormat(ExportFormat):
 
     name = "onnx"
     runs_onnx = True
+    session = OnnxSession
 
     def formed(self, artifact: CompressedPolicy) -> CompressedPolicy:
         """See ``ExportFormat.formed``."""
@@ -34,10 +29,3 @@ class OnnxFormat(ExportFormat):
         """See ``ExportFormat.write``."""
         (directory / MODEL).write_bytes(artifact.model)
         return Written((MODEL,), len(artifact.model))
-
-    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> InPlaceSession:
-        """See ``ExportFormat.session``."""
-        try:
-            return run_policy.OnnxSession(directory, dict(contract), batch)
-        except run_policy.BundleError as error:
-            raise BundleError(str(error)) from error

@@ -6,16 +6,14 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import onnx
 
-from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import ExportFormat, Vectors, Written
-from accel.exporting.run_policy import empty_arrays
+from accel.exporting.run_policy import Array, Contract, empty_arrays
 from accel.exporting.standard_operators import dequantised_products, operators
 from accel.system.extras import install_command
 
@@ -26,10 +24,41 @@ SETTINGS = MappingProxyType(
 )
 
 
+class OpenVinoSession:
+    """A ``PolicySession`` on OpenVINO's CPU plug-in, one thread."""
+
+    def __init__(self, directory: Path, contract: Contract, batch: int) -> None:
+        import openvino
+
+        self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)
+        self.outputs: Mapping[str, Array] = empty_arrays(contract["outputs"], batch)
+        if contract["target"].get("settings") != dict(SETTINGS):
+            raise BundleError(f"the contract of {directory} has other settings of OpenVINO than an export writes")
+        core = openvino.Core()
+        try:
+            model = core.read_model(directory / XML)
+            model.reshape({name: list(array.shape) for name, array in self.inputs.items()})
+            compiled = core.compile_model(model, "CPU", dict(SETTINGS))
+            request = compiled.create_infer_request()
+            for name, array in {**self.inputs, **self.outputs}.items():
+                request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+        except (RuntimeError, ValueError) as error:
+            raise BundleError(f"OpenVINO {openvino.__version__} cannot load {directory / XML}: {error}") from error
+        self._infer = request.infer
+
+    def run(self) -> None:
+        """Read ``inputs``, fill ``outputs``. Raises BundleError."""
+        try:
+            self._infer()
+        except RuntimeError as error:
+            raise BundleError(f"OpenVINO cannot run the bundle's model: {error}") from error
+
+
 class OpenVinoFormat(ExportFormat):
     """See ``ExportFormat``."""
 
     name = "openvino"
+    session = OpenVinoSession
 
     def require(self, *, writing: bool) -> None:
         """Raise MissingExtraError without OpenVINO."""
@@ -55,37 +84,3 @@ class OpenVinoFormat(ExportFormat):
         size = (directory / XML).stat().st_size + (directory / BIN).stat().st_size
         facts = {"settings": dict(SETTINGS), "operators": operators(model), "openvino": openvino.__version__}
         return Written((XML, BIN), size, facts)
-
-    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> InPlaceSession:
-        """See ``ExportFormat.session``."""
-        return OpenVinoSession(directory, contract, batch)
-
-
-class OpenVinoSession:
-    """An ``InPlaceSession`` on OpenVINO's CPU plug-in, one thread."""
-
-    def __init__(self, directory: Path, contract: Mapping[str, Any], batch: int) -> None:
-        import openvino
-
-        self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)
-        self.outputs: Mapping[str, Array] = empty_arrays(contract["outputs"], batch)
-        if contract["target"].get("settings") != dict(SETTINGS):
-            raise BundleError(f"the contract of {directory} has other settings of OpenVINO than an export writes")
-        core = openvino.Core()
-        try:
-            model = core.read_model(directory / XML)
-            model.reshape({name: list(array.shape) for name, array in self.inputs.items()})
-            compiled = core.compile_model(model, "CPU", dict(SETTINGS))
-            request = compiled.create_infer_request()
-            for name, array in {**self.inputs, **self.outputs}.items():
-                request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
-        except (RuntimeError, ValueError) as error:
-            raise BundleError(f"OpenVINO {openvino.__version__} cannot load {directory / XML}: {error}") from error
-        self._infer = request.infer
-
-    def run(self) -> None:
-        """Read ``inputs``, fill ``outputs``. Raises BundleError."""
-        try:
-            self._infer()
-        except RuntimeError as error:
-            raise BundleError(f"OpenVINO cannot run the bundle's model: {error}") from error
