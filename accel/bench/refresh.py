@@ -109,7 +109,7 @@ def _measure(
             measured.teach(plan)
             artifact = plan.refresh(policy, 0)
             PolicySession(artifact, batch=envs)
-            plans[scheme], found[scheme] = plan, {"bind_ms": bind_ms} | measured.mismatch_of(artifact)
+            plans[scheme], found[scheme] = plan, measured.mismatch_of(artifact) | {"bind_ms": bind_ms}
         except CompressorError as error:
             if scheme == FULL_PRECISION:
                 raise

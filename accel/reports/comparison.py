@@ -132,7 +132,7 @@ QUANTITIES = {
     "actor_us_per_step": ComparedQuantity(
         "Actor time",
         "µs/step",
-        lambda run, _: sum(us for phase, us in run.us_per_step("actor").items() if phase != "wait"),
+        lambda run, _: run.actor_us_per_step,
         "actors' work per environment step, waiting for the learner left out",
     ),
     "cpu_s": ComparedQuantity(
