@@ -27,9 +27,7 @@ def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
         for kind, of in (("machine", _machine), ("version", _versions)):
             ours, theirs = (tuple(sorted({of(run) for run in side.runs})) for side in (baseline, group))
             if ours != theirs:
-                found.append(
-                    f"another {kind}: {' and '.join(theirs)}; the baseline's is {' and '.join(map(str, ours))}"
-                )
+                found.append(f"another {kind}: {' and '.join(theirs)}; the baseline's is {' and '.join(ours)}")
     return (*found, *(f"{run.name} has not finished (no summary.json)" for run in group.runs if run.summary is None))
 
 

@@ -108,8 +108,7 @@ def of_environments(compared: Across, pages: Mapping[str, str]) -> Content:
 
 def _escaped(text: str) -> str:
     """Text without line breaks, and with the special characters of Markdown and HTML escaped."""
-    one_line = " ".join(text.split())
-    return _SPECIAL.sub(r"\\\1", one_line).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
+    return _SPECIAL.sub(r"\\\1", one_line(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
 
 
 def _markdown_table(table: Table) -> str:

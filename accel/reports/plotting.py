@@ -199,15 +199,14 @@ def _draw_reference(reference: Reference, axes: Axes) -> None:
 
 
 def _finish_axis(axis: Axis, axes: Axes, which: str) -> None:
-    target, across = (axes.xaxis, True) if which == "x" else (axes.yaxis, False)
-    set_limits, limits = (axes.set_xlim, axes.get_xlim) if across else (axes.set_ylim, axes.get_ylim)
+    target = axes.xaxis if which == "x" else axes.yaxis
     if axis.scale == "log":
-        (axes.set_xscale if across else axes.set_yscale)("log")
+        axes.set(**{f"{which}scale": "log"})
         target.set_minor_locator(NullLocator())
     if axis.limits != (None, None):
-        set_limits(*axis.limits)
+        axes.set(**{f"{which}lim": axis.limits})
     if axis.scale == "log":
-        low, high = limits()
+        low, high = target.get_view_interval()
         fine = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
         subs = fine if high < 5 * low else (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
         target.set_major_locator(LogLocator(subs=subs, numticks=6))

@@ -60,16 +60,6 @@ class Run:
         return tuple(str(gpu.get("name")) for gpu in known if isinstance(gpu, Mapping))
 
     @property
-    def elapsed_s(self) -> Floats:
-        """[n] seconds of training."""
-        return self.series.column(ELAPSED)
-
-    @property
-    def env_steps(self) -> Floats:
-        """[n] valid steps consumed by the learner."""
-        return self.series.column("env_steps")
-
-    @property
     def returns(self) -> Floats:
         """[n] mean return of the last episodes; NaN until ``stop_window`` of them have finished."""
         values = self.series.column("return_mean")
@@ -85,12 +75,12 @@ class Run:
     @property
     def training_s(self) -> float:
         """Seconds of training so far."""
-        return _last(self.elapsed_s)
+        return _last(self.series.column(ELAPSED))
 
     @property
     def steps(self) -> float:
-        """Environment steps so far."""
-        return _last(self.env_steps)
+        """Valid environment steps consumed by the learner so far."""
+        return _last(self.series.column("env_steps"))
 
     @property
     def final_return(self) -> float:
@@ -101,7 +91,8 @@ class Run:
         returns, target = self.returns, self.config.get("stop_at_return")
         if isinstance(target, int | float) and _last(returns) >= target:
             return _last(returns)
-        late = returns[(self.env_steps >= (1 - FINAL_SHARE) * self.steps) & np.isfinite(returns)]
+        steps = self.series.column("env_steps")
+        late = returns[(steps >= (1 - FINAL_SHARE) * self.steps) & np.isfinite(returns)]
         return float(late.mean()) if late.size else _last(returns)
 
     def crossing(self, threshold: float) -> tuple[float, float] | None:
@@ -109,7 +100,7 @@ class Run:
 
         Interpolated between records, except for a run that stopped there: its last record is the crossing.
         """
-        returns = self.returns
+        returns, spent = self.returns, [self.series.column(name) for name in (ELAPSED, "env_steps")]
         known = np.flatnonzero(np.isfinite(returns))
         above = np.flatnonzero(returns[known] >= threshold)
         if not above.size:
@@ -117,10 +108,11 @@ class Run:
         after = known[above[0]]
         stopped_there = after == known[-1] and self.config.get("stop_at_return") == threshold
         if above[0] == 0 or stopped_there:
-            return float(self.elapsed_s[after]), float(self.env_steps[after])
-        before = known[above[0] - 1]
-        share = (threshold - returns[before]) / (returns[after] - returns[before])
-        seconds, steps = (v[before] + share * (v[after] - v[before]) for v in (self.elapsed_s, self.env_steps))
+            before, share = after, 0.0
+        else:
+            before = known[above[0] - 1]
+            share = (threshold - returns[before]) / (returns[after] - returns[before])
+        seconds, steps = (values[before] + share * (values[after] - values[before]) for values in spent)
         return float(seconds), float(steps)
 
     def seconds_by_phase(self, side: str) -> dict[str, float]:
@@ -129,7 +121,7 @@ class Run:
             totals = self.summary.get(f"{side}_s")
             if isinstance(totals, Mapping) and totals:
                 return {str(k): float(v) for k, v in totals.items() if isinstance(v, int | float)}
-        spent = np.diff(self.elapsed_s, prepend=0.0)
+        spent = np.diff(self.series.column(ELAPSED), prepend=0.0)
         if side == "actor":
             spent = spent * np.nan_to_num(self.series.column("actors_alive"), nan=1.0)
         shares = {
