@@ -13,8 +13,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-TESTS = Path(__file__).parent
-
 # pytest-xdist gives its workers a terminal of 80 columns, which programs under test would believe.
 os.environ.pop("COLUMNS", None)
 # Read by libraries when they load, so before any test module imports them; ranks started by tests inherit them.
@@ -113,9 +111,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Those left out for their time run where they are asked for: -m long.
     """
     for item in items:
-        if item.path.relative_to(TESTS).as_posix() in SLOW:
+        file = item.nodeid.partition("::")[0].removeprefix("tests/")
+        if file in SLOW:
             item.add_marker(pytest.mark.slow)
-        if item.path.parent == TESTS / "mpi":
+        if file.startswith("mpi/"):
             item.add_marker(pytest.mark.mpi)
     for group in _by_function(items).values():
         _mark_others_long(group)
