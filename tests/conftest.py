@@ -13,8 +13,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-TESTS = Path(__file__).parent
-
 # pytest-xdist gives its workers a terminal of 80 columns, which programs under test would believe.
 os.environ.pop("COLUMNS", None)
 # Read by libraries when they load, so before any test module imports them; ranks started by tests inherit them.
@@ -24,9 +22,10 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dum
 _sessions = tempfile.TemporaryDirectory(prefix="accel-tests-mpirun-", ignore_cleanup_errors=True)
 os.environ["PRTE_MCA_prte_local_tmpdir_base"] = _sessions.name
 
-_NO_STOPWATCH = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.register_profile("local", _NO_STOPWATCH)
-hypothesis.settings.register_profile("ci", _NO_STOPWATCH, derandomize=True, print_blob=True)
+# Locally each run draws other examples, so that few of them do.
+_NO_STOPWATCH = {"deadline": None, "max_examples": 40, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("local", **_NO_STOPWATCH)
+hypothesis.settings.register_profile("ci", **_NO_STOPWATCH, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
@@ -111,9 +110,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Those left out for their time run where they are asked for: -m long.
     """
     for item in items:
-        if item.path.relative_to(TESTS).as_posix() in SLOW:
+        file = item.nodeid.partition("::")[0].removeprefix("tests/")
+        if file in SLOW:
             item.add_marker(pytest.mark.slow)
-        if item.path.parent == TESTS / "mpi":
+        if file.startswith("mpi/"):
             item.add_marker(pytest.mark.mpi)
     for group in _by_function(items).values():
         _mark_others_long(group)

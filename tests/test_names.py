@@ -44,8 +44,8 @@ def private_uses(source: str, private: set[str]) -> Iterator[str]:
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in {"self", "cls", "super()", "os"}:
-            names = [node.attr]
+        elif isinstance(node, ast.Attribute) and node.attr in private:
+            names = [node.attr] if ast.unparse(node.value) not in {"self", "cls", "super()", "os"} else []
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
             names = [str(word.value).rpartition(".")[2] for word in node.args[:2] if isinstance(word, ast.Constant)]
         yield from (f"line {node.lineno}: {name}" for name in names if name in private)

@@ -39,6 +39,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(PROJECT / part, copy / part, symlinks=True, ignore=ignored)
         else:
             shutil.copy(PROJECT / part, copy / part)
+    hook = copy / "scripts" / "build_kernels.py"
+    hook.write_text(hook.read_text().replace('"-O3"', '"-O1"'))  # compiles in a fraction of the time
     return copy
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 
@@ -20,7 +19,7 @@ class FlatParameters:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         reference = parameters[0].data
         self.values = nn.Parameter(reference.new_empty(sum(parameter.numel() for parameter in parameters)))
-        self.gradient = torch.zeros_like(self.values)
+        self.gradient = reference.new_zeros(self.values.shape)  # on "meta" zeros_like imports sympy, for a second
         self.values.grad = self.gradient
         start = 0
         for parameter in parameters:

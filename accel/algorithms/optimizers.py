@@ -36,7 +36,7 @@ class Optimiser(ABC):
         self.learning_rate: float | Tensor = learning_rate
         self.epsilon = epsilon
         self.skip: Tensor | None = None
-        self.state = {name: torch.zeros_like(parameter, requires_grad=False) for name in self.moments}
+        self.state = {name: parameter.data.new_zeros(parameter.shape) for name in self.moments}
         self.state["step"] = torch.zeros((), device=parameter.device)
 
     def step(self) -> None:

@@ -29,7 +29,7 @@ from accel.compressors.errors import CompressorError
 from accel.errors import AccelError
 from accel.exporting.build import export
 from accel.monitor.statistics import student_t_quantile
-from accel.system.machine import describe_machine, read_machine
+from accel.system.machine import describe_machine
 from scripts.evidence.samples import arguments, read_samples, write_samples
 
 BOARD = Path(__file__).parent / "cortex_m"
@@ -115,7 +115,7 @@ def measure(seed: int, trained: str, scheme: str, scratch: Path) -> Row:
     if not run.exists():
         subprocess.run([sys.executable, "-m", "accel", *words], check=True, capture_output=True)
     row: Row = {"seed": seed, "trained": trained, "scheme": scheme, "train": shlex.join(["accel", *words])}
-    row |= {"machine": describe_machine(read_machine()), "command": shlex.join(["python", *sys.argv])}
+    row |= {"machine": describe_machine(), "command": shlex.join(["python", *sys.argv])}
     bundle = scratch / f"{name}-bundle"
     try:
         exported = export(run, bundle, scheme=scheme, format="c", episodes=EPISODES)

@@ -33,7 +33,7 @@ sys.path.insert(0, str(PROJECT))
 from accel.config.train import DEFAULT_ALGORITHM  # noqa: E402
 from accel.reports.aggregates import interquartile_mean, stratified_bootstrap  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
-from accel.system.machine import describe_machine, read_machine, read_source  # noqa: E402
+from accel.system.machine import describe_machine, read_source  # noqa: E402
 from scripts.evidence.samples import arguments, read_samples, write_samples  # noqa: E402
 
 EPISODES = 30
@@ -141,7 +141,7 @@ def _keep(out: Path, system: str, env: str, seed: int) -> None:
     command = [sys.executable, __file__, "--one", system, env, str(seed)]
     made = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
     runs = _read(samples) | {key: {"command": _command(system, env, seed), **made}}
-    document = {"machine": describe_machine(read_machine()), "runs": dict(sorted(runs.items()))}
+    document = {"machine": describe_machine(), "runs": dict(sorted(runs.items()))}
     write_samples(samples, document)
     write_atomically(out / "README.md", render(runs).encode())
 

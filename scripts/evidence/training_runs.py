@@ -29,13 +29,14 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, StringConstraints, model_validator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -59,28 +60,25 @@ POLL_S = 0.2
 COMPLETE = ("total_env_steps", "mean return", "max_seconds")
 OVERLAP_S = 1.0
 """Times are rounded: runs that overlap by less than this ran one after the other."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Sample = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(BaseModel, frozen=True, extra="forbid"):
     """One configuration of a case.
 
     Attributes:
-        name: a plain directory name.
+        name: of a directory.
         arguments: of ``accel train``, after the case's own.
         seeds: how many runs, from seed 0.
     """
 
-    name: str
+    name: Name
     arguments: tuple[str, ...]
     seeds: int
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(BaseModel, frozen=True, extra="forbid"):
     """One comparison: the same task under several variants, compared with the one named ``baseline``.
 
     Attributes:
@@ -91,9 +89,9 @@ class Case:
         note: what a reader of the page has to know, in Markdown.
     """
 
-    name: str
+    name: Name
     title: str
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
     variants: tuple[Variant, ...]
     baseline: str
     needs: tuple[str, ...] = ()
@@ -101,6 +99,15 @@ class Case:
     lanes: tuple[tuple[str, ...], ...] = ()
     figure: str | None = None
     note: str = ""
+
+    @model_validator(mode="after")
+    def _names_variants(self) -> Case:
+        names = [variant.name for variant in self.variants]
+        if missing := {self.baseline, self.also_against} - {*names, None}:
+            raise ValueError(f"no variant is called {', '.join(map(repr, missing))}")
+        if self.lanes and (loose := [name for name in names if sum(name in lane for lane in self.lanes) != 1]):
+            raise ValueError(f"{', '.join(loose)} must be in one lane each")
+        return self
 
     def lane(self, variant: Variant) -> int:
         """The number of a variant's lane."""
@@ -293,35 +300,13 @@ def read_cases(path: Path) -> dict[str, Case]:
 
 def _case(name: str, values: dict[str, Any], shared: Mapping[str, object]) -> Case:
     seeds, given = values.pop("seeds", 5), values.pop("variants")
-    given = given if isinstance(given, dict) else {key: shared[key] for key in given}
-    variants = tuple(_variant(key, value, seeds, shared) for key, value in given.items())
-    words = {key: _words(values.get(key, [])) for key in ("arguments", "needs")}
-    values = {"title": name, "baseline": variants[0].name, **values, **words}
-    lanes = tuple(map(_words, values.pop("lanes", [])))
-    case = Case(name=_plain(name), variants=variants, lanes=lanes, **values)
-    if lanes and (loose := [v.name for v in variants if sum(v.name in lane for lane in lanes) != 1]):
-        raise ValueError(f"case {name}: {', '.join(loose)} must be in one lane each")
-    if missing := {case.baseline, case.also_against} - {variant.name for variant in variants} - {None}:
-        raise ValueError(f"case {name}: no variant is called {', '.join(map(repr, missing))}")
-    return case
-
-
-def _variant(name: str, value: object, seeds: int, shared: Mapping[str, object]) -> Variant:
-    fields = dict(value) if isinstance(value, dict) else {"arguments": value}
-    words = _words(fields.pop("arguments") if "arguments" in fields else shared[name])
-    return Variant(_plain(name), words, **{"seeds": seeds, **fields})
-
-
-def _words(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is not a list of words")
-    return tuple(map(str, value))
-
-
-def _plain(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no plain name")
-    return name
+    given = given if isinstance(given, dict) else {key: {} for key in given}
+    variants = []
+    for key, value in given.items():
+        fields = value if isinstance(value, dict) else {"arguments": value}
+        arguments = fields["arguments"] if "arguments" in fields else shared[key]
+        variants.append(Variant(**{"name": key, "seeds": seeds, **fields, "arguments": arguments}))
+    return Case(**{"name": name, "title": name, "baseline": variants[0].name, **values, "variants": variants})
 
 
 def run_name(variant: Variant, seed: int) -> str:

@@ -97,7 +97,7 @@ def main() -> None:
         config = accel.TrainConfig.create(
             env=f"{Path(__file__).stem}:Courier-v0", network=f"{Path(__file__).stem}:network", compressor="int8",
             actors=0, envs_per_actor=16, unroll_length=10, passes=8, minibatches=8, learning_rate=3e-3, discount=0.9,
-            calibration_size=128, total_env_steps=40_000, stop_at_return=0.98, results_dir=Path(directory),
+            calibration_size=128, total_env_steps=40_000, stop_at_return=0.95, results_dir=Path(directory),
             name="courier",
         )  # fmt: skip
         print(f"return {accel.train(config).return_mean}")

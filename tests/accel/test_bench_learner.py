@@ -37,6 +37,7 @@ def can_bf16() -> bool:
     return True
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("options", "spec"), LEARNERS)
 def test_a_row_for_each_precision_whose_phases_make_the_whole(options: dict[str, object], spec: EnvSpec) -> None:
     config = TrainConfig.create(

@@ -40,7 +40,7 @@ def _torch_gru(core: GRUCore) -> nn.GRUCell:
     return cell
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(RESETS)
 def test_an_unrolled_gru_and_its_gradients_equal_torchs_own_for_any_resets(rows: list[tuple[bool, ...]]) -> None:
     first = torch.tensor(rows)
@@ -66,7 +66,7 @@ def test_an_unrolled_gru_and_its_gradients_equal_torchs_own_for_any_resets(rows:
     torch.testing.assert_close(gradients[2], gradients[0])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(RESETS)
 def test_packed_and_unrolled_lstms_and_their_gradients_equal_the_definition_for_any_resets(
     rows: list[tuple[bool, ...]],

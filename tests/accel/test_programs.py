@@ -336,6 +336,7 @@ def test_an_observation_of_another_shape_is_refused(tmp_path: Path) -> None:
     refuses("fails on an observation", write_script(tmp_path / "p.pt", mlp(3, 2)), CARTPOLE)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("write", [write_script, None], ids=["script", "export"])
 @pytest.mark.parametrize("make", [Normalised, lambda: mlp(3, 1), Products], ids=["normaliser", "plain", "products"])
 def test_a_torch_program_gives_its_own_outputs(

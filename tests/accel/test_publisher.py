@@ -55,6 +55,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("network", "scheme", "tolerance"), PAIRS, ids=[f"{n}-{s}" for n, s, _ in PAIRS])
 def test_actors_get_fp32_first_and_the_level_once_calibrated(network: str, scheme: str, tolerance: float) -> None:
     publisher, net = publisher_of(network, scheme, max_publish_kl=None)

@@ -44,6 +44,7 @@ def _published(publisher: Publisher, net: PolicyNetwork) -> list[tuple[int, byte
     return found
 
 
+@pytest.mark.few(6)
 @DEVICES
 @pytest.mark.parametrize("network", ["mlp:32x2", "mlp:16x1+lstm:8"])
 @pytest.mark.parametrize("level", ["fp32", "int8", "fp16"])

@@ -36,7 +36,7 @@ def _rounding_network(
     return net, publisher
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("network", "scheme", "activation"),
     [

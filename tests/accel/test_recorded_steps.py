@@ -141,7 +141,7 @@ def train(algorithm: GradientAlgorithm, chain: Chain) -> list[dict[str, float]]:
     return found
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "optimizer"), [*((name, "adam") for name in NAMES), ("impala", "rmsprop"), ("dqn", "rmsprop")]
 )

@@ -83,6 +83,7 @@ def draw(store: Any, spec: EnvSpec = VECTOR) -> list[dict[str, torch.Tensor]]:
     return take(store, 4)
 
 
+@pytest.mark.few(9)
 @each
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_restored_replay_gives_what_the_saved_one_gives(name: str, layout: str, tmp_path: Path) -> None:
@@ -101,6 +102,7 @@ def test_a_restored_replay_gives_what_the_saved_one_gives(name: str, layout: str
         save(files, store)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["replay", "prioritised"])
 def test_what_arrives_after_a_restart_does_not_follow_what_was_there(name: str, layout: str, tmp_path: Path) -> None:

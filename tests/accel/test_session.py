@@ -117,7 +117,7 @@ def test_policies_of_every_action_rule_act_compressed(algorithm: str, scheme: st
     network = "mlp:16x1+lstm:8" if algorithm == "r2d2" else "mlp:64x2"
     env = "Pendulum-v1" if algorithm in {"sac", "d4pg", "td3"} else "CartPole-v1"
     options = {"env": env, "network": network, "compressor": scheme, "learning_starts": 300, "batch_size": 16,
-               "samples_per_insert": 4.0, "total_env_steps": 1000, "unroll_length": 8,
+               "samples_per_insert": 4.0, "total_env_steps": 700, "unroll_length": 8,
                "calibration_size": 64}  # fmt: skip
     summary = accel.train(configure(tmp_path, algorithm=algorithm, **options))
     assert summary.scheme == scheme and summary.comparison is not None
@@ -332,10 +332,10 @@ def test_an_observation_that_is_not_finite_does_not_stay_in_a_recurrent_state(
     options: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = configure(
-        tmp_path, wrapper=(f"{TROUBLE}OneNanObservation",), compressor="fp32", total_env_steps=6000, **options
+        tmp_path, wrapper=(f"{TROUBLE}OneNanObservation",), compressor="fp32", total_env_steps=2400, **options
     )
     summary = accel.train(config)
-    assert summary.env_steps >= 6000
+    assert summary.env_steps >= 2400
     # It is the last row of one unroll and the first of the next at most.
     assert 0 < capsys.readouterr().out.count("is not finite") <= 2 * config.acting.envs_per_actor
 

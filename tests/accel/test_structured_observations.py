@@ -289,7 +289,7 @@ LEARNED: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.learning
 @pytest.mark.parametrize("case", LEARNED)
 def test_it_is_learned_with_int8_actors(case: str, tmp_path: Path) -> None:

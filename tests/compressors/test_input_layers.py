@@ -89,6 +89,7 @@ def test_a_core_that_reads_observations_is_quantised() -> None:
     assert [layer.name for layer in plan.encoder.layers] == ["core", "core", "head"]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ["tanh-mlp", "deep-relu-mlp", "lstm"])
 @pytest.mark.parametrize("method", ["int8", "int8(w3)", "prune(0.5)+int8", "qat"])
 def test_the_default_is_that_layer_in_floats(method: str, name: str) -> None:
@@ -115,6 +116,7 @@ def test_a_scheme_can_quantise_one_such_layer() -> None:
     assert named.model == codes.model
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7])
 @pytest.mark.parametrize("variant", ["u8s8", "s8s8", "reduce_range"])
 def test_observations_have_their_own_width(variant: str, bits: int) -> None:

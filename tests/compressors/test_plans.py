@@ -91,6 +91,7 @@ def test_an_artifact_says_what_it_is_and_acts(scheme: str, name: str) -> None:
             assert np.abs(session.outputs[spec.name]).max() > 0.0
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize(("scheme", "name"), PAIRS)
 def test_refreshes_of_the_same_weights_differ_in_the_version_only(scheme: str, name: str) -> None:
     plan, module = _bound(scheme, name)

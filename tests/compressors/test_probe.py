@@ -19,6 +19,7 @@ from tests.compressors.policies import CASES, applied, made, randomise, refreshe
 SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int4", "prune(0.5)+int8(s8s8)"]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_one_probe_follows_the_weights_of_every_version(name: str, scheme: str) -> None:

@@ -339,7 +339,7 @@ def test_the_first_update_normalises_observations(name: str) -> None:
     assert set(seen) == {float(chain.env_steps)}
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.learning
 @each
 def test_a_chain_of_two_states_is_learned(name: str) -> None:

@@ -429,6 +429,7 @@ def starts(samples: list[Transitions]) -> set[Any]:
     return {key_of for steps in samples for key_of in row_bytes(steps.observations.numpy())}
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n", [1, 3, 7])
@@ -486,6 +487,7 @@ def test_the_steps_of_a_transition_are_those_of_the_definition(replay: Callable[
     assert lengths >= {1, n} and not mistakes(ones, source, 1)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("capacity", [31, 40])
@@ -705,6 +707,7 @@ def recorded(actor: Actor, row: Row) -> tuple[bool, bool, int, float]:
 WHOLE = {name: spec for name, spec in LAYOUTS.items() if spec.autoreset == "next_step"}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("layout", WHOLE)
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_sequences_are_consecutive_unrolls_of_one_environment(layout: str, parts: int) -> None:

@@ -21,7 +21,9 @@ def test_processes_of_this_machine(scene: str, actors: int) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("actors", "network"), [(1, {}), (3, {}), (2, TCP)], ids=["1 actor", "3 actors", "2 actors over a network"]
+    ("actors", "network"),
+    [pytest.param(1, {}, marks=pytest.mark.long), (3, {}), (2, TCP)],
+    ids=["1 actor", "3 actors", "2 actors over a network"],
 )
 def test_ranks(actors: int, network: Mapping[str, str]) -> None:
     """All scenes, one after another in one job."""

@@ -77,7 +77,7 @@ def test_a_level_that_becomes_worse_is_found_soon_and_for_good() -> None:
     assert test.verdict == "worse"
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("episodes", [(2, 2), (6, 2)], ids=["equal", "thrice as fast"])
 def test_a_level_that_makes_no_difference_is_hardly_ever_judged(name: str, episodes: tuple[int, int]) -> None:

@@ -70,7 +70,7 @@ def _to_launcher(number: signal.Signals) -> Callable[[TrainingRun], None]:
     [
         (None, _to_all),
         pytest.param(0, _to_all, marks=pytest.mark.long),
-        (3, _to_all),
+        pytest.param(3, _to_all, marks=pytest.mark.long),
         (3, _to_launcher(signal.SIGINT)),
         pytest.param(3, _to_launcher(signal.SIGTERM), marks=pytest.mark.long),
     ],
