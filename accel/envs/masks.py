@@ -59,9 +59,8 @@ class _WithoutMasks(gymnasium.Wrapper[object, object, object, object]):
         return observation, {key: value for key, value in info.items() if key != ACTION_MASK}
 
 
-def without_masks(env: Env) -> Env:
-    """A wrapper: masks in ``info`` or by a method are not looked at, and the observation stays as it is."""
-    return _WithoutMasks(env)
+without_masks = _WithoutMasks
+"""A wrapper: masks in ``info`` or by a method are not looked at, and the observation stays as it is."""
 
 
 def masked_space(observation: Space, action: Space) -> Space:
