@@ -157,11 +157,7 @@ class InferenceServer:
 
 
 class PolicyBatcher(LoadedPolicy):
-    """The newest policy, applied to the questions of many actors at once.
-
-    Args:
-        schemes: every scheme that may act; answers name them by place.
-    """
+    """The newest policy, applied to the questions of many actors at once; answers name schemes by their place."""
 
     def __init__(self, schemes: tuple[str, ...], runtime: Runtime = "native") -> None:
         self._schemes, self._wanted_runtime = schemes, runtime
