@@ -42,12 +42,8 @@ PREPARATION_S = 600.0
 
 
 class Actor:
-    """One actor: owns environments, policy and unrolls, and talks to the learner through a transport.
+    """One actor: owns environments, policy and unrolls, and talks to the learner through its end of a transport.
 
-    Args:
-        config: from the learner. transport: this actor's end.
-    Attributes:
-        spec: its environments' layout.
     Raises:
         EnvError, MissingExtraError: the environment cannot be made here.
     """
@@ -225,8 +221,6 @@ MakeActor: TypeAlias = Callable[[ActorConfig, ActorTransport], SteppedActor]
 class InlineActor:
     """The one actor of a run in a single process, which takes turns with the learner.
 
-    Args:
-        transport: its end. make: which actor.
     Attributes:
         actor: it, from ``join`` on.
         is_over: what ``turn`` was given, while it lasts: whether nobody waits for its end; otherwise None.
@@ -264,11 +258,8 @@ def join(
     """Take the learner's welcome, make an actor with its environments and answer.
 
     Args:
-        transport: this actor's end.
         timeout_s: how long to wait for the configuration.
-        pin: binds this process to its core; called if the configuration wants that, before environments start
-            threads.
-        make: which actor.
+        pin: binds this process to its core; called if the configuration wants that, before environments start threads.
     Raises:
         AccelError: the environments cannot be made; the learner was told. TransportError: no welcome in time.
     """

@@ -80,8 +80,6 @@ class CentralPolicy(SessionPolicy):
     """Acts with the policy that the inference rank has at each step.
 
     Args:
-        layout, sampler: as for ``SessionPolicy``.
-        transport: this actor's end.
         timeout_s: how long an answer may take; the first one includes the learner's preparation.
     """
 
@@ -114,13 +112,7 @@ class CentralPolicy(SessionPolicy):
 
 
 class InferenceServer:
-    """Runs the newest policy for a learner's actors.
-
-    Args:
-        transport: its end of the learner's transport, which brings policies.
-        questions: its end of the actors' questions.
-        pin: binds this process to its core.
-    """
+    """Runs the newest policy, which its transport brings, for a learner's actors; ``pin`` binds it to its core."""
 
     def __init__(self, transport: RemoteActor, questions: Questions, pin: Callable[[], object]) -> None:
         self._transport, self._questions, self._pin = transport, questions, pin
@@ -165,12 +157,7 @@ class InferenceServer:
 
 
 class PolicyBatcher(LoadedPolicy):
-    """The newest policy, applied to the questions of many actors at once.
-
-    Args:
-        schemes: every scheme that may act; answers name them by place.
-        runtime: see ``PolicySession``.
-    """
+    """The newest policy, applied to the questions of many actors at once; answers name schemes by their place."""
 
     def __init__(self, schemes: tuple[str, ...], runtime: Runtime = "native") -> None:
         self._schemes, self._wanted_runtime = schemes, runtime

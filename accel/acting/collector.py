@@ -24,9 +24,6 @@ _LOOK_S = 0.1
 class Collector(ABC):
     """Completes unrolls whose rows are filled, and keeps what goes on from one to the next.
 
-    Args:
-        policy, sampler, layout: of this actor.
-        priorities: where unrolls carry some.
     Attributes:
         unrolls: how many are complete.
     """
@@ -138,11 +135,7 @@ class Collector(ABC):
 
 
 class UnrollCollector(Collector):
-    """Steps environments together with a policy and fills unrolls; keeps the state between unrolls.
-
-    Args:
-        environment: of this actor. policy, sampler, layout, priorities: as for ``Collector``.
-    """
+    """Steps environments together with a policy and fills unrolls; keeps the state between unrolls."""
 
     def __init__(
         self,

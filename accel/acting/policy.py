@@ -112,10 +112,7 @@ class SessionPolicy(LoadedPolicy):
     def __init__(
         self, layout: UnrollLayout, sampler: Sampler, schemes: Sequence[str] = (), runtime: Runtime = "native"
     ) -> None:
-        """Args:
-        layout: of the unrolls. sampler: chooses actions. schemes: that unrolls name by place.
-        runtime: see ``PolicySession``.
-        """
+        """``schemes``: that unrolls name by place. ``runtime``: see ``PolicySession``."""
         self._wanted_runtime = runtime
         self._layout = layout
         self._schemes = schemes

@@ -26,11 +26,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class TemporalDifferences:
-    """|δ| of an actor's environments, unroll by unroll.
-
-    Args:
-        layout: of the unrolls; one discrete action. options: of the algorithm.
-    """
+    """|δ| of an actor's environments with one discrete action, unroll by unroll."""
 
     def __init__(self, layout: UnrollLayout, options: PriorityOptions) -> None:
         n_step = options.n_step

@@ -21,11 +21,7 @@ _POLL_S = 0.002
 
 
 class ActorProcesses(LocalLearner):
-    """``LearnerTransport`` over processes that this one starts.
-
-    Args:
-        actors: how many. command: starts an actor's process, by its number; see ``ActorSupervisor``.
-    """
+    """``LearnerTransport`` over processes that this one starts by their numbers; see ``ActorSupervisor``."""
 
     fault_tolerant = True
 
@@ -61,7 +57,7 @@ class ActorProcesses(LocalLearner):
         return arrival
 
     def pump(self, timeout_s: float = 0.0) -> None:
-        """See ``LearnerTransport.pump``. Args: timeout_s: how long to wait for an actor to say something."""
+        """See ``LearnerTransport.pump``; waits so long for an actor to say something."""
         told, self._told, self.board.news = self._told.union(self.board.news), set(), {}
         heard = self._heard(0.0 if told else timeout_s)
         is_due = time.monotonic() >= self._look_s

@@ -69,7 +69,6 @@ class ReadyCollector(Collector):
 
     Args:
         environment: of this actor, not reset yet.
-        policy, sampler, layout, priorities: as for ``Collector``.
         ahead: how many unrolls further than the slowest an environment may be.
     """
 

@@ -34,13 +34,7 @@ _LEAST_PROBABILITY = np.float32(1e-8)
 
 @dataclass(frozen=True)
 class RuleSpec:
-    """Which rule, as it travels.
-
-    Attributes:
-        name: ``stochastic``, ``squashed-gaussian``, ``gaussian-noise``, ``epsilon-greedy``, or ``module:factory``, a
-            function of the ActionSpec and the options.
-        options: keyword arguments of the rule, plain JSON values.
-    """
+    """Which rule, as it travels: a name of ``_RULES`` or ``module:factory``, and plain JSON keyword arguments of it."""
 
     name: str = "stochastic"
     options: Mapping[str, object] = field(default_factory=dict)
@@ -154,10 +148,7 @@ class GaussianNoiseRule(SquashedGaussianRule):
     """A deterministic policy's action, tanh of its outputs in [-1, 1], with noise of one deviation around it.
 
     The divergence of two such policies is that of the Gaussians: squared action error over twice the noise's variance.
-
-    Args:
-        action: continuous, with finite bounds.
-        noise: σ, in units of half the action's range.
+    ``noise`` is σ, in units of half the action's range, whose bounds are finite.
     """
 
     def __init__(self, action: ActionSpec, *, noise: float) -> None:
@@ -182,10 +173,7 @@ class EpsilonGreedyRule:
     an ``exponent`` α it is constant, and another one for each of the M environments of all actors,
     initial^(1 + α i/(M−1)).
 
-    Args:
-        action: one discrete action.
-        duelling: outputs are n advantages and the state's value, [A…, V], with Q = V + A − mean A; else Q itself.
-        initial_epsilon, final_epsilon, exploration_env_steps: the schedule of ε. exponent: α.
+    With ``duelling``, outputs are n advantages and the state's value, [A…, V], with Q = V + A − mean A; else Q itself.
 
     Source of α:
         Horgan et al. 2018, arXiv:1803.00933, section 4.1. Deviation: i counts environments; an actor has several.

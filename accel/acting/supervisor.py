@@ -113,8 +113,7 @@ class ActorSupervisor:
     def turn(self, transport: Upstream, is_heard: bool = True) -> None:
         """One look at everybody: some ten microseconds, so that a thousand a second are a hundredth of a core.
 
-        Args:
-            transport: to the learner. is_heard: whether the child may have said something.
+        ``is_heard``: whether the child may have said something.
         """
         if transport.has_news:
             self._hear_learner(transport)

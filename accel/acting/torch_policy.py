@@ -79,7 +79,7 @@ class TorchPolicy(SessionPolicy):
     """Acts with torch eager on one thread; loads full-precision weights at each publication."""
 
     def __init__(self, module: PolicyModule, layout: UnrollLayout, sampler: Sampler) -> None:
-        """Args: module: takes the weights, and is changed; layout: of the unrolls; sampler: chooses actions."""
+        """``module`` takes the weights, and is changed."""
         super().__init__(layout, sampler, ("fp32",))
         torch.set_num_threads(1)
         self.scheme, self.runtime = "fp32", "torch"

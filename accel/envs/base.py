@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -57,47 +57,72 @@ class EnvFailure:
         return {"environment": self.environment, "raised": self.error, "traceback": self.traceback}
 
 
-class AsyncEnvironments(Protocol):
+class _Environments(ABC):
+    """What environments tell, however they are stepped.
+
+    Attributes:
+        spec: shapes, dtypes and the autoreset mode.
+        failures: environments that raised and are made anew; whoever reads them empties the list.
+        activity: where environments show that they are reset; the actor's own when it has one.
+    """
+
+    spec: EnvSpec
+    failures: list[EnvFailure]
+    activity: Activity
+    _final: Observations | None = None
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Environments with an activity that nobody watches."""
+        environments = super().__new__(cls)
+        environments.failures, environments.activity = [], Activity()
+        return environments
+
+    @property
+    def final_observations(self) -> Observations:
+        """[B, *observation_shape]; under ``same_step``, row i is valid where the latest step finished episode i."""
+        if self._final is None:
+            raise AttributeError("a next_step environment has no final_observations: they are in the ordinary rows")
+        return self._final
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the environments hold; more calls do nothing."""
+
+
+class AsyncEnvironments(_Environments):
     """B environments of one kind in groups, each of which is stepped as soon as it is given actions.
 
     Attributes:
-        spec, failures, activity: as of ``VectorEnvironment``; a failure's tick counts the rows of its group.
+        failures: their tick counts the rows of its group.
         groups: how many. rows: environments of each; those of group g are g · rows to (g + 1) · rows − 1.
         observations, rewards, terminated, truncated: [B, ...]; those of a group are valid from when it is received
             until it is sent actions.
     """
 
-    spec: EnvSpec
     groups: int
     rows: int
-    failures: list[EnvFailure]
-    activity: Activity
     observations: Observations
     rewards: Floats
     terminated: Flags
     truncated: Flags
 
-    @property
-    def final_observations(self) -> Observations:
-        """As of ``VectorEnvironment``."""
-
+    @abstractmethod
     def reset(self) -> Observations:
         """Start a first episode everywhere, once, and wait for all of them. Raises EnvError."""
 
+    @abstractmethod
     def send(self, groups: Sequence[int], actions: Actions) -> None:
         """Give groups that were received their actions [their rows, *shape], as for ``VectorEnvironment.step``."""
 
+    @abstractmethod
     def receive(self) -> list[int]:
         """Groups that have taken their step, waited for; now and then none, so that the caller can look around.
 
         Raises EnvError.
         """
 
-    def close(self) -> None:
-        """Release what the environments hold; more calls do nothing."""
 
-
-class VectorEnvironment(ABC):
+class VectorEnvironment(_Environments):
     """B environments of one kind, stepped together and reset automatically.
 
     Every array handed out is valid until the next call of ``reset`` or ``step``: the caller copies what it keeps,
@@ -111,7 +136,6 @@ class VectorEnvironment(ABC):
       episode is ``final_observations[i]``.
 
     Attributes:
-        spec: shapes, dtypes and the autoreset mode.
         layout: how one environment's own observations are stored, to convert others.
         action_space: one environment's own action space, whose start and shape ``spec.action`` leaves out.
         observation_space: one environment's own observation space; None where it is not known.
@@ -119,26 +143,15 @@ class VectorEnvironment(ABC):
         num_envs: B, rows: environments, times agents where one environment has several.
         implementation: which code steps the environments: a ``loop`` over single environments, the environment's own
             ``vector`` implementation, ``atari`` (ALE's C++ one), ``envpool``, or tensors on a ``device``.
-        failures: environments that raised and are made anew; whoever reads them empties the list.
-        activity: where a loop over single environments shows that it resets one; the actor's own when it has one.
     """
 
-    spec: EnvSpec
     layout: ObservationLayout
     action_space: spaces.Space[object]
     observation_space: spaces.Space[object] | None = None
     metadata: Mapping[str, object] = MappingProxyType({})
     num_envs: int
     implementation: Implementation
-    failures: list[EnvFailure]
-    activity: Activity
     _seed: Seed | None = None
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """An environment with a activity that nobody watches."""
-        environment = super().__new__(cls)
-        environment.failures, environment.activity = [], Activity()
-        return environment
 
     @abstractmethod
     def reset(self, seed: Seed | None = None) -> Observations:
@@ -170,11 +183,6 @@ class VectorEnvironment(ABC):
             observations [B, *observation_shape], rewards [B] float32, terminated [B] bool, truncated [B] bool.
         """
 
-    @property
-    def final_observations(self) -> Observations:
-        """[B, *observation_shape]; under ``same_step``, row i is valid where the latest step finished episode i."""
-        raise AttributeError("a next_step environment has no final_observations: they are in the ordinary rows")
-
     def render(self) -> npt.NDArray[np.uint8]:
         """A picture of environment 0 as it is now, [height, width, 3], for environments made with ``render``.
 
@@ -183,10 +191,6 @@ class VectorEnvironment(ABC):
             MissingExtraError: drawing needs a package that is not installed.
         """
         raise EnvError(f"this environment ({self.implementation}) draws no pictures: make it with render=True")
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release what the environments hold; more calls do nothing."""
 
 
 def check_numbers(reward: object, *ends: object) -> None:

@@ -151,11 +151,6 @@ class DeviceEnv(VectorEnvironment):
         self.action_space, self.observation_space = self._steps.action_space, self._steps.observation_space
         self._final = self.layout.empty(self.num_envs)
 
-    @property
-    def final_observations(self) -> Observations:
-        """[B, n]; see VectorEnvironment."""
-        return self._final
-
     def reset(self, seed: Seed | None = None) -> Observations:
         """New episodes everywhere; see VectorEnvironment."""
         taken = self._take_seed(seed)

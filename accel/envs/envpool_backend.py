@@ -10,33 +10,23 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from accel.envs.actions import action_converter
-from accel.envs.base import Actions, EnvFailure, EnvRequest, Flags, Floats, Observations, Seed
+from accel.envs.base import Actions, AsyncEnvironments, EnvRequest, Observations, Seed
 from accel.envs.lookup import created, import_module, suggestion
 from accel.envs.observations import settle_masks
 from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv, select
 from accel.errors import AccelError, EnvError
-from accel.supervision.activity import Activity
 
 _REFUSED = {"batch_size", "env_seed", "env_type", "gym_reset_return_info", "task_id"}
 _CLOSE_S = 5.0
 
 _Array: TypeAlias = npt.NDArray[np.generic]
 _State: TypeAlias = tuple[object, _Array, _Array, _Array, Mapping[str, Any]]
-
-
-class _AsyncPool(Protocol):
-    def async_reset(self) -> None: ...
-
-    def send(self, action: _Array, env_id: npt.NDArray[np.int32]) -> None: ...
-
-    def recv(self, reset: bool) -> _State: ...
 
 
 class EnvPoolEnv(VectorisedEnv):
@@ -48,8 +38,6 @@ class EnvPoolEnv(VectorisedEnv):
         request: its arguments are EnvPool's configuration of this environment. Of its id a namespace that EnvPool does
             not use (``ALE/Pong-v5``) is left out. It has no wrappers, and draws nothing.
         threads: step in EnvPool's asynchronous mode, on so many threads, for ``AsyncEnvPool``; 0: all together.
-    Attributes:
-        pool: EnvPool's own object.
     Raises:
         MissingExtraError: envpool is not installed.
         EnvError: EnvPool lacks the id, refuses an argument, a wrapper or pictures, or the environment has an
@@ -84,11 +72,6 @@ class EnvPoolEnv(VectorisedEnv):
             raise type(error)(f"{who}: {error}") from error
         self._pool_seed = request.seed
 
-    @property
-    def pool(self) -> NativeEnv:
-        """See the class."""
-        return self._env
-
     def _reset_native(self, seed: Seed | None) -> object:
         if seed is not None and not (self._is_fresh and seed == self._pool_seed):
             self._env.close()
@@ -113,8 +96,8 @@ class EnvPoolEnv(VectorisedEnv):
             return cast(NativeEnv, created(what, make, self._settings))
 
 
-class AsyncEnvPool:
-    """``AsyncEnvironments`` on EnvPool's asynchronous mode: every environment is a group of its own.
+class AsyncEnvPool(AsyncEnvironments):
+    """EnvPool's asynchronous mode: every environment is a group of its own.
 
     EnvPool's ``recv`` waits for as many environments as it was made to return, and cannot be asked whether it would.
     So it returns one at a time (``batch_size=1``) to a thread of its own, and the actor takes all that this thread has:
@@ -134,24 +117,15 @@ class AsyncEnvPool:
     def __init__(self, request: EnvRequest, threads: int) -> None:
         self._vector = vector = EnvPoolEnv(request, threads)
         num_envs = request.num_envs
-        self._pool, self._layout = cast(_AsyncPool, vector.pool), vector.layout
-        self._to_env = action_converter(vector.action_space)
+        self._pool: Any = vector._env
+        self._layout, self._to_env = vector.layout, vector._to_env
         self.spec, self.groups = vector.spec, num_envs
-        self.failures: list[EnvFailure] = []
-        self.activity = Activity()
-        self.observations: Observations = vector.layout.empty(num_envs)
-        self.rewards: Floats = np.zeros(num_envs, np.float32)
-        self.terminated: Flags = np.zeros(num_envs, np.bool_)
-        self.truncated: Flags = np.zeros(num_envs, np.bool_)
+        self.observations, self.rewards = vector.layout.empty(num_envs), np.zeros(num_envs, np.float32)
+        self.terminated, self.truncated = np.zeros(num_envs, np.bool_), np.zeros(num_envs, np.bool_)
         self._asked: SimpleQueue[bool] = SimpleQueue()
         self._states: SimpleQueue[_State | Exception] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="envpool", daemon=True)
         self._reader.start()
-
-    @property
-    def final_observations(self) -> Observations:
-        """See ``AsyncEnvironments``."""
-        return self._vector.final_observations
 
     def reset(self) -> Observations:
         """First episodes everywhere; see ``AsyncEnvironments``."""

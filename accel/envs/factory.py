@@ -91,18 +91,16 @@ def make_vector_env(
 
 
 def _make(registration: Registration, request: EnvRequest) -> VectorEnvironment:
-    is_atari = registration.vector_entry_point == _ATARI_VECTOR
-    few = request.num_envs < _VECTOR_PAYS_FROM and not is_atari and _loop_is_the_same(registration)
-    is_drawn = request.render and not is_atari
-    # A vector implementation takes -1 for a limit that is over.
-    given = "max_episode_steps" in request.args
-    is_endless = given and _time_limit(request.args["max_episode_steps"]) is None and not is_atari
-    if few or is_drawn or is_endless or request.wrappers or not _vector_accepts(registration, request.args):
-        return _make_loop(registration, request)
-    if is_atari:
+    is_endless = "max_episode_steps" in request.args and _time_limit(request.args["max_episode_steps"]) is None
+    has_vector = not request.wrappers and _vector_accepts(registration, request.args)
+    if has_vector and registration.vector_entry_point == _ATARI_VECTOR:
         from accel.envs.atari import make_atari
 
         return make_atari(registration, request)
+    are_few = request.num_envs < _VECTOR_PAYS_FROM
+    # A vector implementation takes -1 for a limit that is over.
+    if not has_vector or is_endless or request.render or (are_few and _loop_is_the_same(registration)):
+        return _make_loop(registration, request)
     make_vec = cast(Callable[..., object], gymnasium.make_vec)
     env = created(
         "cannot be made",

@@ -26,8 +26,6 @@ class ImageBytes(gymnasium.ObservationWrapper[object, object, object]):
 
     accel train --env ID --wrapper accel.envs.images:ImageBytes
 
-    Args:
-        env: a single environment.
     Raises:
         EnvError: there is nothing to convert, or a bound is not finite.
     """

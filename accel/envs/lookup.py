@@ -123,11 +123,7 @@ def import_function(reference: str, wanted_by: str) -> Callable[..., object]:
 
 
 def created(what: str, make: Callable[[], object], args: Mapping[str, object]) -> object:
-    """What ``make`` makes of ``args``; whatever a constructor raises is a named error.
-
-    Raises:
-        EnvError, MissingExtraError: see ``creation_error``.
-    """
+    """What ``make`` makes of ``args``; whatever a constructor raises is a named error, see ``creation_error``."""
     try:
         return make()
     except Exception as error:

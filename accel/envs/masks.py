@@ -59,9 +59,8 @@ class _WithoutMasks(gymnasium.Wrapper[object, object, object, object]):
         return observation, {key: value for key, value in info.items() if key != ACTION_MASK}
 
 
-def without_masks(env: Env) -> Env:
-    """A wrapper: masks in ``info`` or by a method are not looked at, and the observation stays as it is."""
-    return _WithoutMasks(env)
+without_masks = _WithoutMasks
+"""A wrapper: masks in ``info`` or by a method are not looked at, and the observation stays as it is."""
 
 
 def masked_space(observation: Space, action: Space) -> Space:
@@ -71,11 +70,7 @@ def masked_space(observation: Space, action: Space) -> Space:
 
 
 def with_mask(observation: object, info: Mapping[str, object], space: Space, action: Space) -> object:
-    """The observation with the mask of its info; without one, as some environments are at an episode's end, zeros.
-
-    Args:
-        observation: of ``space``. info: what came with it. action: the space of discrete actions.
-    """
+    """The observation with the mask of its info; without one, as some environments are at an episode's end, zeros."""
     mask = info.get(ACTION_MASK)
     if mask is None:
         mask = np.zeros(_actions(action), np.int8)

@@ -18,12 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from accel.envs.base import Actions, EnvFailure, Flags, Floats, Observations
+from accel.envs.base import Actions, AsyncEnvironments, EnvFailure, Observations
 from accel.envs.spaces import EnvSpec
 from accel.envs.worker import SharedRows
 from accel.errors import EnvError, InterfaceError, MissingExtraError
 from accel.json_object import Json
-from accel.supervision.activity import PREPARING, STEPPING, Activity, shared_activities
+from accel.supervision.activity import PREPARING, STEPPING, shared_activities
 from accel.supervision.clock import AwakeClock
 from accel.supervision.supervised import FIRST_RESTARTS, Supervised
 from accel.system.memory import anonymous_memory
@@ -56,8 +56,8 @@ class _Worker:
     ticks: int = 0
 
 
-class EnvironmentPool:
-    """``AsyncEnvironments``, the same number in each of W workers; a worker's rows are one group, ready together.
+class EnvironmentPool(AsyncEnvironments):
+    """The same number of environments in each of W workers; a worker's rows are one group, ready together.
 
     Args:
         environment: keyword arguments of ``accel.envs.make_vector_env`` for all of them, JSON-ready; ``num_envs`` is B.
@@ -82,8 +82,6 @@ class EnvironmentPool:
         self._seed = int(str(environment["seed"]))
         self._max_restarts = max_restarts
         self.groups = workers
-        self.failures: list[EnvFailure] = []
-        self.activity = Activity()
         self._memory = anonymous_memory()
         self._selector = selectors.DefaultSelector()
         self._workers = []
@@ -101,17 +99,8 @@ class EnvironmentPool:
             self.close()
             raise
         shared = self._shared = SharedRows(self._memory, workers, workers * self.rows, self.spec)
-        self.observations: Observations = shared.observations
-        self.rewards: Floats = shared.rewards
-        self.terminated: Flags = shared.terminated
-        self.truncated: Flags = shared.truncated
-
-    @property
-    def final_observations(self) -> Observations:
-        """See ``AsyncEnvironments``."""
-        if self._shared.final_observations is None:
-            raise AttributeError("a next_step environment has no final_observations: they are in the ordinary rows")
-        return self._shared.final_observations
+        self.observations, self.rewards, self._final = shared.observations, shared.rewards, shared.final_observations
+        self.terminated, self.truncated = shared.terminated, shared.truncated
 
     def reset(self) -> Observations:
         """First episodes everywhere; see ``AsyncEnvironments``."""

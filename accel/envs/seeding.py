@@ -15,7 +15,6 @@ def env_seeds(seed: Seed, num_envs: int) -> list[int]:
 
     Args:
         seed: the run's seed, or a sequence (run's seed, *rest) where ``rest`` says who asks, such as the actor's rank.
-        num_envs: B.
     Returns:
         B integers in [0, 2**31).
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Literal, Self, cast, get_args
+from typing import Literal, Self, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ AutoresetMode = Literal["next_step", "same_step"]
 FrameFill = Literal["zero", "repeat"]
 Storage = Literal["uint8", "float32"]
 Array = npt.NDArray[np.generic]
+Choice = TypeVar("Choice")
 
 ACTION_MASK = "action_mask"
 """The observation's key, the info's key and the graph's input that say which actions are allowed."""
@@ -75,14 +76,15 @@ class ActionSpec:
     @classmethod
     def from_json(cls, value: Json) -> Self:
         """Inverse of ``to_json``; raises KeyError, TypeError or ValueError on a foreign object."""
-        kind, sizes = _choice(value["kind"], get_args(ActionKind)), _sizes(value["sizes"])
+        kind: ActionKind = _choice(value["kind"], get_args(ActionKind))
+        sizes = _sizes(value["sizes"])
         low, high = (tuple(float(v) for v in value[side]) for side in ("low", "high"))  # type: ignore[attr-defined]
         bounds = sizes[0] if kind == "gaussian" and sizes else 0
         if not sizes or (kind != "multi_categorical" and len(sizes) > 1) or not len(low) == len(high) == bounds:
             raise ValueError(
                 f"an action of kind {kind} has not the sizes {sizes} and {len(low)} and {len(high)} bounds"
             )
-        return cls(cast("ActionKind", kind), sizes, low, high, bool(value["squash"]), bool(value.get("masked")))
+        return cls(kind, sizes, low, high, bool(value["squash"]), bool(value.get("masked")))
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,9 @@ class EnvSpec:
         shape = _sizes(value["observation_shape"])
         if math.prod(shape) > MAX_ELEMENTS:
             raise ValueError(f"observations of shape {shape} have more than {MAX_ELEMENTS:,} numbers")
-        dtype = _storage(value["observation_dtype"])
+        dtype: Storage = _choice(value["observation_dtype"], get_args(Storage))
         parts, *record = lay_out_record(
-            ObservationPart(str(part["name"]), _sizes(part["shape"]), _storage(part["dtype"]))
+            ObservationPart(str(part["name"]), _sizes(part["shape"]), _choice(part["dtype"], get_args(Storage)))
             for part in cast("list[Json]", value.get("parts", []))
         )
         if parts and record != [shape, dtype]:
@@ -214,16 +216,12 @@ class EnvSpec:
             observation_shape=shape,
             observation_dtype=dtype,
             action=action,
-            autoreset=cast("AutoresetMode", _choice(value["autoreset"], get_args(AutoresetMode))),
+            autoreset=_choice(value["autoreset"], get_args(AutoresetMode)),
             frame_stack=_sizes([value["frame_stack"]])[0],
-            frame_fill=cast("FrameFill", _choice(value["frame_fill"], get_args(FrameFill))),
+            frame_fill=_choice(value["frame_fill"], get_args(FrameFill)),
             parts=parts,
             agents=_sizes([value.get("agents", 1)])[0],
         )
-
-
-def _storage(value: object) -> Storage:
-    return cast("Storage", _choice(value, get_args(Storage)))
 
 
 def _sizes(value: object) -> tuple[int, ...]:
@@ -234,7 +232,7 @@ def _sizes(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _choice(value: object, choices: tuple[str, ...]) -> str:
+def _choice(value: object, choices: tuple[Choice, ...]) -> Choice:
     if value not in choices:
-        raise ValueError(f"{value!r} is none of {', '.join(choices)}")
-    return str(value)
+        raise ValueError(f"{value!r} is none of {', '.join(map(str, choices))}")
+    return value

@@ -16,9 +16,6 @@ from torch import Tensor
 class ClassicControl(ABC):
     """B environments whose state is [n, B] float32; they reset within the step that ends an episode.
 
-    Args:
-        num_envs: B. device: of every tensor.
-        max_episode_steps: truncates an episode.
     Attributes:
         state: [n, B], as of gymnasium's environment; may be written between steps.
     """

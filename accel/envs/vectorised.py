@@ -60,15 +60,9 @@ class VectorisedEnv(VectorEnvironment):
         self._to_env = action_converter(env.single_action_space)
         self.spec = self.layout.spec(action, autoreset_of(env), frame_stack, frame_fill)
         self._observations = self.layout.empty(self.num_envs)
-        self._final: Observations | None = None
         if self.spec.autoreset == "same_step":
             self._final = self.layout.empty(self.num_envs)
         self._is_checked = self._is_closed = False
-
-    @property
-    def final_observations(self) -> Observations:
-        """[B, *observation_shape]; see VectorEnvironment."""
-        return super().final_observations if self._final is None else self._final
 
     def reset(self, seed: Seed | None = None) -> Observations:
         """New episodes everywhere; see VectorEnvironment."""

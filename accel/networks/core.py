@@ -20,8 +20,7 @@ class RecurrentCore(nn.Module):
     """What a network keeps from step to step. In this one, the identity, features pass, and nothing is kept.
 
     Attributes:
-        state_shapes: shapes of one environment's state; empty where nothing is kept.
-        size: features of its output.
+        state_shapes: of one environment. size: features of its output.
     """
 
     def __init__(self, size: int, *state_shapes: tuple[int, ...]) -> None:

@@ -38,9 +38,6 @@ Rate = Callable[[Tensor, Tensor], Rating]
 class ActionCritics(nn.Module):
     """E mlps of the run's widths and activation, from [observation, action] to some outputs each.
 
-    Args:
-        config: the run's network options. spec: the environment's layout.
-        critics: E. outputs: of each.
     Raises:
         ConfigError: observations are images, or the network is no plain mlp.
     """

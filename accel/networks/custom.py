@@ -28,7 +28,6 @@ def make_custom_torso(path: str, spec: EnvSpec) -> tuple[nn.Module, int]:
     Args:
         path: ``package.module:factory``, a function of the EnvSpec that returns an ``nn.Module`` from [N, *obs] float
             to [N, F]; uint8 observations reach it scaled to [0, 1], and a Dict as a dictionary of tensors.
-        spec: the environment's layout.
     Raises:
         ConfigError: it cannot be made, fails, gives something else, depends on chance or on the other rows, or a layer
             of it computes something else in train mode than in eval mode.
@@ -46,7 +45,6 @@ def make_module(who: str, reference: str, spec: EnvSpec) -> nn.Module:
 
     Args:
         who: how messages begin, such as ``network 'mine:torso'``. reference: the factory, or a module itself.
-        spec: the environment's layout.
     Raises:
         ConfigError: it cannot be imported or called, or does not make a torch module.
     """

@@ -38,9 +38,7 @@ def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], ac
     """h_i = φ(h_{i−1} W_iᵀ + b_i) with h_0 = x; gradients reach x, weights and biases.
 
     Args:
-        x: [N, F] float32 on the CPU.
-        weights: one [out, in] each layer.
-        biases: one [out] each layer.
+        x: [N, F] float32 on the CPU. weights, biases: [out, in] and [out] of each layer.
         activation: φ, which is ``by_hand``.
     Returns:
         The last layer's [N, out].

@@ -76,12 +76,9 @@ def build_from_config(
     outputs: int | None = None,
     seed: int | None = None,
 ) -> PolicyNetwork:
-    """Builds the network that a run's options ask for.
+    """Builds the network that a run's options ask for. Raises ConfigError: as ``build_network``.
 
     ``separate_value_torso`` none means yes for an mlp with a critic and without a recurrent core, else no.
-
-    Raises:
-        ConfigError: as ``build_network``.
     """
     parsed = parse_network(config.network).for_observations(spec)
     separate = config.separate_value_torso

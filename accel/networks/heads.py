@@ -12,11 +12,7 @@ _POLICY_GAIN = 0.01
 
 
 class GaussianHead(nn.Module):
-    """Means, and log standard deviations that do not depend on the state.
-
-    Attributes:
-        log_std: [k] parameter.
-    """
+    """Means, and log standard deviations [k] that do not depend on the state."""
 
     def __init__(self, features: int, size: int, initial_log_std: float) -> None:
         super().__init__()

@@ -66,11 +66,7 @@ class DictNormaliser(ObservationNormaliser):
 
 
 class DictTorso(Torso):
-    """A torso for each part, their features one after the other.
-
-    Args:
-        torsos: by the part's name.
-    """
+    """A torso for each part by its name, their features one after the other."""
 
     def __init__(self, torsos: Mapping[str, Torso]) -> None:
         super().__init__()

@@ -118,7 +118,7 @@ class PolicyNetwork(nn.Module):
         if len(state) != len(self.state_shapes):
             raise ValueError(
                 f"the network has {len(self.state_shapes)} parts of recurrent state and got {len(state)}: "
-                "start from initial_state(batch), or from the state stored with the unroll"
+                "start from zeros of state_shapes, or from the state stored with the unroll"
             )
         inputs = split_observations(self.spec, observations.flatten(0, 1))
         x = _prepare_all(self.spec, inputs, self.normaliser, self.channels_last)
@@ -212,11 +212,6 @@ class PolicyNetwork(nn.Module):
         self.fake_quantisation = trained.fake_quantisation
         if copy_weights:
             self.load_state_dict(trained.state_dict())
-
-    def initial_state(self, batch: int) -> tuple[Tensor, ...]:
-        """Zeros, a tuple of [batch, H] on the parameters' device; empty without a core."""
-        reference = next(self.policy_head.parameters())
-        return tuple(reference.new_zeros(batch, *shape) for shape in self.state_shapes)
 
     def acting_module(self) -> ActingModule:
         """One step of the policy side, sharing this network's parameters, buffers and submodules."""

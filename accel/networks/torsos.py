@@ -17,11 +17,7 @@ from accel.networks.initialisation import SQRT2, orthogonal
 
 
 class Torso(nn.Module):
-    """Base of the built-in torsos.
-
-    Attributes:
-        features: F, the size of the output.
-    """
+    """Base of the built-in torsos; ``features`` is F, the size of the output."""
 
     features: int
 
@@ -38,11 +34,7 @@ def train_features(torso: nn.Module, observations: Tensor | Mapping[str, Tensor]
 
 
 class MLPTorso(Torso):
-    """Layers of such widths; observations of any shape are flattened.
-
-    Attributes:
-        activation: behind each of them.
-    """
+    """Layers of such widths, an activation behind each; observations of any shape are flattened."""
 
     def __init__(self, shape: tuple[int, ...], widths: tuple[int, ...], activation: Activation) -> None:
         super().__init__()

@@ -192,5 +192,7 @@ def update_of(payload: bytes | None, version: int = 1) -> PolicyUpdate:
 def torch_params(network: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
     """What the learner's policy says, from zero state."""
     with torch.no_grad():
-        outputs = network.acting_module()(torch.from_numpy(observations), *network.initial_state(len(observations)))
+        outputs = network.acting_module()(
+            torch.from_numpy(observations), *(torch.zeros(len(observations), *s) for s in network.state_shapes)
+        )
     return outputs[0].numpy()

@@ -19,7 +19,6 @@ SEED = (11, 0)
 
 
 def rows(env: VectorEnvironment, actions: np.ndarray) -> dict[str, np.ndarray]:
-    """Copies of everything that the environment showed: T+1 observations and T steps."""
     shown: dict[str, list[np.ndarray]] = {"observations": [env.reset().copy()]}
     for action in actions:
         observations, rewards, terminated, truncated = env.step(action)

@@ -61,7 +61,6 @@ def next_step_rows(stream: int, actions: np.ndarray) -> list[Row]:
 
 
 def same_step_rows(stream: int, actions: np.ndarray) -> list[Row]:
-    """The rows of ``len(actions)`` steps, all transitions."""
     flat = [(episode, t) for episode in range(len(actions) + 1) for t in range(script(stream, episode)[0])]
     rows = []
     for (episode, t), action in zip(flat, [*actions, 0], strict=False):
@@ -224,7 +223,6 @@ def test_the_loop_equals_gymnasiums_own_on_real_environments(name: str, limit: i
 
 
 def check_same(ours: VectorEnvironment, theirs: SyncVectorEnv, actions: np.ndarray, offset: int = 0) -> None:
-    """Same seeds and actions, same rows, bit for bit after the same conversion of the observations."""
     layout = observation_layout(theirs.single_observation_space)
     rows = layout.empty(theirs.num_envs)
     theirs_now, _ = theirs.reset(seed=env_seeds(SEED, theirs.num_envs))

@@ -166,11 +166,9 @@ def test_gaussian_parameters_are_means_and_one_log_deviation_for_all_states() ->
     assert float(params[..., :3].detach().abs().max()) < 0.1
 
 
-def test_initial_states_are_zeros_and_a_missing_state_is_an_error() -> None:
+def test_a_missing_state_is_an_error() -> None:
     network = build_network("mlp:8x2+lstm:4", VECTOR)
-    assert [tuple(s.shape) for s in network.initial_state(3)] == [(3, 4), (3, 4)]
-    assert not any(s.any() for s in network.initial_state(3))
-    assert build_network("mlp:8x2", VECTOR).initial_state(3) == ()
+    assert network.state_shapes == ((4,), (4,)) and build_network("mlp:8x2", VECTOR).state_shapes == ()
     with pytest.raises(ValueError, match="2 parts of recurrent state and got 0"):
         network(_observations(VECTOR, 1, 3), torch.zeros(1, 3, dtype=torch.bool))
 

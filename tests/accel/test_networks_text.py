@@ -189,7 +189,9 @@ def test_the_users_own_torso_is_built_into_a_network(
     network = build_network(f"{factories}:{name}{core}", spec, separate_value_torso=separate, seed=0)
     assert all(p.numel() for p in network.parameters())
     observations = torch.ones(3, 2, *spec.observation_shape, dtype=getattr(torch, spec.observation_dtype))
-    output = network(observations, torch.zeros(3, 2, dtype=torch.bool), network.initial_state(2))
+    output = network(
+        observations, torch.zeros(3, 2, dtype=torch.bool), tuple(torch.zeros(2, *s) for s in network.state_shapes)
+    )
     assert output.params.shape == (3, 2, spec.action.param_size)
     (output.params.square().sum() + output.values.sum()).backward()
     assert all(p.grad is not None for p in network.parameters())

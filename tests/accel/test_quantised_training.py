@@ -66,7 +66,7 @@ def test_the_learner_computes_what_actors_compute(network: str, scheme: str, act
     actor.load(update_of(payload_of(publisher)))
     acted = act_once(actor, net, observations)
     with torch.no_grad():
-        state = net.initial_state(batch.first.shape[1])
+        state = tuple(torch.zeros(batch.first.shape[1], *s) for s in net.state_shapes)
         learned = net(batch.observations[:1], batch.first[:1], state).params[0].numpy()
     whole = torch_params(net, observations)
 

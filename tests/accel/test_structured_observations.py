@@ -251,7 +251,7 @@ def test_a_networks_acting_side_takes_what_its_learner_takes_apart(text: str) ->
     observations, spec = environment.reset(), environment.spec
     network = build_network(text, spec, normalise_observations=True, seed=0)
     network.normaliser.update(torch.from_numpy(observations))
-    state = network.initial_state(3)
+    state = tuple(torch.zeros(3, *s) for s in network.state_shapes)
     whole = network(torch.from_numpy(observations)[None], torch.zeros(1, 3, dtype=torch.bool), state)
     acting = network.acting_module()
     assert acting.input_names[:3] == ("camera", "goal_noise", "goal_side")

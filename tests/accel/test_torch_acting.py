@@ -41,7 +41,7 @@ def test_parameters_are_those_of_the_published_network(network: str, spec: EnvSp
     )
     policy.load(PolicyUpdate(3, serialise_module(published.acting_module())))
     assert (policy.version, policy.scheme) == (3, "fp32")
-    state = published.initial_state(ENVS)
+    state = tuple(torch.zeros(ENVS, *s) for s in published.state_shapes)
     actions, params = np.zeros(ENVS, np.int64), np.zeros((ENVS, 4), np.float32)
     for t in range(4):
         draw = rng.integers(0, 256, (ENVS, *spec.observation_shape))

@@ -121,7 +121,7 @@ class Chain:
         if agreement.priorities is not None:
             self.priorities = TemporalDifferences(self.layout, agreement.priorities)
         self.acting = algorithm.network.acting_module()
-        self.state = algorithm.network.initial_state(ENVS)
+        self.state = tuple(torch.zeros(ENVS, *s) for s in algorithm.network.state_shapes)
         self.sequence = self.env_steps = self.t = 0
         self.places = np.random.default_rng(seed).integers(2, size=ENVS)
         self.paid: list[float] = []
@@ -397,10 +397,12 @@ def test_the_target_of_a_network_trained_with_rounding_rounds_as_well(name: str)
     inputs = {key: torch.from_numpy(array[:1]) for key, array in rows.items()}
     plan = make_compressor("qat(w2)").bind(module, inputs, rows, output_names=module.output_names)
 
+    state = tuple(torch.zeros(2, *s) for s in network.state_shapes)
+
     def params(policy: torch.nn.Module) -> Tensor:
         observations, first = torch.eye(2).unsqueeze(0), torch.zeros(1, 2, dtype=torch.bool)
         with torch.no_grad():
-            return policy(observations, first, network.initial_state(2)).params  # type: ignore[no-any-return]
+            return policy(observations, first, state).params  # type: ignore[no-any-return]
 
     whole = params(network)
     network.fake_quantisation = FakeQuantiser(plan, module)

@@ -36,7 +36,6 @@ HEIGHT, WIDTH, CHANNELS = 6, 5, 3
 
 
 def script(stream: int, episode: int) -> tuple[int, Ending]:
-    """Length and ending of an episode."""
     return SCRIPT[(stream + episode) % len(SCRIPT)]
 
 
@@ -51,7 +50,6 @@ def episode_return(episode: int, length: int, actions: float) -> float:
 
 
 def observation_space(kind: Kind) -> spaces.Space[Any]:
-    """The space of one observation."""
     if kind == "vector":
         return spaces.Box(0, 1000, (3,), np.float64)
     if kind == "image":
@@ -81,8 +79,6 @@ def observe(kind: Kind, episode: int, t: int, stream: int) -> Any:
 
 
 class ClosedFormEnv(gymnasium.Env[Any, Any]):
-    """One stream."""
-
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
     def __init__(
@@ -123,12 +119,10 @@ class ClosedFormEnv(gymnasium.Env[Any, Any]):
         return observe(self.kind, self.episode, self.t, self.stream), result, terminated, truncated, {"t": self.t}
 
     def render(self) -> Any:
-        """The picture that the image variant observes."""
         return observe("image", self.episode, self.t, self.stream) if self.render_mode else None
 
 
 def action_space(box: bool) -> spaces.Space[Any]:
-    """Four actions from 2 upwards, or a [2, 3] box."""
     return spaces.Box(-1, 1, (2, 3), np.float64) if box else spaces.Discrete(NUM_ACTIONS, start=FIRST_ACTION)
 
 

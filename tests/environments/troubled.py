@@ -90,8 +90,6 @@ def late(act: Callable[[], object]) -> Callable[[gymnasium.Env[Any, Any]], _Befo
 
 
 class RaisesInNinthReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Raises in every ninth reset, and begins anew."""
-
     resets = 0
 
     def reset(self, **options: Any) -> Any:
@@ -120,8 +118,6 @@ OneNanObservation = partial(_Nan, part=0, when=lambda steps: steps == FIRST_TROU
 
 
 class NanPart(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One number of DictTarget's observations is NaN."""
-
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)
         observation["goal"]["noise"][1] = float("nan")
@@ -293,14 +289,11 @@ def _pause_uninterruptibly(steps: int) -> None:
 
 Leaves = late(lambda: os._exit(7))
 LeavesWell = late(lambda: os._exit(0))
-"""Leaves the process after some steps, as if all were well."""
 Exits = late(lambda: sys.exit(0))
-"""Ends the program after some steps, as if all were well."""
 Bare = late(_raise_bare)
 Crashes = late(_segfault)
 Interrupts = late(_interrupt)
 HoldsTheLock = late(lambda: sum(itertools.repeat(0)))
-"""Hangs in C, after some steps, with the interpreter's lock held."""
 Hangs = late(_hang)
 HangsAtOnce = before(lambda steps: _hang())
 HangsAtTheEnd = late(_stop_and_hang)
@@ -333,8 +326,6 @@ class HangsInTheMaking(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Speechless(HangsInTheMaking):
-    """Is never made in one actor, and cannot be made in others."""
-
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         if rank() != SLOW_RANK:
             raise ValueError("the simulator is out of order")
