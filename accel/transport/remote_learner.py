@@ -79,7 +79,7 @@ class RemoteLearner:
         self._clock, self._look_s = AwakeClock(2.0 * _LISTENS_S), 0.0
         self._told_to_stop: set[int] = set()
         self._outbox = _Outbox(endpoint, ranks)
-        self._relays = Relays(self._outbox.board, self._outbox.post)
+        self._relays = self._outbox.relays
         if self._inference is not None:
             for actor in range(self.actors):
                 self._outbox.board.forget(actor)  # policies go to the inference rank only
@@ -230,7 +230,6 @@ class RemoteLearner:
                 self._fences += 1
                 self._silent[actor] = self._fences
                 self._invited.discard(actor)
-                self._relays.leave(actor)
                 self._outbox.forget(actor)
             elif actor in self._silent and silent_s > max(self._options.lost_s, silence_s):
                 self._lose(actor)
@@ -360,7 +359,6 @@ class RemoteLearner:
             self._set_alive(actor, False)
             self._silent.pop(actor, None)
             self._dead.add(actor)
-            self._relays.leave(actor)
             self._outbox.forget(actor)
 
 
@@ -424,12 +422,13 @@ class UnrollPool:
 class _Outbox:
     """The learner's sends under way: messages, and for each rank one policy at a time. Never waits.
 
-    ``board`` decides which policy a rank gets. What a call costs depends on what has changed, not on how many ranks
-    there are: sends under way are looked at ``_LOOKS`` at a time, in turns.
+    ``board`` decides which policy a rank gets, and ``relays`` for whom else. What a call costs depends on what has
+    changed, not on how many ranks there are: sends under way are looked at ``_LOOKS`` at a time, in turns.
     """
 
     def __init__(self, endpoint: MpiEndpoint, ranks: tuple[int, ...]) -> None:
         self.board = PolicyBoard(len(ranks))
+        self.relays = Relays(self.board, self.post)
         self._endpoint = endpoint
         self._ranks = ranks
         self._under_way: deque[tuple[int, bool, Request]] = deque()
@@ -460,6 +459,7 @@ class _Outbox:
 
     def forget(self, actor: int) -> None:
         """Stops waiting for a dead actor. MPI may still look at the buffers, which the requests keep alive."""
+        self.relays.leave(actor)
         self.board.forget(actor)
         self._abandoned += [send for receiver, _, send in self._under_way if receiver == actor]
         self._under_way = deque(entry for entry in self._under_way if entry[0] != actor)
