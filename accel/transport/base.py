@@ -113,7 +113,7 @@ class ActorTransport(Protocol):
 
 
 class LearnerTransport(Protocol):
-    """The learner's end."""
+    """The learner's end; what it does of itself is right where nothing is between the two ends."""
 
     actors: int
     fault_tolerant: bool
@@ -123,10 +123,12 @@ class LearnerTransport(Protocol):
 
     def dead(self) -> frozenset[int]:
         """Actors that ended without a goodbye."""
+        return frozenset()
 
     def silent(self) -> frozenset[int]:
         """Actors that gave no sign of life for too long, and are not dead yet: what they send is ignored. One that is
         heard again is told to start anew, and is alive when it has."""
+        return frozenset()
 
     def welcome(self, message: Json) -> None:
         """Sends every actor a message of the handshake: its configuration, then what follows from its answer."""
@@ -154,6 +156,7 @@ class LearnerTransport(Protocol):
 
     def pump(self) -> None:
         """Lets transfers progress, about a microsecond when there are none. Call it often."""
+        return
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Asks actors to stop and drains what is in flight (unrolls are dropped, messages kept) until each has said

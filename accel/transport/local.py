@@ -13,14 +13,14 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.activity import Activity
-from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions
+from accel.transport.base import Aborted, Arrival, Bytes, LearnerTransport, PolicyUpdate, Stopped, TransportOptions
 from accel.transport.policy_board import PolicyBoard
 from accel.transport.remote_learner import UnrollPool
 from accel.transport.wire import decode_message, encode_message
 
 
-class LocalLearner:
-    """``LearnerTransport`` within one process, and what its actors' ends share with it. Nothing is waited for."""
+class LocalLearner(LearnerTransport):
+    """The end within one process, and what its actors' ends share with it. Nothing is waited for."""
 
     fault_tolerant = False
 
@@ -38,14 +38,6 @@ class LocalLearner:
     def alive(self) -> frozenset[int]:
         """Actors that have not left."""
         return frozenset(self._present)
-
-    def dead(self) -> frozenset[int]:
-        """None: actors in this process end with it."""
-        return frozenset()
-
-    def silent(self) -> frozenset[int]:
-        """None: nothing is between the two ends."""
-        return frozenset()
 
     def welcome(self, message: Json) -> None:
         """Sends every actor a message; see ``LearnerTransport.welcome``."""
@@ -87,9 +79,6 @@ class LocalLearner:
     def publish(self, version: int, payload: bytes) -> None:
         """Offers every actor a policy."""
         self.board.publish(version, payload)
-
-    def pump(self) -> None:
-        """Nothing to do: hand-over needs no help."""
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Stops the actors, whose goodbyes nobody waits for."""
