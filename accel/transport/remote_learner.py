@@ -118,7 +118,7 @@ class RemoteLearner:
 
     def messages(self) -> list[tuple[int, Json]]:
         """Hellos and reports since the last call."""
-        self._progress()
+        self.pump()
         inbox, self._inbox = self._inbox, []
         return inbox
 
@@ -129,10 +129,10 @@ class RemoteLearner:
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
         """The next unroll; see ``LearnerTransport.receive``."""
         self._pool.check_may_hold()
-        self._progress()
+        self.pump()
         backoff = Backoff(timeout_s)
         while not self._pool.ready and backoff.pause():
-            self._progress()
+            self.pump()
         return self._pool.hold()
 
     def release(self, arrival: Arrival) -> None:
@@ -143,10 +143,6 @@ class RemoteLearner:
         """Offers every actor a policy; see ``LearnerTransport.publish``."""
         self._outbox.board.publish(version, payload)
         self._advance_sends()
-
-    def pump(self) -> None:
-        """Lets transfers progress."""
-        self._progress()
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Stops the actors and drains; see ``LearnerTransport.stop``."""
@@ -174,7 +170,7 @@ class RemoteLearner:
         backoff, failure = Backoff(timeout_s), None
         while True:
             try:
-                self._progress()
+                self.pump()
             except TransportError as error:
                 failure = error  # Whoever sent nonsense must not keep the others from an orderly end.
             if self._inference is not None and self._alive == {self._inference}:
@@ -188,7 +184,7 @@ class RemoteLearner:
             raise failure
         return frozenset(self._alive)
 
-    def _progress(self) -> None:
+    def pump(self) -> None:
         """Matches what has arrived, hands on what is complete, and moves sends along. Never waits."""
         try:
             while (incoming := self._endpoint.probe(self._endpoint.any_source, self._wanted_tag())) is not None:
