@@ -13,9 +13,17 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.activity import Activity
-from accel.transport.base import Aborted, Arrival, Bytes, LearnerTransport, PolicyUpdate, Stopped, TransportOptions
+from accel.transport.base import (
+    Aborted,
+    Arrival,
+    Bytes,
+    LearnerTransport,
+    PolicyUpdate,
+    Stopped,
+    TransportOptions,
+    UnrollPool,
+)
 from accel.transport.policy_board import PolicyBoard
-from accel.transport.remote_learner import UnrollPool
 from accel.transport.wire import decode_message, encode_message
 
 
@@ -48,10 +56,6 @@ class LocalLearner(LearnerTransport):
         inbox, self.inbox = self.inbox, []
         return inbox
 
-    def configure(self, unroll_bytes: int) -> None:
-        """Fixes the size of an unroll; both ends call this, and must agree."""
-        self.pool.configure(unroll_bytes)
-
     def take(self, actor: int, buffer: Bytes) -> None:
         """An actor's unroll, copied."""
         if not self.stopping:
@@ -72,10 +76,6 @@ class LocalLearner(LearnerTransport):
             self.under_way[arrival.actor] -= 1
         return arrival
 
-    def release(self, arrival: Arrival) -> None:
-        """Gives an arrival's buffer back."""
-        self.pool.release(arrival)
-
     def publish(self, version: int, payload: bytes) -> None:
         """Offers every actor a policy."""
         self.board.publish(version, payload)
@@ -91,11 +91,6 @@ class LocalLearner(LearnerTransport):
         """Stops the actors with an error."""
         self.abort_text = message
         return self.stop(timeout_s)
-
-    def close(self) -> None:
-        """Stops the actors unless they were stopped."""
-        if not self.stopping:
-            self.stop(5.0)
 
 
 class LocalPort:
