@@ -138,11 +138,10 @@ def _libraries() -> Iterator[Finding]:
     versions = read_versions()
     yield Finding("Python", "ok", f"{versions['python']} ({sys.executable})")
     for name in _REQUIRED:
-        found = versions[name]
-        if found is None:
-            yield Finding(name, "fail", "not installed", f"pip install {name}")
-        else:
+        if found := versions[name]:
             yield Finding(name, "ok", found)
+        else:
+            yield Finding(name, "fail", "not installed", f"pip install {name}")
 
 
 def _processor(machine: Machine) -> Iterator[Finding]:
@@ -257,8 +256,7 @@ def _extras() -> Iterator[Finding]:
     for name, (purpose, _) in EXTRAS.items():
         if name in _MPI_EXTRAS:
             continue
-        missing = missing_distributions(name)
-        if missing:
+        if missing := missing_distributions(name):
             yield Finding(f"extra [{name}]", "note", f"no {', '.join(missing)}: {purpose}", install_command(name))
         else:
             yield Finding(f"extra [{name}]", "ok", purpose)

@@ -20,7 +20,7 @@ from accel.config import TrainConfig
 from accel.config.base import takes_none
 from accel.config.files import load_preset, load_toml, preset_names
 from accel.config.parts import NetworkConfig
-from accel.config.train import CHOICES, SYNONYMS, all_options, describe_choice, options_read, system_of
+from accel.config.train import CHOICES, SYNONYMS, all_options, options_read, system_of, why_unread
 from accel.display.arguments import argument
 from accel.display.text import show
 from accel.errors import AccelError, ConfigError
@@ -209,12 +209,13 @@ def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> dict[str, object
     tyro reads types only; what values mean is the config's own business, whose messages are in our words. It would add
     what repeated flags give to their default, so that these have none here; see ``_merged``.
     """
-    before = defaults.options()
+    before, descriptions = defaults.options(), defaults.descriptions()
     for word in argv:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         name = next((known for known in (name, f"{name}_", name.removeprefix("no_")) if known in all_options()), "")
         if word.startswith("--") and name and name not in before:
-            raise ConfigError(f"--{name.rstrip('_').replace('_', '-')}: {defaults.why_unread(name)}")
+            models = {part: type(model) for part, model in defaults.parts.items()}
+            raise ConfigError(f"--{name.rstrip('_').replace('_', '-')}: {why_unread(name, models)}")
     rows: list[tuple[str, object, object]] = [
         (name, Annotated[kind, tyro.conf.arg(help=description)], dataclasses.field(default=None))
         for name, (kind, description) in _SOURCES.items()
@@ -225,7 +226,7 @@ def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> dict[str, object
         shown = {n: f for n, f in type(model).model_fields.items() if n in _SHOWN or shows_all or not is_help}
         if not shown:
             continue
-        fields = [_flag(name, field, before[name]) for name, field in shown.items()]
+        fields = [_flag(name, field, descriptions[name], before[name]) for name, field in shown.items()]
         group = dataclasses.make_dataclass(part.capitalize(), fields, frozen=True)
         group.__doc__ = _TITLES[part]
         groups.append((part, group, dataclasses.field(default_factory=group)))
@@ -239,9 +240,9 @@ def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> dict[str, object
     return found
 
 
-def _flag(name: str, field: FieldInfo, before: object) -> tuple[str, object, object]:
+def _flag(name: str, field: FieldInfo, description: str, before: object) -> tuple[str, object, object]:
     """One option of the command line, with what a preset or a file has as its default."""
-    option = argument(describe_choice(name) or field.description or "", value=before, name=name.rstrip("_"))
+    option = argument(description, value=before, name=name.rstrip("_"))
     kind = str if name in CHOICES else field.annotation
     default: object = () if isinstance(before, tuple) else before
     return name, Annotated[kind, option], dataclasses.field(default=default)

@@ -40,17 +40,12 @@ class _Message:
 
 @dataclass(frozen=True)
 class ActorConfig(_Message):
-    """What every actor is told first; it makes its environments from it.
+    """What every actor is told first; it makes its environments from it. What has an option's name is that option.
 
     Attributes:
         tasks: the environments to learn, by turns of the actors' numbers.
-        env_args, wrappers, backend, squash_actions: as ``accel.envs.make_vector_env`` takes them.
-        actors: how many actors there are. envs_per_actor: B. unroll_length: T.
-        unrolls_in_flight: how many unrolls may be on their way. pin_cores: whether to bind this process to a core.
-        peer_timeout_s: how long to wait for the learner, and how long construction and resets may take.
-        actor_timeout_s: how long a step may take. max_actor_restarts: how many failures in a row are made good.
-        seed: the run's. restart: earlier starts of the run. incarnation: earlier processes of this actor in this start.
-        env_workers: processes, or EnvPool's threads, that step an actor's environments; 0: the actor itself.
+        env_args, wrappers: as ``accel.envs.make_vector_env`` takes them.
+        restart: earlier starts of the run. incarnation: earlier processes of this actor in this start.
         waits_for_policy: whether to wait, after each unroll, for a newer policy than made it.
         schemes: every scheme that may act; unrolls name them by place.
         env_steps: of the whole run, where it goes on.

@@ -280,6 +280,9 @@ class QLearningConfig(NStepConfig):
     target_interval_updates: Count = Field(100, description="updates between copies to the target network")
 
 
+_NEEDS_STEPS = {"retrace": True, "none": False}
+
+
 class RetraceableConfig(AlgorithmConfig):
     """Options of algorithms whose n-step targets from replay can be corrected for the policy that acted."""
 
@@ -298,7 +301,7 @@ class RetraceableConfig(AlgorithmConfig):
     @property
     def wants_steps(self) -> bool:
         """With a correction."""
-        return self.corrector == "retrace"
+        return _NEEDS_STEPS[self.corrector]
 
 
 class DqnConfig(RetraceableConfig, QLearningConfig):

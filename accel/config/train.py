@@ -319,11 +319,7 @@ class TrainConfig(BaseModel):
 
     def descriptions(self) -> dict[str, str]:
         """What each option that is read means."""
-        return {name: describe_choice(name) or field.description or "" for name, field in self.fields().items()}
-
-    def why_unread(self, name: str) -> str:
-        """Why an option of another algorithm, store or schedule is refused here."""
-        return _why_unread(name, {part: type(model) for part, model in self.parts.items()})
+        return {name: _DESCRIPTIONS.get(name, field.description or "") for name, field in self.fields().items()}
 
     def to_json(self) -> dict[str, object]:
         """JSON-ready values by flat option name; ``from_json`` restores an equal config."""
@@ -389,11 +385,6 @@ def all_options() -> dict[str, FieldInfo]:
     return found
 
 
-def describe_choice(name: str) -> str | None:
-    """What ``--algorithm``, ``--store`` and ``--schedule`` are for; None for any other option."""
-    return _DESCRIPTIONS.get(name)
-
-
 def readers(option: str) -> tuple[str, ...]:
     """Which choices read an option, as ``algorithm ppo``; empty where it is unknown or always read."""
     return tuple(
@@ -431,7 +422,7 @@ def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
         part = next((part for part, model in models.items() if name in model.model_fields), None)
         if part is None:
             if readers(name):
-                problems.append(f"option '{name.rstrip('_')}' = {value!r}: {_why_unread(name, models)}")
+                problems.append(f"option '{name.rstrip('_')}' = {value!r}: {why_unread(name, models)}")
             else:
                 problems.append(f"unknown option '{name}'{did_you_mean(name, all_options())}")
             continue
@@ -495,8 +486,9 @@ def _every_model() -> Iterator[type[Options]]:
             yield field.annotation  # type: ignore[misc]
 
 
-def _why_unread(name: str, models: Mapping[str, type[Options]]) -> str:
-    """Why an option is refused, and who would read it."""
+def why_unread(name: str, models: Mapping[str, type[Options]]) -> str:
+    """Why an option of another algorithm, store or schedule is refused by a run of these parts, and who would read
+    it."""
     who = readers(name)
     chosen = next(kind for kind in CHOICES if any(text.startswith(kind) for text in who))
     mine = next(iter(get_args(models[chosen].model_fields[chosen].annotation)), "module:factory")

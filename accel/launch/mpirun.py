@@ -139,18 +139,13 @@ def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:
 
 
 class _Job:
-    """One mpirun, from start to end."""
+    """One mpirun, from start to end; see ``run``."""
 
     def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        ranks: int,
-        can_stop: Callable[[], bool],
-        patience_s: float,
-        heartbeats: Path,
+        self, process: subprocess.Popen[bytes], ranks: int, can_stop: Callable[[], bool], patience_s: float, files: Path
     ) -> None:
         self._process, self._ranks, self._can_stop, self._patience_s = process, ranks, can_stop, patience_s
-        self._reader, self._heartbeats = HeartbeatReader(), heartbeats
+        self._reader, self._heartbeats = HeartbeatReader(), files
         self._output = process.stdout
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._known: dict[int, RankStatus] = {}

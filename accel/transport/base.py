@@ -14,6 +14,7 @@ Guarantees, for every implementation and held by one contract suite:
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from accel.json_object import Json
 from accel.supervision.activity import Activity
 
 Bytes = npt.NDArray[np.uint8]
+_CLOSE_S = 5.0
 
 
 class Stopped(Exception):  # noqa: N818 - like StopIteration, no error
@@ -113,20 +115,28 @@ class ActorTransport(Protocol):
 
 
 class LearnerTransport(Protocol):
-    """The learner's end."""
+    """The learner's end; what it does of itself is right where nothing is between the two ends.
+
+    Attributes:
+        stopping: whether it was stopped, or the run aborted. pool: the unrolls' buffers, and those that wait.
+    """
 
     actors: int
     fault_tolerant: bool
+    stopping: bool
+    pool: UnrollPool
 
     def alive(self) -> frozenset[int]:
         """Actors that have neither died nor said goodbye, and are not silent."""
 
     def dead(self) -> frozenset[int]:
         """Actors that ended without a goodbye."""
+        return frozenset()
 
     def silent(self) -> frozenset[int]:
         """Actors that gave no sign of life for too long, and are not dead yet: what they send is ignored. One that is
         heard again is told to start anew, and is alive when it has."""
+        return frozenset()
 
     def welcome(self, message: Json) -> None:
         """Sends every actor a message of the handshake: its configuration, then what follows from its answer."""
@@ -136,6 +146,7 @@ class LearnerTransport(Protocol):
 
     def configure(self, unroll_bytes: int) -> None:
         """Fixes the size of an unroll. Once, before ``receive``."""
+        self.pool.configure(unroll_bytes)
 
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
         """The next unroll, or None when there was none in time. Raises TransportError: an unroll of another size, or
@@ -143,6 +154,7 @@ class LearnerTransport(Protocol):
 
     def release(self, arrival: Arrival) -> None:
         """Gives an arrival's buffer back; the caller may not touch it any more."""
+        self.pool.release(arrival)
 
     def publish(self, version: int, payload: bytes) -> None:
         """Offers every actor a policy.
@@ -154,6 +166,7 @@ class LearnerTransport(Protocol):
 
     def pump(self) -> None:
         """Lets transfers progress, about a microsecond when there are none. Call it often."""
+        return
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Asks actors to stop and drains what is in flight (unrolls are dropped, messages kept) until each has said
@@ -164,6 +177,8 @@ class LearnerTransport(Protocol):
 
     def close(self) -> None:
         """``stop`` with a short limit unless stopped already. Idempotent."""
+        if not self.stopping:
+            self.stop(_CLOSE_S)
 
 
 def check_unroll_bytes(unroll_bytes: int) -> None:
@@ -173,3 +188,60 @@ def check_unroll_bytes(unroll_bytes: int) -> None:
             f"an unroll of {unroll_bytes} bytes cannot be sent, 2³¹-1 at most: lower --unroll-length or "
             "--envs-per-actor"
         )
+
+
+class UnrollPool:
+    """Buffers of one size, each free, being received into, ready, or held by the learner.
+
+    Made on first need and reused: never more than ``max_held`` plus what the learner takes ahead, and what silent
+    actors had under way.
+
+    Attributes:
+        unroll_bytes: of each; 0: not known yet. ready: what the learner may hold next.
+    """
+
+    def __init__(self, options: TransportOptions) -> None:
+        self.unroll_bytes = 0
+        self.ready: deque[Arrival] = deque()
+        self._max_held = options.max_held
+        self._free: list[Bytes] = []
+        self._held: dict[int, Bytes] = {}
+
+    def configure(self, unroll_bytes: int) -> None:
+        """Fixes the size. Raises TransportError: it cannot be sent, or was another one."""
+        check_unroll_bytes(unroll_bytes)
+        if self.unroll_bytes not in (0, unroll_bytes):
+            raise TransportError(f"an unroll has {unroll_bytes} bytes at one end and {self.unroll_bytes} at the other")
+        self.unroll_bytes = unroll_bytes
+
+    def take(self) -> Bytes:
+        """A free buffer."""
+        return self._free.pop() if self._free else np.empty(self.unroll_bytes, np.uint8)
+
+    def put_back(self, buffer: Bytes) -> None:
+        """Returns a buffer that the learner never saw, if it is one of these."""
+        if buffer.nbytes == self.unroll_bytes:
+            self._free.append(buffer)
+
+    def check_may_hold(self) -> None:
+        """Raises TransportError when there is no size yet, or the learner holds as many arrivals as it may."""
+        if not self.unroll_bytes:
+            raise TransportError("configure() the transport before receive()")
+        if len(self._held) >= self._max_held:
+            raise TransportError(
+                f"{self._max_held} arrivals are held and none was released; release() some, or raise max_held"
+            )
+
+    def hold(self) -> Arrival | None:
+        """The next arrival, whose buffer the learner owns from now on; None: there is none."""
+        if not self.ready:
+            return None
+        arrival = self.ready.popleft()
+        self._held[id(arrival.buffer)] = arrival.buffer
+        return arrival
+
+    def release(self, arrival: Arrival) -> None:
+        """Takes a buffer back from the learner."""
+        if self._held.pop(id(arrival.buffer), None) is None:
+            raise TransportError("release() takes an arrival from receive(), once")
+        self._free.append(arrival.buffer)

@@ -13,14 +13,22 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.activity import Activity
-from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions
+from accel.transport.base import (
+    Aborted,
+    Arrival,
+    Bytes,
+    LearnerTransport,
+    PolicyUpdate,
+    Stopped,
+    TransportOptions,
+    UnrollPool,
+)
 from accel.transport.policy_board import PolicyBoard
-from accel.transport.remote_learner import UnrollPool
 from accel.transport.wire import decode_message, encode_message
 
 
-class LocalLearner:
-    """``LearnerTransport`` within one process, and what its actors' ends share with it. Nothing is waited for."""
+class LocalLearner(LearnerTransport):
+    """The end within one process, and what its actors' ends share with it. Nothing is waited for."""
 
     fault_tolerant = False
 
@@ -39,14 +47,6 @@ class LocalLearner:
         """Actors that have not left."""
         return frozenset(self._present)
 
-    def dead(self) -> frozenset[int]:
-        """None: actors in this process end with it."""
-        return frozenset()
-
-    def silent(self) -> frozenset[int]:
-        """None: nothing is between the two ends."""
-        return frozenset()
-
     def welcome(self, message: Json) -> None:
         """Sends every actor a message; see ``LearnerTransport.welcome``."""
         self.welcomes.append(encode_message("welcome", message))
@@ -55,10 +55,6 @@ class LocalLearner:
         """Hellos and reports since the last call."""
         inbox, self.inbox = self.inbox, []
         return inbox
-
-    def configure(self, unroll_bytes: int) -> None:
-        """Fixes the size of an unroll; both ends call this, and must agree."""
-        self.pool.configure(unroll_bytes)
 
     def take(self, actor: int, buffer: Bytes) -> None:
         """An actor's unroll, copied."""
@@ -80,16 +76,9 @@ class LocalLearner:
             self.under_way[arrival.actor] -= 1
         return arrival
 
-    def release(self, arrival: Arrival) -> None:
-        """Gives an arrival's buffer back."""
-        self.pool.release(arrival)
-
     def publish(self, version: int, payload: bytes) -> None:
         """Offers every actor a policy."""
         self.board.publish(version, payload)
-
-    def pump(self) -> None:
-        """Nothing to do: hand-over needs no help."""
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Stops the actors, whose goodbyes nobody waits for."""
@@ -102,11 +91,6 @@ class LocalLearner:
         """Stops the actors with an error."""
         self.abort_text = message
         return self.stop(timeout_s)
-
-    def close(self) -> None:
-        """Stops the actors unless they were stopped."""
-        if not self.stopping:
-            self.stop(5.0)
 
 
 class LocalPort:

@@ -81,15 +81,10 @@ def shared_cores(root: Path) -> frozenset[int]:
     """
     for controller, name in (("cpuset", "cpuset.effective_cpus"), ("", "cpuset.cpus.effective")):
         for text in control_group_values(root, name, controller):
-            with suppress(ValueError):
-                return parse_cores(text)
+            with suppress(ValueError):  # such as "0-2,5"
+                spans = [[int(core) for core in span.split("-")] for span in text.split(",")]
+                return frozenset(core for span in spans for core in range(span[0], span[-1] + 1))
     return frozenset()
-
-
-def parse_cores(text: str) -> frozenset[int]:
-    """``0-2,5`` to {0, 1, 2, 5}. Raises ValueError for anything else."""
-    spans = [span.split("-") for span in text.strip().split(",")]
-    return frozenset(core for span in spans for core in range(int(span[0]), int(span[-1]) + 1))
 
 
 def free_cores(cores: Sequence[int], local_size: int | None) -> tuple[int, ...]:

@@ -87,7 +87,7 @@ class RemoteActor:
 
     def poll_welcome(self) -> Json | None:
         """The learner's next message of the handshake, if any. Raises TransportError: it speaks other formats."""
-        self._progress()
+        self.pump()
         if not self._welcomes:
             return None
         welcome = self._welcomes.popleft()
@@ -144,7 +144,7 @@ class RemoteActor:
 
     def pull(self) -> PolicyUpdate | None:
         """The newest policy if one came since the last pull."""
-        self._progress()
+        self.pump()
         update, self._update = self._update, None
         return update
 
@@ -192,10 +192,6 @@ class RemoteActor:
         self._question = self._answer = None
         return True
 
-    def pump(self) -> None:
-        """Lets transfers progress."""
-        self._progress()
-
     def close(self, timeout_s: float = 10.0) -> None:
         """Says goodbye after everything pushed has been taken, then waits for the learner's answer. Never raises; with
         a dead learner returns at once."""
@@ -224,15 +220,15 @@ class RemoteActor:
 
     def _say_goodbye(self, backoff: Backoff) -> None:
         while self.is_asking and not self.aborted and not self.is_answered() and backoff.pause():
-            self._progress()  # MPI does not end well with a question under way.
+            self.pump()  # MPI does not end well with a question under way.
         while self._sends:
-            self._progress()
+            self.pump()
             self._reap()
             if self._sends and not backoff.pause():
                 return
         self._reports.append(self._guarded_send(encode_message("goodbye", {}), TAG_MESSAGE))
         while self._reports or not self.stopping or self._receipt is not None:
-            self._progress()
+            self.pump()
             self._reap_reports()
             if not backoff.pause():
                 return
@@ -243,13 +239,13 @@ class RemoteActor:
         self._reap_reports()
         while len(self._reports) >= _MAX_REPORTS_UNDER_WAY:
             backoff.pause()
-            self._progress()
+            self.pump()
             self._reap_reports()
         self._reports.append(self._guarded_send(encoded, TAG_MESSAGE))
         # A network may need this side's help to open a connection; nobody knows when this actor calls again.
         backoff = Backoff(_HELP_S[kind])
         while self._reports and backoff.pause():
-            self._progress()
+            self.pump()
             self._reap_reports()
 
     def _guarded_send(self, buffer: bytes | Bytes, tag: int) -> Request:
@@ -275,8 +271,8 @@ class RemoteActor:
         while self._reports and self._is_done(self._reports[0]):
             self._reports.popleft()
 
-    def _progress(self) -> None:
-        """Takes everything that the learner, or the relay of this node, has for this actor."""
+    def pump(self) -> None:
+        """Lets transfers progress: takes everything that the learner, or the relay of this node, has for this actor."""
         if self._learner_gone:
             raise self._learner_failed(None)
         self._hear_learner()

@@ -12,7 +12,7 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.supervision.clock import AwakeClock
-from accel.transport.base import Arrival, Bytes, TransportOptions, check_unroll_bytes
+from accel.transport.base import Arrival, Bytes, LearnerTransport, TransportOptions, UnrollPool
 from accel.transport.endpoint import Backoff, PeerFailed
 from accel.transport.launcher import LearnerGroup
 from accel.transport.node_memory import Place
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from accel.transport.mpi import MpiEndpoint, MpiIncoming, Request
 
 _INBOX_LIMIT = 4096
-_CLOSE_TIMEOUT_S = 5.0
 # A network may need this side's help to open connections, and nobody knows when the learner calls again.
 _WELCOME_HELP_S = 0.1
 _LISTENS_S = 0.5
@@ -41,8 +40,8 @@ _LOOKS = 64
 _RELAY_SILENCE = 0.5  # Of the silence after which an actor is fenced off.
 
 
-class RemoteLearner:
-    """``LearnerTransport`` over an ``MpiEndpoint``.
+class RemoteLearner(LearnerTransport):
+    """The end over an ``MpiEndpoint``.
 
     Attributes:
         others: takes messages of ranks that are none of this learner's actors; None: they are an error.
@@ -79,15 +78,14 @@ class RemoteLearner:
         self._clock, self._look_s = AwakeClock(2.0 * _LISTENS_S), 0.0
         self._told_to_stop: set[int] = set()
         self._outbox = _Outbox(endpoint, ranks)
-        self._relays = Relays(self._outbox.board, self._outbox.post)
+        self._relays = self._outbox.relays
         if self._inference is not None:
             for actor in range(self.actors):
                 self._outbox.board.forget(actor)  # policies go to the inference rank only
         self._receipts: deque[tuple[int, int, Request, Bytes]] = deque()
         self._inbox: list[tuple[int, Json]] = []
-        self._pool = UnrollPool(self._options)
-        self._draining = False
-        self._ended = False
+        self.pool = UnrollPool(self._options)
+        self.stopping = False
 
     def alive(self) -> frozenset[int]:
         """Actors that have neither died nor said goodbye, and are not silent."""
@@ -118,35 +116,23 @@ class RemoteLearner:
 
     def messages(self) -> list[tuple[int, Json]]:
         """Hellos and reports since the last call."""
-        self._progress()
+        self.pump()
         inbox, self._inbox = self._inbox, []
         return inbox
 
-    def configure(self, unroll_bytes: int) -> None:
-        """Fixes the size of an unroll."""
-        self._pool.configure(unroll_bytes)
-
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
         """The next unroll; see ``LearnerTransport.receive``."""
-        self._pool.check_may_hold()
-        self._progress()
+        self.pool.check_may_hold()
+        self.pump()
         backoff = Backoff(timeout_s)
-        while not self._pool.ready and backoff.pause():
-            self._progress()
-        return self._pool.hold()
-
-    def release(self, arrival: Arrival) -> None:
-        """Gives an arrival's buffer back."""
-        self._pool.release(arrival)
+        while not self.pool.ready and backoff.pause():
+            self.pump()
+        return self.pool.hold()
 
     def publish(self, version: int, payload: bytes) -> None:
         """Offers every actor a policy; see ``LearnerTransport.publish``."""
         self._outbox.board.publish(version, payload)
         self._advance_sends()
-
-    def pump(self) -> None:
-        """Lets transfers progress."""
-        self._progress()
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Stops the actors and drains; see ``LearnerTransport.stop``."""
@@ -156,16 +142,10 @@ class RemoteLearner:
         """Stops the actors with an error."""
         return self._end("abort", {"message": message}, timeout_s)
 
-    def close(self) -> None:
-        """Stops the actors unless they were stopped."""
-        if not self._ended:
-            self.stop(_CLOSE_TIMEOUT_S)
-
     def _end(self, kind: str, body: Json, timeout_s: float) -> frozenset[int]:
-        self._ended = True
+        self.stopping = True
         self._relays.close()
-        self._draining = True
-        self._pool.ready.clear()
+        self.pool.ready.clear()
         for actor in sorted(self._alive - {self._inference}):
             self._tell_to_stop(actor, kind, body)
         for actor in sorted(self._silent):  # Nobody waits for them; they end when they hear of it.
@@ -174,7 +154,7 @@ class RemoteLearner:
         backoff, failure = Backoff(timeout_s), None
         while True:
             try:
-                self._progress()
+                self.pump()
             except TransportError as error:
                 failure = error  # Whoever sent nonsense must not keep the others from an orderly end.
             if self._inference is not None and self._alive == {self._inference}:
@@ -188,7 +168,7 @@ class RemoteLearner:
             raise failure
         return frozenset(self._alive)
 
-    def _progress(self) -> None:
+    def pump(self) -> None:
         """Matches what has arrived, hands on what is complete, and moves sends along. Never waits."""
         try:
             while (incoming := self._endpoint.probe(self._endpoint.any_source, self._wanted_tag())) is not None:
@@ -204,7 +184,7 @@ class RemoteLearner:
         self._advance_sends()
         if self._options.silence_s is not None:
             self._watch(self._options.silence_s)
-        if self._inference is not None and self._inference not in self._alive and not self._ended:
+        if self._inference is not None and self._inference not in self._alive and not self.stopping:
             how = "gives no sign of life" if self._inference in self._silent else "is gone"
             raise TransportError(f"the inference rank {how}, and actors cannot act without it; resume the run")
 
@@ -214,7 +194,7 @@ class RemoteLearner:
 
     def _watch(self, silence_s: float) -> None:
         """Fences silent actors off. Time in which this process itself did not listen is nobody's silence."""
-        if time.monotonic() < self._look_s or self._draining:
+        if time.monotonic() < self._look_s or self.stopping:
             return
         self._look_s = time.monotonic() + _LISTENS_S
         self._clock.look()
@@ -230,7 +210,6 @@ class RemoteLearner:
                 self._fences += 1
                 self._silent[actor] = self._fences
                 self._invited.discard(actor)
-                self._relays.leave(actor)
                 self._outbox.forget(actor)
             elif actor in self._silent and silent_s > max(self._options.lost_s, silence_s):
                 self._lose(actor)
@@ -258,13 +237,13 @@ class RemoteLearner:
 
     def _wanted_tag(self) -> int:
         """Anything while there is room for an unroll; otherwise messages only, which leaves unrolls at the actors."""
-        if self._draining:
+        if self.stopping:
             has_room = len(self._receipts) < 2 * len(self._actor_of)
         else:
             # What a silent actor has under way may never arrive, and must not keep the others out.
             coming = sum(tag == TAG_UNROLL and actor in self._alive for actor, tag, *_ in self._receipts)
-            taken_ahead = coming + len(self._pool.ready)
-            has_room = self._pool.unroll_bytes > 0 and taken_ahead < self._options.prefetch
+            taken_ahead = coming + len(self.pool.ready)
+            has_room = self.pool.unroll_bytes > 0 and taken_ahead < self._options.prefetch
         return self._endpoint.any_tag if has_room else TAG_MESSAGE
 
     def _match(self, incoming: MpiIncoming) -> None:
@@ -276,8 +255,8 @@ class RemoteLearner:
             raise TransportError(f"rank {incoming.source} is none of this learner's actors, but sent it a message")
         self._heard_s[actor] = self._clock.s
         # Even what is refused later is received first: its sender waits for that.
-        pooled = incoming.tag == TAG_UNROLL and incoming.nbytes == self._pool.unroll_bytes
-        buffer = self._pool.take() if pooled else np.empty(incoming.nbytes, np.uint8)
+        pooled = incoming.tag == TAG_UNROLL and incoming.nbytes == self.pool.unroll_bytes
+        buffer = self.pool.take() if pooled else np.empty(incoming.nbytes, np.uint8)
         self._receipts.append((actor, incoming.tag, incoming.receive(buffer), buffer))
 
     def _finish_receipts(self) -> None:
@@ -293,7 +272,7 @@ class RemoteLearner:
                 else:
                     self._take(actor, tag, buffer)
             except PeerFailed:
-                self._pool.put_back(buffer)
+                self.pool.put_back(buffer)
                 found_dead = True
             except TransportError as error:
                 refusal = refusal or error
@@ -306,18 +285,18 @@ class RemoteLearner:
         if actor in self._silent and tag == TAG_MESSAGE:
             self._hear_silent(actor, *decode_message(buffer.data))
         elif actor in self._silent or actor in self._lost:
-            self._pool.put_back(buffer)
+            self.pool.put_back(buffer)
         elif tag == TAG_MESSAGE and buffer.nbytes <= MAX_MESSAGE_BYTES:
             self._take_message(actor, *decode_message(buffer.data))
         elif tag != TAG_UNROLL:
             raise TransportError(f"actor {actor} sent a foreign message (tag {tag}, {buffer.nbytes} bytes)")
-        elif self._draining:
-            self._pool.put_back(buffer)
-        elif buffer.nbytes != self._pool.unroll_bytes:
-            sizes = f"{buffer.nbytes} bytes, not {self._pool.unroll_bytes}"
+        elif self.stopping:
+            self.pool.put_back(buffer)
+        elif buffer.nbytes != self.pool.unroll_bytes:
+            sizes = f"{buffer.nbytes} bytes, not {self.pool.unroll_bytes}"
             raise TransportError(f"actor {actor} sent an unroll of {sizes}; the two ends were configured differently")
         else:
-            self._pool.ready.append(Arrival(actor, buffer))
+            self.pool.ready.append(Arrival(actor, buffer))
 
     def _take_message(self, actor: int, kind: str, body: Json) -> None:
         if kind == "goodbye":
@@ -360,76 +339,19 @@ class RemoteLearner:
             self._set_alive(actor, False)
             self._silent.pop(actor, None)
             self._dead.add(actor)
-            self._relays.leave(actor)
             self._outbox.forget(actor)
-
-
-class UnrollPool:
-    """Buffers of one size, each free, being received into, ready, or held by the learner.
-
-    Made on first need and reused: never more than ``max_held`` plus what the learner takes ahead, and what silent
-    actors had under way.
-
-    Attributes:
-        unroll_bytes: of each; 0: not known yet. ready: what the learner may hold next.
-    """
-
-    def __init__(self, options: TransportOptions) -> None:
-        self.unroll_bytes = 0
-        self.ready: deque[Arrival] = deque()
-        self._max_held = options.max_held
-        self._free: list[Bytes] = []
-        self._held: dict[int, Bytes] = {}
-
-    def configure(self, unroll_bytes: int) -> None:
-        """Fixes the size. Raises TransportError: it cannot be sent, or was another one."""
-        check_unroll_bytes(unroll_bytes)
-        if self.unroll_bytes not in (0, unroll_bytes):
-            raise TransportError(f"an unroll has {unroll_bytes} bytes at one end and {self.unroll_bytes} at the other")
-        self.unroll_bytes = unroll_bytes
-
-    def take(self) -> Bytes:
-        """A free buffer."""
-        return self._free.pop() if self._free else np.empty(self.unroll_bytes, np.uint8)
-
-    def put_back(self, buffer: Bytes) -> None:
-        """Returns a buffer that the learner never saw, if it is one of these."""
-        if buffer.nbytes == self.unroll_bytes:
-            self._free.append(buffer)
-
-    def check_may_hold(self) -> None:
-        """Raises TransportError when there is no size yet, or the learner holds as many arrivals as it may."""
-        if not self.unroll_bytes:
-            raise TransportError("configure() the transport before receive()")
-        if len(self._held) >= self._max_held:
-            raise TransportError(
-                f"{self._max_held} arrivals are held and none was released; release() some, or raise max_held"
-            )
-
-    def hold(self) -> Arrival | None:
-        """The next arrival, whose buffer the learner owns from now on; None: there is none."""
-        if not self.ready:
-            return None
-        arrival = self.ready.popleft()
-        self._held[id(arrival.buffer)] = arrival.buffer
-        return arrival
-
-    def release(self, arrival: Arrival) -> None:
-        """Takes a buffer back from the learner."""
-        if self._held.pop(id(arrival.buffer), None) is None:
-            raise TransportError("release() takes an arrival from receive(), once")
-        self._free.append(arrival.buffer)
 
 
 class _Outbox:
     """The learner's sends under way: messages, and for each rank one policy at a time. Never waits.
 
-    ``board`` decides which policy a rank gets. What a call costs depends on what has changed, not on how many ranks
-    there are: sends under way are looked at ``_LOOKS`` at a time, in turns.
+    ``board`` decides which policy a rank gets, and ``relays`` for whom else. What a call costs depends on what has
+    changed, not on how many ranks there are: sends under way are looked at ``_LOOKS`` at a time, in turns.
     """
 
     def __init__(self, endpoint: MpiEndpoint, ranks: tuple[int, ...]) -> None:
         self.board = PolicyBoard(len(ranks))
+        self.relays = Relays(self.board, self.post)
         self._endpoint = endpoint
         self._ranks = ranks
         self._under_way: deque[tuple[int, bool, Request]] = deque()
@@ -460,6 +382,7 @@ class _Outbox:
 
     def forget(self, actor: int) -> None:
         """Stops waiting for a dead actor. MPI may still look at the buffers, which the requests keep alive."""
+        self.relays.leave(actor)
         self.board.forget(actor)
         self._abandoned += [send for receiver, _, send in self._under_way if receiver == actor]
         self._under_way = deque(entry for entry in self._under_way if entry[0] != actor)

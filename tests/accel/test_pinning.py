@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel.transport.launcher import LaunchInfo
-from accel.transport.pinning import cores_for, free_cores, local_size, parse_cores, shared_cores
+from accel.transport.pinning import cores_for, free_cores, local_size, shared_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,11 +22,8 @@ def test_the_learner_takes_what_single_cores_of_its_actors_leave() -> None:
     assert cores_for(info(0, 0), 3, range(8), (0, 1)) == (0, 1, 2, 3, 4, 5)
     taken = [cores_for(info(rank, rank), 8, range(8), None if rank else (0, 1)) for rank in range(8)]
     assert sorted(taken) == [(core,) for core in range(8)]
-
-
-def test_a_host_of_actors_alone_gives_each_its_core() -> None:
     taken = [cores_for(info(4 + local, local), 4, range(4), None) for local in range(4)]
-    assert sorted(taken) == [(core,) for core in range(4)]
+    assert sorted(taken) == [(core,) for core in range(4)], "a host of actors alone"
 
 
 @pytest.mark.parametrize("size", [None, 0, 5])
@@ -85,12 +82,6 @@ def test_the_cores_that_ranks_share_are_their_control_groups(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert shared_cores(tmp_path) == cores
-
-
-def test_lists_of_cores_are_read_as_the_kernel_writes_them() -> None:
-    assert parse_cores("3\n") == {3} and parse_cores("0-1,8-9,11") == {0, 1, 8, 9, 11}
-    with pytest.raises(ValueError, match="invalid literal"):
-        parse_cores("\n")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, where processes can be pinned")
