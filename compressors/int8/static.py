@@ -238,9 +238,10 @@ class Int8Encoder(Encoder):
             )
         for layer in self.layers:
             self._encode_layer(layer, parameters)
-        for int4_layer in self.int4_layers:
-            moved = self._in_steps(int4_layer.weight, parameters[int4_layer.weight])
-            self._int4_writer.write(int4_layer, moved, self.payload.views)
+        for layer in self.int4_layers:
+            moved = self._in_steps(layer.weight, parameters[layer.weight])
+            rows = moved if layer.axis == 0 else moved.T
+            self._int4_writer.write(layer.name, layer.stem, rows, self.payload.views)
         for name in self.floats:
             require_finite(name, parameters[name])
             self.payload.views[name][...] = self._in_steps(name, parameters[name])
