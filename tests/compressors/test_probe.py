@@ -13,8 +13,7 @@ from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.checks.probe import ArtifactProbe
 from accel.compressors.errors import ArtifactError, UnsupportedLayerError
 from accel.compressors.plan import PlanUpdate
-from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import CASES, applied, made, randomise, refreshed
+from tests.compressors.policies import CASES, applied, made, randomise, refreshed, run_artifact
 
 SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int4", "prune(0.5)+int8(s8s8)"]
 
@@ -45,11 +44,8 @@ def test_one_probe_follows_the_weights_of_every_version(name: str, scheme: str) 
 
 
 def _acted(artifact: CompressedPolicy, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    session = PolicySession(artifact, batch=len(inputs["observations"]))
-    for key, array in session.inputs.items():
-        array[...] = inputs[key]
-    session.run()
-    return {key: array.copy() for key, array in session.outputs.items()}
+    names = (spec.name for spec in artifact.outputs)
+    return dict(zip(names, run_artifact(artifact, inputs), strict=True))
 
 
 def test_another_layout_does_not_fit() -> None:

@@ -16,7 +16,6 @@ from accel.compressors.kernels.chain import make_chain
 from accel.compressors.module_state import read_state
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.quantisation.affine import GREATEST_HIGH, LOW_CODES, WEIGHT_INT8, two_byte_parameters
-from accel.compressors.runtime import PolicySession
 from tests.compressors.emulated import every_kernels, kernels_of
 from tests.compressors.policies import Case
 from tests.compressors.test_kernels import NETWORKS, Wired, on_kernels, on_onnxruntime
@@ -43,17 +42,10 @@ def compressed(module: nn.Module, scheme: str, *, fit: bool = False) -> Compress
     return plan.fit(module, inputs, 1) if fit else plan.refresh(module, 1)
 
 
-def answers(artifact: CompressedPolicy, x: Floats) -> Floats:
-    session = PolicySession(artifact, batch=len(x), runtime="onnxruntime")
-    session.inputs["observations"][...] = x
-    session.run()
-    return np.array(session.outputs["params"])
-
-
 def error(module: nn.Module, artifact: CompressedPolicy) -> float:
     x = rows(512, seed=1)
     full = module(torch.from_numpy(x)).detach().numpy()
-    return float(np.abs(answers(artifact, x) - full).mean() / full.std())
+    return float(np.abs(on_onnxruntime(artifact, x) - full).mean() / full.std())
 
 
 @pytest.mark.parametrize("suffix", EVERY)

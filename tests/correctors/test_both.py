@@ -76,6 +76,19 @@ def test_the_value_of_a_reset_row_reaches_no_other_row(correct: Corrector) -> No
         assert torch.equal(found[~junk], expected[~junk]) and found[~junk].isfinite().all()
 
 
+@both
+@pytest.mark.parametrize("clip", [None, 0.7])
+def test_the_weight_is_apart_from_the_advantage(correct: Corrector, clip: float | None) -> None:
+    """Advantages are centred before the weight is applied: both are there, and zero in junk rows."""
+    unroll = rows(correct, seed=2)
+    valid, rhos = unroll["valid"], unroll["log_rhos"].exp()
+    found = correct(**unroll, clip_pg_rho=clip)
+    expected = rhos if clip is None else rhos.clamp(max=clip)
+    torch.testing.assert_close(found.pg_rhos, expected.masked_fill(~valid, 0.0))
+    torch.testing.assert_close(found.pg_advantages, found.advantages * found.pg_rhos)
+    assert (found.advantages[~valid] == 0.0).all() and found.advantages[valid].abs().min() > 0.0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA GPU and a CUDA build of torch")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @both
