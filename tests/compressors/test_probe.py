@@ -31,6 +31,8 @@ def test_one_probe_follows_the_weights_of_every_version(name: str, scheme: str) 
     probe = ArtifactProbe.open(first, inputs)
     for seed in range(2):
         randomise(module, seed=seed)
+        if "prune" in scheme:  # channels chosen anew are those that run
+            applied(plan, module, PlanUpdate.reselect)
         artifact = plan.refresh(module, version=seed)
         if not probe.fits(artifact):
             assert scheme == "int4" and name in {"nature-cnn", "resnet"}, "onnxruntime unpacks them as it loads"
@@ -56,20 +58,6 @@ def test_another_layout_does_not_fit() -> None:
     assert not probe.fits(dataclasses.replace(artifact, outputs=(TensorSpec("params", "float32", (None, 4)),)))
     broken = artifact.model.replace(b"QGemm", b"QGemn")
     assert len(broken) == len(artifact.model) and not probe.fits(dataclasses.replace(artifact, model=broken))
-
-
-@pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "lstm"])
-def test_channels_chosen_anew_are_those_that_run(name: str) -> None:
-    case, module = made(name)
-    plan, inputs = case.bind("prune(0.5)+int8(s8s8)", module), case.inputs(8)
-    probe = ArtifactProbe.open(plan.refresh(module, version=1), inputs)
-    randomise(module, seed=1)
-    applied(plan, module, PlanUpdate.reselect)
-    artifact = plan.refresh(module, version=2)
-    assert probe.fits(artifact)
-    found = {key: array.copy() for key, array in probe.run(artifact, inputs).items()}
-    for key, wanted in _acted(artifact, inputs).items():
-        np.testing.assert_allclose(found[key], wanted, atol=1e-5 * max(float(np.abs(wanted).max()), 1.0))
 
 
 def _table_policy(rows: list[int]) -> CompressedPolicy:
