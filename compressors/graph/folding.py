@@ -14,7 +14,11 @@ from accel.compressors.graph.wiring import needed
 
 
 class Prologue:
-    """The part of a graph that depends on parameters only, computed at each refresh; forwards unchanged parameters."""
+    """The part of a graph that depends on parameters only, computed at each refresh; forwards unchanged parameters.
+
+    Attributes:
+        leaves: names of the module's parameters and buffers that the graph needs.
+    """
 
     def __init__(
         self,

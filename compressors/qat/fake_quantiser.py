@@ -111,13 +111,13 @@ class FakeQuantiser:
                 module.get_parameter(name).mul_(mask)
 
     def _layer(self, layer: IntegerLayer, policy: nn.Module) -> QuantisedLayer:
-        graph, tensors = self._plan.graph, named_tensors(policy)
-        weights = tuple(name for name in graph.sources(layer.weight) if tensors[name].dim() > 1)
+        sources, tensors = self._plan.graph.prologue.sources, named_tensors(policy)
+        weights = tuple(name for name in sources(layer.weight) if tensors[name].dim() > 1)
         modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in weights))
         return QuantisedLayer(
             modules=modules,
             weights=weights,
-            biases=graph.sources(layer.bias) if layer.bias else (),
+            biases=sources(layer.bias) if layer.bias else (),
             activation=layer.activation,
             made=self._encoder.coded.get(modules[0]) if len(modules) == 1 else None,
             is_lstm=len(weights) > 1 and len(modules) == 1,
