@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from accel.compressors.errors import UnsupportedLayerError as UnsupportedLayerError
     from accel.compressors.errors import VerificationError as VerificationError
     from accel.compressors.errors import WeightsError as WeightsError
-    from accel.compressors.layer_inventory import PolicyLayer as PolicyLayer
-    from accel.compressors.layer_inventory import policy_layers as policy_layers
     from accel.compressors.pipeline import Compressor as Compressor
     from accel.compressors.pipeline import make_compressor as make_compressor
     from accel.compressors.plan import Plan as Plan
@@ -49,7 +47,6 @@ _NAMES = {
         "VerificationError",
         "WeightsError",
     ),
-    "layer_inventory": ("PolicyLayer", "policy_layers"),
     "pipeline": ("Compressor", "make_compressor"),
     "plan": ("Plan",),
     "qat.fake_quantiser": ("FakeQuantiser",),

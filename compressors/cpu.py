@@ -33,11 +33,8 @@ def cpu_features(cpuinfo: str | None = None, machine: str | None = None) -> froz
 
 
 def _flags(cpuinfo: str) -> set[str]:
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "flags":
-            return set(value.split())
-    return set()
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    return next((set(value.split()) for name, _, value in lines if name.strip() == "flags"), set())
 
 
 def _read_cpuinfo() -> str:

@@ -25,13 +25,15 @@ class Int4Encoder(Encoder):
         self._payload = lay_out(rewritten, graph)
         for name, scale in rewritten.fixed.items():
             self._payload.views[f"{name}:scale"][...] = scale
-        convolutions = any(layer.is_convolution for layer in self._layers)
+        convolutions = any(node.op_type == "Conv" for node in rewritten.nodes)
         self.optimisation: Optimisation = "all" if convolutions else "none"
 
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
         for layer in self._layers:
-            self._writer.write(layer, parameters[layer.weight], self._payload.views)
+            weight = parameters[layer.weight]
+            rows = weight if layer.axis == 0 else weight.T
+            self._writer.write(layer.name, layer.stem, rows, self._payload.views)
         for name in self._floats:
             require_finite(name, parameters[name])
             self._payload.views[name][...] = parameters[name]

@@ -57,7 +57,7 @@ def check_layers(scheme: str, named: Iterable[str], layers: Iterable[str]) -> No
 
 def weight_layer(graph: PolicyGraph, weight: str) -> str:
     """The policy's name of the layer that a graph's weight belongs to; the first one's where layers are merged."""
-    return graph.sources(weight)[0].rpartition(".")[0]
+    return graph.prologue.sources(weight)[0].rpartition(".")[0]
 
 
 def _matches(name: str, layer: str) -> bool:

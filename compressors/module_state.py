@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -48,13 +48,6 @@ def require_finite(name: str, array: Array) -> None:
             raise WeightsError(
                 f"parameter {name!r} is not finite: training has diverged; do not publish it, lower the learning rate"
             )
-
-
-def to_tensors(inputs: Mapping[str, Array], rows: int, images: int) -> list[torch.Tensor]:
-    """The first ``rows`` rows of each array as tensors; ``images`` rows where an input is images [N, C, H, W]."""
-    has_images = any(array.ndim == 4 for array in inputs.values())
-    count = images if has_images else rows
-    return [torch.from_numpy(np.ascontiguousarray(array[:count])) for array in inputs.values()]
 
 
 def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from accel.compressors.arrays import Array
-from accel.compressors.module_state import to_tensors
 
 # weight of the older moments when new inputs are observed
 KEEP = 0.5
@@ -76,7 +76,8 @@ def watch_inputs(
     with ExitStack() as stack, torch.no_grad():
         for name, watcher in watchers.items():
             stack.enter_context(policy.get_submodule(name).register_forward_pre_hook(partial(_show, watcher)))
-        policy(*to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
+        rows = MAXIMAL_IMAGES if any(array.ndim == 4 for array in inputs.values()) else MAXIMAL_ROWS
+        policy(*(torch.from_numpy(np.ascontiguousarray(array[:rows])) for array in inputs.values()))
 
 
 def some_rows(rows: Tensor) -> Tensor:

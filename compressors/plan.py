@@ -209,7 +209,7 @@ class PlanUpdate:
 
     def _policy_state(self) -> State:
         if self._state is None:
-            self._state = read_state(self._module, None if self._reductions else self._plan.graph.leaves)
+            self._state = read_state(self._module, None if self._reductions else self._plan.graph.prologue.leaves)
         return self._state
 
     def _own(self, index: int) -> Reduction:

@@ -13,10 +13,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from accel.correctors.checks import CorrectorError, DtypeError, OptionError, ShapeError
-    from accel.correctors.nstep import nstep
-    from accel.correctors.retrace import RetraceReturns, retrace
-    from accel.correctors.vtrace import VTraceReturns, vtrace
+    from accel.correctors.checks import CorrectorError as CorrectorError
+    from accel.correctors.checks import DtypeError as DtypeError
+    from accel.correctors.checks import OptionError as OptionError
+    from accel.correctors.checks import ShapeError as ShapeError
+    from accel.correctors.nstep import nstep as nstep
+    from accel.correctors.retrace import RetraceReturns as RetraceReturns
+    from accel.correctors.retrace import retrace as retrace
+    from accel.correctors.vtrace import VTraceReturns as VTraceReturns
+    from accel.correctors.vtrace import vtrace as vtrace
 
 _HOMES = {
     "CorrectorError": "checks",
@@ -30,17 +35,7 @@ _HOMES = {
     "vtrace": "vtrace",
 }
 
-__all__ = [
-    "CorrectorError",
-    "DtypeError",
-    "OptionError",
-    "RetraceReturns",
-    "ShapeError",
-    "VTraceReturns",
-    "nstep",
-    "retrace",
-    "vtrace",
-]
+__all__ = sorted(_HOMES)
 
 
 class _Package(ModuleType):

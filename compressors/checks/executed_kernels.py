@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
 
 import onnx
 from onnx import NodeProto
@@ -43,13 +42,8 @@ def weight_only_layers(artifact: CompressedPolicy) -> tuple[str, ...]:
     graph = onnx.load_from_string(artifact.model).graph
     weights = {tensor.name for tensor in graph.initializer}
     widened = {n.output[0] for n in graph.node if n.op_type in _WIDENING and n.input[0] in weights}
-    return tuple(layer_name(node) for node in graph.node if _is_weight_only(node, widened))
-
-
-def _is_weight_only(node: NodeProto, widened: Set[str]) -> bool:
-    if node.op_type == _NIBBLES:
-        return not _is_integer(node)
-    return node.op_type in FLOAT_KERNELS and any(name in widened for name in node.input[1:])
+    found = [n for n in graph.node if n.op_type in FLOAT_KERNELS and not widened.isdisjoint(n.input[1:])]
+    return tuple(map(layer_name, found))
 
 
 def _is_integer(node: NodeProto) -> bool:

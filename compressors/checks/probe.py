@@ -41,8 +41,8 @@ class ArtifactProbe:
     def open(cls, artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> Self:
         """A probe for artifacts of this layout and for N rows. Loads this first artifact as an actor does, too.
 
-        Where an operator takes its weights as constants only, or a convolution has 4-bit weights, no weight becomes an
-        input, and the probe runs artifacts with the same model only.
+        Where an operator takes its weights as constants only, no weight becomes an input, and the probe runs artifacts
+        with the same model only. 4-bit weights of convolutions are of the layout.
 
         Args:
             artifact: the first artifact.

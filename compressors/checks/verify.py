@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _ROUNDING = float(np.finfo(np.float32).eps)
 
-Measure = Callable[[Array, Array], float]
-
 
 def verify_artifact(
     artifact: CompressedPolicy,
@@ -28,7 +26,7 @@ def verify_artifact(
     inputs: Mapping[str, Array],
     bound: float | None,
     *,
-    measure: Measure | None = None,
+    measure: Callable[[Array, Array], float] | None = None,
 ) -> float:
     """Decode an artifact from its own bytes, load it, run it, and compare its outputs with the policy's.
 

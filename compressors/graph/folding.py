@@ -14,7 +14,11 @@ from accel.compressors.graph.wiring import needed
 
 
 class Prologue:
-    """The part of a graph that depends on parameters only, computed at each refresh; forwards unchanged parameters."""
+    """The part of a graph that depends on parameters only, computed at each refresh; forwards unchanged parameters.
+
+    Attributes:
+        leaves: names of the module's parameters and buffers that the graph needs.
+    """
 
     def __init__(
         self,
@@ -29,13 +33,10 @@ class Prologue:
         self.leaves = tuple(sorted(names & set(state)))
         self._direct = tuple(name for name in wanted if name in state)
         self._kept = kept
-        self._subgraph: Subgraph | None = None
-        if kept:
-            read = {name for node in kept for name in node.input}
-            self._read = tuple(name for name in self.leaves if name in read)
-            computed = [name for name in wanted if name not in state]
-            inputs = {name: (state[name].dtype, state[name].shape) for name in self._read}
-            self._subgraph = Subgraph(kept, inputs, constants, computed, opset)
+        read = {name for node in kept for name in node.input}
+        inputs = {name: (state[name].dtype, state[name].shape) for name in self.leaves if name in read}
+        computed = [name for name in wanted if name not in state]
+        self._subgraph = Subgraph(kept, inputs, constants, computed, opset) if kept else None
 
     def sources(self, name: str) -> tuple[str, ...]:
         """The leaves that a wanted value is computed from, in input order; the value itself if it is a leaf."""
@@ -54,7 +55,7 @@ class Prologue:
         """The wanted arrays by name."""
         results = {name: leaves[name] for name in self._direct}
         if self._subgraph is not None:
-            results.update(self._subgraph({name: leaves[name] for name in self._read}))
+            results.update(self._subgraph(leaves))
         return results
 
 

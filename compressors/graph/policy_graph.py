@@ -41,7 +41,6 @@ class PolicyGraph:
         nodes: the actor's computation, in topological order, unfused.
         constants: fixed arrays.
         parameters: arrays that each refresh provides, by name; gives their shapes and dtypes.
-        leaves: names of the module's parameters and buffers that the graph needs.
         prologue: computes parameters from leaves.
     """
 
@@ -50,16 +49,11 @@ class PolicyGraph:
     nodes: tuple[NodeProto, ...]
     constants: Mapping[str, Array]
     parameters: Mapping[str, Array]
-    leaves: tuple[str, ...]
     prologue: Prologue
 
     def read(self, state: State) -> Mapping[str, Array]:
-        """The graph's parameters for a module state (at least ``leaves``)."""
-        return self.prologue.run({name: state[name] for name in self.leaves})
-
-    def sources(self, name: str) -> tuple[str, ...]:
-        """The leaves that a parameter is computed from."""
-        return self.prologue.sources(name)
+        """The graph's parameters for a module state (at least the prologue's leaves)."""
+        return self.prologue.run(state)
 
     def subgraph(self, wanted: Sequence[str], further: Sequence[NodeProto] = ()) -> Subgraph:
         """The unfused graph, with further nodes, as a function of inputs and parameters that returns wanted values."""
@@ -128,8 +122,7 @@ def _policy_graph(
         outputs=outputs,
         nodes=tuple(draft.nodes),
         constants={name: array for name, array in constants.items() if name in used},
-        parameters=prologue.run({name: state[name] for name in prologue.leaves}),
-        leaves=prologue.leaves,
+        parameters=prologue.run(state),
         prologue=prologue,
     )
 

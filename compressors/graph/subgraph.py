@@ -48,12 +48,12 @@ class Subgraph:
         self._session = ort.InferenceSession(
             model.SerializeToString(), session_options(), providers=["CPUExecutionProvider"]
         )
-        self._wanted = list(wanted)
+        self._inputs, self._wanted = list(inputs), list(wanted)
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The wanted values by name."""
+        """The wanted values by name; of what is fed, the inputs are read."""
         if not self._wanted:
             return {}
-        contiguous = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        contiguous = {name: np.ascontiguousarray(feeds[name]) for name in self._inputs}
         results = cast("list[Array]", self._session.run(self._wanted, contiguous))
         return dict(zip(self._wanted, results, strict=True))

@@ -7,6 +7,8 @@ all the same.
 
 from __future__ import annotations
 
+from functools import partial
+
 from onnx import NodeProto
 
 from accel.compressors.graph.policy_graph import PolicyGraph
@@ -41,11 +43,10 @@ def small_input_layers(graph: PolicyGraph) -> frozenset[str]:
     limit = max(SMALL_WEIGHTS, SMALL_SHARE * every)
     observed = observed_values(graph)
     small, others = set[str](), set[str]()
-    for node in graph.nodes:
-        if _is_layer(graph, node):
-            reads_observations = node.op_type == "Gemm" and node.input[0] in observed
-            is_small = graph.parameters[node.input[1]].size <= limit
-            (small if reads_observations and is_small else others).add(weight_layer(graph, node.input[1]))
+    for node in filter(partial(_is_layer, graph), graph.nodes):
+        is_small = graph.parameters[node.input[1]].size <= limit
+        found = small if node.op_type == "Gemm" and node.input[0] in observed and is_small else others
+        found.add(weight_layer(graph, node.input[1]))
     # an LSTM cell is two products of one name; a policy of nothing else is still to be quantised
     return frozenset(small - others if others else ())
 

@@ -31,7 +31,7 @@ from accel.compressors.graph.wiring import (
 from accel.compressors.layer_choices import weight_layer
 from accel.compressors.method_arguments import LayerFormat
 from accel.compressors.quantisation.affine import IntegerType
-from accel.compressors.quantisation.nibbles import Layer, replace_layer
+from accel.compressors.quantisation.nibbles import replace_layer
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,13 @@ class Codes:
 
 @dataclass(frozen=True)
 class IntegerLayer:
-    """A layer with integer weights.
+    """A layer with integer or 4-bit weights.
 
     Attributes:
         name: its name in messages.
-        weight: the graph's parameter, and stem of the initializers ``:codes``, ``:scale``, ``:zero``.
+        weight: the graph's parameter.
         bias: the graph's parameter or "".
-        bias_codes: initializer for the bias's codes, "" without bias.
-        codes: the layer's input: codes, or the high and the low ones of two bytes.
-        stem: prefix of the weight's initializers; layers that share a weight have different ones.
+        codes: the layer's input: codes, or the high and the low ones of two bytes; none of a layer with 4-bit weights.
         inputs: how many products each of its sums has.
         source, output: the graph's values that it reads and computes. axis: the weight's output axis, with a scale for
             each index.
@@ -66,13 +64,21 @@ class IntegerLayer:
     name: str
     weight: str
     bias: str
-    bias_codes: str
     codes: tuple[Codes, ...]
-    stem: str
     inputs: int
     source: str
     output: str
     axis: int
+
+    @property
+    def stem(self) -> str:
+        """Prefix of the weight's initializers; layers that share a weight have different ones."""
+        return f"{self.output}:weight"
+
+    @property
+    def bias_codes(self) -> str:
+        """The initializer for the bias's codes, "" without bias."""
+        return f"{self.output}:bias:codes" if self.bias else ""
 
     @property
     def activation(self) -> str:
@@ -146,7 +152,7 @@ class IntegerGraph:
         self._as_float: dict[str, str] = {spec.name: spec.name for spec in graph.inputs}
         self.nodes: list[NodeProto] = []
         self.layers: list[IntegerLayer] = []
-        self.int4_layers: list[Layer] = []
+        self.int4_layers: list[IntegerLayer] = []
         self.measured: list[str] = []
         self.coded: dict[str, str] = {}
         self.sums: list[SumOfCodes] = []
@@ -278,8 +284,8 @@ class IntegerGraph:
             return
         if node.op_type == "Gemm" and not is_plain_gemm(node):
             self._refuse(node, "its Gemm has factors or a transposed input")
-        layer = Layer(copy, copy.input[1], optional_input(copy, 2))
-        nodes, slots = replace_layer(layer, self._graph.parameters[layer.weight].shape)
+        layer = self._described(node, axis=1 if node.op_type == "Gemm" and not int_attribute(node, "transB", 0) else 0)
+        nodes, slots = replace_layer(copy, layer.stem, self._graph.parameters[layer.weight].shape)
         self.nodes += nodes
         self.slots.update(slots)
         self.int4_layers.append(layer)
@@ -295,23 +301,24 @@ class IntegerGraph:
         return copy
 
     def _layer(self, node: NodeProto, *codes: Codes, axis: int) -> IntegerLayer:
-        weight, bias = node.input[1], optional_input(node, 2)
-        if bias and bias not in self._graph.parameters:
+        layer = self._described(node, *codes, axis=axis)
+        if layer.bias and layer.bias not in self._graph.parameters:
             self._refuse(node, "its bias is computed")
-        stem = f"{node.output[0]}:weight"
-        shape = self._graph.parameters[weight].shape
+        shape = self._graph.parameters[layer.weight].shape
         channels = (shape[axis],)
-        self.slots[f"{stem}:codes"] = Slot(shape, TensorProto.INT8)
-        self.slots[f"{stem}:scale"] = Slot(channels)
-        self.slots[f"{stem}:zero"] = Slot(channels, TensorProto.INT8)
-        bias_codes = f"{node.output[0]}:bias:codes" if bias else ""
-        if bias:
-            self.slots[bias_codes] = Slot(self._graph.parameters[bias].shape, TensorProto.INT32)
-        inputs = prod(shape) // shape[axis]
-        values = (node.input[0], node.output[0])
-        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, codes, stem, inputs, *values, axis)
+        self.slots[f"{layer.stem}:codes"] = Slot(shape, TensorProto.INT8)
+        self.slots[f"{layer.stem}:scale"] = Slot(channels)
+        self.slots[f"{layer.stem}:zero"] = Slot(channels, TensorProto.INT8)
+        if layer.bias:
+            self.slots[layer.bias_codes] = Slot(self._graph.parameters[layer.bias].shape, TensorProto.INT32)
         self.layers.append(layer)
         return layer
+
+    def _described(self, node: NodeProto, *codes: Codes, axis: int) -> IntegerLayer:
+        shape = self._graph.parameters[node.input[1]].shape
+        inputs = prod(shape) // shape[axis]
+        values = (node.input[0], node.output[0])
+        return IntegerLayer(layer_name(node), node.input[1], optional_input(node, 2), codes, inputs, *values, axis)
 
     def _weight_inputs(self, layer: IntegerLayer) -> list[str]:
         return [f"{layer.stem}:{part}" for part in ("codes", "scale", "zero")]

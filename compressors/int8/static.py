@@ -67,6 +67,18 @@ MOST_INPUTS = 1024
 _CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s8s8": (INT8, WEIGHT_INT8)}
 
 
+def _suited(variant: Variant | None, cpu: Set[str], scheme: str) -> tuple[Variant, tuple[str, ...]]:
+    """The variant asked for, or the best one for a CPU, and the features that it needs there."""
+    exact = next((feature for feature in (VNNI, ARM) if feature in cpu), None)
+    if variant == "u8s8" and exact is None:
+        raise SchemeError(
+            f"{scheme}: sums of u8s8 products saturate on an acting CPU without VNNI or ARM's instructions "
+            f"(its features: {', '.join(sorted(cpu)) or 'none'}); omit the variant, or use reduce_range"
+        )
+    chosen = variant or ("u8s8" if exact == VNNI else "s8s8" if exact == ARM else "reduce_range")
+    return chosen, (exact,) if exact and chosen == "u8s8" else ()
+
+
 class Int8Encoder(Encoder):
     """Requantises weights at each refresh; scales of activations come from their running ranges.
 
@@ -108,15 +120,7 @@ class Int8Encoder(Encoder):
                 width of observations that no layer reads as floats.
             UnsupportedLayerError: a layer has no integer kernel.
         """
-        exact = next((feature for feature in (VNNI, ARM) if feature in cpu), None)
-        if variant == "u8s8" and exact is None:
-            raise SchemeError(
-                f"{scheme}: sums of u8s8 products saturate on an acting CPU without VNNI or ARM's instructions "
-                f"(its features: {', '.join(sorted(cpu)) or 'none'}); omit the variant, or use reduce_range"
-            )
-        suited: Variant = "u8s8" if exact == VNNI else "s8s8" if exact == ARM else "reduce_range"
-        self.variant = variant or suited
-        self.cpu_features = (exact,) if exact and self.variant == "u8s8" else ()
+        self.variant, self.cpu_features = _suited(variant, cpu, scheme)
         self._codes, self.weight_codes = _CODES[self.variant]
         if weight_bits is not None:
             self.weight_codes = symmetric_codes(weight_bits)
@@ -238,9 +242,10 @@ class Int8Encoder(Encoder):
             )
         for layer in self.layers:
             self._encode_layer(layer, parameters)
-        for int4_layer in self.int4_layers:
-            moved = self._in_steps(int4_layer.weight, parameters[int4_layer.weight])
-            self._int4_writer.write(int4_layer, moved, self.payload.views)
+        for layer in self.int4_layers:
+            moved = self._in_steps(layer.weight, parameters[layer.weight])
+            rows = moved if layer.axis == 0 else moved.T
+            self._int4_writer.write(layer.name, layer.stem, rows, self.payload.views)
         for name in self.floats:
             require_finite(name, parameters[name])
             self.payload.views[name][...] = self._in_steps(name, parameters[name])

@@ -101,8 +101,8 @@ def read_graph(model: bytes) -> Graph:
     weights = sorted(place[2:] for place in places.values() if place.is_weight)
     edges = [0, *(edge for place in weights for edge in place), len(data)]
     between = tuple((start, model[start:stop]) for start, stop in zip(edges[::2], edges[1::2], strict=True))
-    values = (tuple(map(_value, found)) for found in (inputs, outputs))
-    return Graph(tuple(map(_node, nodes)), *values, places, between, len(data))
+    made = tuple(map(_node, nodes))
+    return Graph(made, tuple(map(_value, inputs)), tuple(map(_value, outputs)), places, between, len(data))
 
 
 def _node(node: Message) -> Node:
@@ -116,13 +116,9 @@ def _node(node: Message) -> Node:
 
 
 def _attribute(found: Message) -> tuple[str, Attribute]:
-    single = [
-        *found.floats(_ATTRIBUTE_FLOAT),
-        *found.integers(_ATTRIBUTE_INTEGER),
-        *found.texts(_ATTRIBUTE_TEXT),
-    ]
-    value = single[-1] if single else tuple(found.integers(_ATTRIBUTE_INTEGERS)) or None
-    return found.text(_ATTRIBUTE_NAME), value
+    values: list[Attribute] = [*found.floats(_ATTRIBUTE_FLOAT), *found.integers(_ATTRIBUTE_INTEGER)]
+    values += [*found.texts(_ATTRIBUTE_TEXT), tuple(found.integers(_ATTRIBUTE_INTEGERS)) or None]
+    return found.text(_ATTRIBUTE_NAME), values[0]
 
 
 def _place(tensor: Message) -> TensorPlace | None:

@@ -64,7 +64,7 @@ class FakeQuantiser:
         self._masks: dict[str, Tensor] = {}
         layers = tuple(self._layer(layer, policy) for layer in encoder.layers)
         self.rules = QuantisationRules(layers, tuple(encoder.sums), self._coding, encoder.weight_codes)
-        check_rules(self.rules, policy, plan.graph.nodes)
+        _check_rules(self.rules, policy, plan.graph.nodes)
 
     def __call__(self, module: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The module's outputs as the int8 graph computes them.
@@ -111,13 +111,13 @@ class FakeQuantiser:
                 module.get_parameter(name).mul_(mask)
 
     def _layer(self, layer: IntegerLayer, policy: nn.Module) -> QuantisedLayer:
-        graph, tensors = self._plan.graph, named_tensors(policy)
-        weights = tuple(name for name in graph.sources(layer.weight) if tensors[name].dim() > 1)
+        sources, tensors = self._plan.graph.prologue.sources, named_tensors(policy)
+        weights = tuple(name for name in sources(layer.weight) if tensors[name].dim() > 1)
         modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in weights))
         return QuantisedLayer(
             modules=modules,
             weights=weights,
-            biases=graph.sources(layer.bias) if layer.bias else (),
+            biases=sources(layer.bias) if layer.bias else (),
             activation=layer.activation,
             made=self._encoder.coded.get(modules[0]) if len(modules) == 1 else None,
             is_lstm=len(weights) > 1 and len(modules) == 1,
@@ -152,16 +152,8 @@ def is_quantisation_aware(scheme: str) -> bool:
 _KINDS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LSTM)
 
 
-def check_rules(rules: QuantisationRules, policy: nn.Module, nodes: Sequence[NodeProto]) -> None:
-    """Check that the layers and additions of a plan can be fake-quantised.
-
-    Args:
-        rules: those of the plan.
-        policy: the module that it is bound to.
-        nodes: the unfused graph.
-    Raises:
-        UnsupportedLayerError: one cannot; names it and the remedy.
-    """
+def _check_rules(rules: QuantisationRules, policy: nn.Module, nodes: Sequence[NodeProto]) -> None:
+    """Check that the layers and additions of a plan can be fake-quantised; ``nodes`` are the unfused graph."""
     seen: set[str] = set()
     for name in (name for layer in rules.layers for name in layer.modules):
         part = policy.get_submodule(name)

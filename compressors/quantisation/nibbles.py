@@ -16,7 +16,6 @@ q_max = 7.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,66 +25,37 @@ from onnx import NodeProto, TensorProto, helper
 from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.errors import WeightsError
 from accel.compressors.graph.payload import MICROSOFT, Slot
-from accel.compressors.graph.wiring import int_attribute, layer_name
+from accel.compressors.graph.wiring import int_attribute, optional_input
 
 BLOCK = 32
 _TINY = float(np.finfo(np.float32).tiny)
 _INT8_ACTIVATIONS = 4  # MatMulNBits: accuracy_level; faster than floats from a width of about 256
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A Gemm or Conv with a fixed weight.
+def replace_layer(node: NodeProto, stem: str, shape: tuple[int, ...]) -> tuple[list[NodeProto], dict[str, Slot]]:
+    """The nodes that replace a Gemm or Conv, and the initializers for its weight of the given shape.
 
-    Attributes:
-        node: the graph's node.
-        weight: the weight parameter, [outputs, inputs] (``transposed``) or [inputs, outputs] for a Gemm, else a kernel.
-        bias: the bias parameter, "" without.
+    Args:
+        node: its weight and its bias are parameters.
+        stem: prefix of the initializers' names.
+        shape: of a Gemm's weight [inputs, outputs], with ``transB`` [outputs, inputs]; of a kernel.
     """
-
-    node: NodeProto
-    weight: str
-    bias: str
-
-    @property
-    def name(self) -> str:
-        """The name in messages."""
-        return layer_name(self.node)
-
-    @property
-    def is_convolution(self) -> bool:
-        """Whether it is a Conv."""
-        return self.node.op_type == "Conv"
-
-    @property
-    def transposed(self) -> bool:
-        """Whether a Gemm's weight is [outputs, inputs]."""
-        return bool(int_attribute(self.node, "transB", 0))
-
-    @property
-    def stem(self) -> str:
-        """Prefix of the names of the initializers that replace the weight."""
-        return f"{self.node.output[0]}:weight"
-
-
-def replace_layer(layer: Layer, shape: tuple[int, ...]) -> tuple[list[NodeProto], dict[str, Slot]]:
-    """The nodes that replace a layer, and the initializers for its weight of the given shape."""
-    codes, scale = f"{layer.stem}:codes", f"{layer.stem}:scale"
-    if layer.is_convolution:
+    codes, scale = f"{stem}:codes", f"{stem}:scale"
+    if node.op_type == "Conv":
         real = helper.make_node(
-            "DequantizeLinear", [codes, scale], [layer.stem], name=f"{layer.stem}/real", domain=MICROSOFT, axis=0
+            "DequantizeLinear", [codes, scale], [stem], name=f"{stem}/real", domain=MICROSOFT, axis=0
         )
         copy = NodeProto()
-        copy.CopyFrom(layer.node)
-        copy.input[1] = layer.stem
+        copy.CopyFrom(node)
+        copy.input[1] = stem
         return [real, copy], {codes: Slot(shape, TensorProto.INT4), scale: Slot((shape[0],))}
-    outputs, inputs = shape if layer.transposed else shape[::-1]
+    outputs, inputs = shape if int_attribute(node, "transB", 0) else shape[::-1]
     blocks = -(-inputs // BLOCK)
-    node = helper.make_node(
+    made = helper.make_node(
         "MatMulNBits",
-        [layer.node.input[0], codes, scale, "", "", layer.bias],
-        layer.node.output,
-        name=layer.node.name,
+        [node.input[0], codes, scale, "", "", optional_input(node, 2)],
+        node.output,
+        name=node.name,
         domain=MICROSOFT,
         K=inputs,
         N=outputs,
@@ -93,7 +63,7 @@ def replace_layer(layer: Layer, shape: tuple[int, ...]) -> tuple[list[NodeProto]
         block_size=BLOCK,
         accuracy_level=_INT8_ACTIVATIONS,
     )
-    return [node], {codes: Slot((outputs, blocks, BLOCK // 2), TensorProto.UINT8), scale: Slot((outputs * blocks,))}
+    return [made], {codes: Slot((outputs, blocks, BLOCK // 2), TensorProto.UINT8), scale: Slot((outputs * blocks,))}
 
 
 class NibbleWriter:
@@ -106,26 +76,28 @@ class NibbleWriter:
         self._scratch = torch.zeros(0)
         self._codes, self._words = np.zeros(0, np.uint8), np.zeros(0, np.uint16)
 
-    def write(self, layer: Layer, weight: Array, views: Mapping[str, Array]) -> None:
-        """Write a replaced layer's codes and scales into a model's bytes. Raises WeightsError: not finite."""
-        codes = views[f"{layer.stem}:codes"]
-        if layer.is_convolution:
-            scales = self._write_channels(layer.name, weight, codes)
-        else:
-            scales = self.write_blocks(layer.name, weight if layer.transposed else weight.T, codes)
-        views[f"{layer.stem}:scale"][...] = scales
+    def write(self, name: str, stem: str, weight: Array, views: Mapping[str, Array]) -> None:
+        """Write a layer's codes and scales into a model's bytes.
+
+        Args:
+            name: the layer's name in messages.
+            stem: prefix of the initializers' names.
+            weight: [outputs, inputs], or a kernel.
+            views: of the model's bytes.
+        Raises:
+            WeightsError: a weight is not finite.
+        """
+        write = self._write_channels if weight.ndim > 2 else self.write_blocks
+        views[f"{stem}:scale"][...] = write(name, weight, views[f"{stem}:codes"])
 
     def write_blocks(self, name: str, weight: Array, target: Array) -> NDArray[np.float32]:
         """Write the codes of a matrix [N, K] in blocks along K, the last one padded with zeros.
 
         Args:
-            name: the layer's name in messages.
-            weight: [N, K].
+            name, weight: see ``write``.
             target: [N, ⌈K / 32⌉, 16] bytes, the first of two codes in the lower half.
         Returns:
             The scales, [N · ⌈K / 32⌉].
-        Raises:
-            WeightsError: a weight is not finite.
         """
         groups = _in_blocks(weight)
         scales, inverse = _block_scales(name, groups)
@@ -138,7 +110,7 @@ class NibbleWriter:
 
     def _write_channels(self, name: str, kernel: Array, target: Array) -> NDArray[np.float32]:
         """Write the codes of a convolution kernel [O, …] to ``target``, [⌈size / 2⌉] bytes; returns its scales [O]."""
-        flat = _as_tensor(kernel).reshape(len(kernel), -1)
+        flat = torch.from_numpy(kernel.astype(np.float32, copy=False)).reshape(len(kernel), -1)
         scales: FloatArray = np.maximum(flat.amax(1).numpy(), -flat.amin(1).numpy())
         scales /= np.float32(7.0)
         _require_finite(name, scales)
@@ -182,17 +154,12 @@ def _block_scales(name: str, groups: torch.Tensor) -> tuple[NDArray[np.float32],
 
 
 def _in_blocks(weight: Array) -> torch.Tensor:
-    matrix = _as_tensor(weight)
+    matrix = torch.from_numpy(weight.astype(np.float32, copy=False))
     outputs, inputs = matrix.shape
     padding = -inputs % BLOCK
     if padding:
         matrix = torch.nn.functional.pad(matrix, (0, padding))
     return matrix.contiguous().view(outputs, -1, BLOCK)
-
-
-def _as_tensor(weight: Array) -> torch.Tensor:
-    values: FloatArray = weight.astype(np.float32, copy=False)
-    return torch.from_numpy(values)
 
 
 def _require_finite(name: str, scales: NDArray[np.float32]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 from onnxruntime.quantization import CalibrationMethod, QuantType
 from onnxruntime.quantization.calibrate import TensorsData
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
@@ -102,6 +103,21 @@ def quantised_by_onnxruntime(plan: Plan, module: nn.Module) -> Arrays:
         extra_options={"WeightSymmetric": True, "ActivationSymmetric": False},
     )
     return initializers(quantizer.quantize_model().SerializeToString())
+
+
+def four_bits(weight: NDArray[np.float32]) -> Arrays:
+    """onnxruntime's own codes and scales of a matrix [N, K], filled up with zeros to whole blocks of 32."""
+    outputs, blocks = len(weight), -(-weight.shape[1] // 32)
+    whole = np.zeros((blocks * 32, outputs), np.float32)
+    whole[: weight.shape[1]] = weight.T
+    codes = np.zeros((outputs, blocks, 16), np.uint8)
+    scales, zeros = np.zeros(outputs * blocks, np.float32), np.zeros(outputs * ((blocks + 1) // 2), np.uint8)
+    quantize_matmul_4bits(codes, whole, scales, zeros, 32, outputs, len(whole), True)
+    # ours is zero where a scale would be subnormal
+    tiny = np.abs(scales) < np.finfo(np.float32).tiny
+    scales[tiny] = 0.0
+    codes.reshape(-1, 16)[tiny] = 0x88
+    return {"codes": codes, "scale": scales}
 
 
 def assert_layer_is_the_oracles(layer: IntegerLayer, found: Arrays, wanted: Arrays) -> None:

@@ -250,13 +250,17 @@ def error_of(artifact: CompressedPolicy, module: nn.Module, inputs: Inputs) -> f
     return max(relative_error(found, wanted) for found, wanted in outputs)
 
 
+def assert_acts_as(
+    module: nn.Module, artifact: CompressedPolicy, inputs: Inputs, *, atol: float = 1e-5, rtol: float = 1e-7
+) -> None:
+    for found, wanted in zip(run_artifact(artifact, inputs), run_module(module, inputs), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=atol, rtol=rtol)
+
+
 def assert_refresh_is_exact(case: Case) -> None:
     """A plan of one binding answers as the module does, for other weights and numbers of rows."""
     module = randomise(case.make(), seed=0)
     plan = case.bind("fp32", module)
     for seed, rows in ((1, 1), (2, 3), (3, 8)):
         randomise(module, seed)
-        inputs = case.inputs(rows, seed)
-        found = run_artifact(plan.refresh(module, version=seed), inputs)
-        for array, wanted in zip(found, run_module(module, inputs), strict=True):
-            np.testing.assert_allclose(array, wanted, atol=2e-5, rtol=1e-4)
+        assert_acts_as(module, plan.refresh(module, version=seed), case.inputs(rows, seed), atol=2e-5, rtol=1e-4)

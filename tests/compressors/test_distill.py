@@ -71,15 +71,22 @@ def test_training_needs_no_gradients_of_the_caller() -> None:
     assert all(p.grad is None for p in policy.parameters())
 
 
-@pytest.mark.parametrize("missing", ["student_factory", "divergence"])
-def test_a_missing_factory_or_divergence_is_named(missing: str) -> None:
-    with pytest.raises(SchemeError, match="needs a student factory and a divergence"):
-        _bind("distill(16x1)", MLP(), **{missing: None})
-
-
-def test_a_student_of_another_shape_is_refused() -> None:
-    with pytest.raises(GraphError, match=r"returns shape \(2, 3\), but the policy returns \(2, 6\)"):
-        _bind("distill(16x1)", MLP(), student_factory=lambda size, policy: MLP(gaussian=False))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"student_factory": None}, "needs a student factory and a divergence"),
+        ({"divergence": None}, "needs a student factory and a divergence"),
+        (
+            {"student_factory": lambda size, policy: MLP(gaussian=False)},
+            r"returns shape \(2, 3\), but the policy returns \(2, 6\)",
+        ),
+        ({"student_factory": lambda size, policy: policy}, "no parameters of its own"),
+    ],
+    ids=["no factory", "no divergence", "another shape", "nothing to train"],
+)
+def test_what_cannot_learn_from_the_policy_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SchemeError if None in options.values() else GraphError, match=message):
+        _bind("distill(16x1)", MLP(), **options)
 
 
 def test_a_student_larger_than_the_policy_is_refused() -> None:
@@ -87,11 +94,6 @@ def test_a_student_larger_than_the_policy_is_refused() -> None:
     with pytest.raises(SchemeError, match=r"more parameters \(0\.02 M\) than the policy \(518\); use prune or lowrank"):
         _bind("distill(128x2)+int8", small)
     _bind("distill(16x2)", small)
-
-
-def test_a_student_without_parameters_of_its_own_is_refused() -> None:
-    with pytest.raises(GraphError, match="no parameters of its own"):
-        _bind("distill(16x1)", MLP(), student_factory=lambda size, policy: policy)
 
 
 def test_recurrent_policies_are_refused() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from torch import nn
 
 from accel.compressors.checks.executed_kernels import operators
 from accel.compressors.errors import WeightsError
-from tests.compressors.policies import CASES, bound, made, run_artifact, run_module
+from tests.compressors.policies import CASES, assert_acts_as, bound, made
 
 
 @pytest.mark.parametrize(("scheme", "ratio"), [("fp16", 0.5), ("int8(u8s8,x8)", 0.25), ("int4", 0.16)])
@@ -31,11 +30,11 @@ def test_fp16_runs_the_kernels_of_fp32(name: str) -> None:
 def test_fp16_is_rounding_to_nearest() -> None:
     case, module = made("relu-mlp")
     inputs = case.inputs(16)
-    found = run_artifact(case.bind("fp16", module).refresh(module, version=1), inputs)[0]
+    artifact = case.bind("fp16", module).refresh(module, version=1)
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             layer.weight.data = layer.weight.data.half().float()
-    np.testing.assert_allclose(found, run_module(module, inputs)[0], atol=1e-5)
+    assert_acts_as(module, artifact, inputs)
 
 
 @pytest.mark.parametrize("value", [1e5, float("inf"), float("nan")])

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
 from accel.compressors.errors import WeightsError
 from accel.compressors.quantisation.nibbles import NibbleWriter
+from tests.compressors.oracle import four_bits
 from tests.compressors.policies import CASES, bound, refreshed
 
 Floats = NDArray[np.float32]
@@ -24,40 +24,21 @@ def _block_codes(weight: Floats) -> tuple[Codes, Floats]:
     return codes, NibbleWriter().write_blocks("layer", weight, codes)
 
 
-def _nibbles(codes: Codes) -> Codes:
-    return np.stack([codes & 15, codes >> 4], axis=-1)
-
-
-def _of_onnxruntime(weight: Floats) -> tuple[Codes, Floats]:
-    outputs, inputs = weight.shape
-    blocks = -(-inputs // 32)
-    codes = np.zeros((outputs, blocks, 16), dtype=np.uint8)
-    scales = np.zeros(outputs * blocks, dtype=np.float32)
-    zeros = np.zeros(outputs * ((blocks + 1) // 2), dtype=np.uint8)
-    quantize_matmul_4bits(codes, weight.T.copy(), scales, zeros, 32, outputs, inputs, True)
-    return codes, scales
-
-
-def _compare_with_oracle(weight: Floats) -> bool:
-    """Whether scales and codes are the same, but for the padding, which the kernel does not read."""
-    (codes, scales), (wanted, wanted_scales) = _block_codes(weight), _of_onnxruntime(weight)
-    outputs, inputs = weight.shape
-    ours, theirs = (_nibbles(c).reshape(outputs, -1)[:, :inputs] for c in (codes, wanted))
-    return bool((ours == theirs).all() and (scales == wanted_scales).all())
-
-
 @given(st.integers(1, 150), st.integers(1, 5), st.integers(0, 99), st.booleans())
 def test_codes_are_those_of_onnxruntimes_quantiser(inputs: int, outputs: int, seed: int, halves: bool) -> None:
     """Weights in quarters put many quotients halfway between two codes."""
     weight = np.random.default_rng(seed).standard_normal((outputs, inputs)).astype(np.float32)
-    assert _compare_with_oracle(np.round(4 * weight) / np.float32(4) if halves else weight)
+    weight = np.round(4 * weight) / np.float32(4) if halves else weight
+    (codes, scales), wanted = _block_codes(weight), four_bits(weight)
+    np.testing.assert_array_equal(codes, wanted["codes"])
+    np.testing.assert_array_equal(scales, wanted["scale"])
 
 
 def test_the_comparison_with_the_oracle_can_fail() -> None:
     weight = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     codes, _ = _block_codes(weight)
     weight[1, 3] += 0.5
-    assert (codes != _of_onnxruntime(weight)[0]).any()
+    assert (codes != four_bits(weight)["codes"]).any()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)

@@ -83,7 +83,7 @@ def test_a_bias_beside_tiny_weights_leaves_room_for_the_sum(scale: float, width:
 def test_without_calibration_refreshing_says_what_to_do() -> None:
     case = CASES["tanh-mlp"]
     module = case.make()
-    plan = make_compressor("int8").bind(module, case.examples(), output_names=case.outputs)
+    plan = case.bind("int8", module, rows=0)
     with pytest.raises(CalibrationError, match="publish fp32 until then"):
         plan.refresh(module, version=1)
     plan.calibrate(case.inputs(32))

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 
-from accel.compressors.artifact import CompressedPolicy
-from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels
+from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from accel.compressors.cpu import ARM, AVX2, VNNI
 from accel.compressors.errors import SchemeError
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import PlanUpdate
 from tests.compressors.oracle import initializers, rounded_plan
-from tests.compressors.policies import CASES, applied, bound, error_of, made, refreshed, run_artifact, run_module
+from tests.compressors.policies import (
+    CASES,
+    applied,
+    bound,
+    error_of,
+    made,
+    refreshed,
+    relative_error,
+    run_artifact,
+    run_module,
+)
 
 VARIANTS = ["int8(u8s8,x8)", "int8(reduce_range,x8)", "int8(s8s8,x8)"]
 
@@ -27,6 +38,23 @@ def test_every_variant_stays_close_in_integer_kernels(scheme: str, name: str) ->
     inputs = case.inputs(128, seed=1)
     limit = (2.0 if "reduce_range" in scheme else 1.0) * {"resnet": 0.08, "nature-cnn": 0.05}.get(name, 0.03)
     assert error_of(artifact, module, inputs) < limit
+
+
+@pytest.mark.parametrize(
+    ("reduction", "format", "name"),
+    [
+        *(("prune(0.5)", "int8(u8s8,x8)", name) for name in CASES if name != "lstm-cell"),
+        *product(["lowrank(0.5)"], ["int8(u8s8,x8)", "fp16"], ["tanh-mlp", "nature-cnn", "lstm", "lstm-cell"]),
+    ],
+)
+def test_what_a_reduction_leaves_stays_close_in_integer_kernels_too(reduction: str, format: str, name: str) -> None:
+    case, module, artifact = refreshed(name, f"{reduction}+{format}")
+    exact = case.bind(reduction, module).refresh(module, version=1)
+    if "int8" in format:
+        assert integer_kernels(artifact) and not float_kernels(artifact) and "MaxPool" not in operators(artifact)
+    inputs = case.inputs(64)
+    for ours, theirs in zip(run_artifact(artifact, inputs), run_artifact(exact, inputs), strict=True):
+        assert relative_error(ours, theirs) < 0.08
 
 
 def test_channels_and_features_of_different_sizes_keep_their_precision() -> None:
@@ -60,45 +88,29 @@ def test_biases_make_up_for_what_rounding_takes_in_the_mean(name: str) -> None:
     assert np.abs(ours - wanted).mean() < 0.6 * np.abs(rounded - wanted).mean()
 
 
-@pytest.mark.parametrize(
-    ("cpu", "variant", "needed"),
-    [
-        ({VNNI, AVX2}, "u8s8", (VNNI,)),
-        ({AVX2}, "reduce_range", ()),
-        (set(), "reduce_range", ()),
-        ({ARM}, "s8s8", ()),
-    ],
-    ids=["vnni", "avx2", "old x86", "arm"],
-)
-def test_the_variant_follows_the_acting_cpu(cpu: set[str], variant: str, needed: tuple[str, ...]) -> None:
-    case = CASES["relu-mlp"]
-    module = case.make()
-    compressor = make_compressor("int8", cpu=cpu)
-    plan = compressor.bind(module, case.examples(), case.inputs(32), output_names=case.outputs)
-    artifact = plan.refresh(module, version=1)
-    assert (artifact.variant, artifact.cpu_features, artifact.scheme) == (variant, needed, "int8")
-    assert CompressedPolicy.from_bytes(artifact.to_bytes()).variant == variant
-
-
 @pytest.mark.parametrize("method", ["int8", "qat"])
 @pytest.mark.parametrize(
-    ("cpu", "option", "needed"),
+    ("cpu", "option", "variant", "needed"),
     [
-        ({VNNI, AVX2}, "u8s8", (VNNI,)),
-        ({ARM}, "u8s8", (ARM,)),
-        ({VNNI, AVX2}, "s8s8", ()),
-        ({AVX2}, "reduce_range", ()),
-        ({VNNI}, "reduce_range", ()),
+        ({VNNI, AVX2}, "", "u8s8", (VNNI,)),
+        ({AVX2}, "", "reduce_range", ()),
+        (set(), "", "reduce_range", ()),
+        ({ARM}, "", "s8s8", ()),
+        ({VNNI, AVX2}, "(u8s8)", "u8s8", (VNNI,)),
+        ({ARM}, "(u8s8)", "u8s8", (ARM,)),
+        ({VNNI, AVX2}, "(s8s8)", "s8s8", ()),
+        ({AVX2}, "(reduce_range)", "reduce_range", ()),
+        ({VNNI}, "(reduce_range)", "reduce_range", ()),
     ],
 )
-def test_a_named_variant_carries_what_it_needs(
-    method: str, cpu: set[str], option: str, needed: tuple[str, ...]
+def test_the_variant_follows_the_acting_cpu_or_carries_what_it_needs(
+    method: str, cpu: set[str], option: str, variant: str, needed: tuple[str, ...]
 ) -> None:
     case = CASES["relu-mlp"]
     module = case.make()
-    compressor = make_compressor(f"{method}({option})", cpu=cpu)
+    compressor = make_compressor(method + option, cpu=cpu)
     artifact = compressor.bind(module, case.examples(), case.inputs(32), output_names=case.outputs).refresh(module, 1)
-    assert (artifact.variant, artifact.cpu_features) == (option, needed)
+    assert (artifact.variant, artifact.cpu_features, artifact.scheme) == (variant, needed, method + option)
 
 
 @pytest.mark.parametrize("cpu", [{AVX2}, set()], ids=["avx2", "old x86"])

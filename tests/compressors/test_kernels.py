@@ -651,15 +651,13 @@ def test_the_reader_agrees_with_onnx() -> None:
     for case, scheme in (("tanh-mlp", INT8), ("lstm", "fp32"), ("nature-cnn", "fp16"), ("nature-cnn", INT8)):
         model = artifact_of(case, scheme).model
         graph, wanted = read_graph(model), onnx.load_from_string(model).graph
-        assert [node.operator for node in graph.nodes] == [node.op_type for node in wanted.node]
-        assert [node.inputs for node in graph.nodes] == [tuple(node.input) for node in wanted.node]
-        assert [node.outputs for node in graph.nodes] == [tuple(node.output) for node in wanted.node]
+        named = [(node.domain, node.op_type, tuple(node.input), tuple(node.output)) for node in wanted.node]
+        assert [tuple(node[:4]) for node in graph.nodes] == named
         for ours, declared in ((graph.inputs, wanted.input), (graph.outputs, wanted.output)):
+            types = [value.type.tensor_type for value in declared]
+            shapes = [tuple(d.dim_value or None for d in kind.shape.dim) for kind in types]
             assert [value.name for value in ours] == [value.name for value in declared]
-            assert [value.element for value in ours] == [value.type.tensor_type.elem_type for value in declared]
-            shapes = [tuple(d.dim_value or None for d in value.type.tensor_type.shape.dim) for value in declared]
-            assert [value.shape for value in ours] == shapes
-        assert [node.domain for node in graph.nodes] == [node.domain for node in wanted.node]
+            assert [tuple(value[1:]) for value in ours] == [*zip((k.elem_type for k in types), shapes, strict=True)]
         assert graph.places.keys() == {tensor.name for tensor in wanted.initializer}
         for tensor in wanted.initializer:
             np.testing.assert_array_equal(graph.array(model, tensor.name), numpy_helper.to_array(tensor))

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 from torch import nn
 
 from accel.compressors.pipeline import Plan
 from tests.compressors.oracle import (
     assert_activations_are_the_oracles,
     assert_layer_is_the_oracles,
+    four_bits,
     initializers,
     quantised_by_onnxruntime,
     rounded_plan,
@@ -22,7 +22,6 @@ from tests.compressors.policies import CASES, randomise
 from tests.compressors.spoiled import SPOILS
 
 CHOSEN = {"deep-relu-mlp": "torso.2", "nature-cnn": "torso.2", "resnet": "torso.6.a", "lstm": "core"}
-BLOCK = 32
 WHOLE = ["int8({v},x8)", "prune(0.5)+int8({v},x8)", "lowrank(0.5)+int8({v},x8)"]
 BY_LAYER = [
     "int8({v},{layer}=int8)",
@@ -49,21 +48,6 @@ def _refreshed(scheme: str, name: str, variant: str, module: nn.Module) -> Plan:
     return plan
 
 
-def _four_bits(weight: NDArray[np.float32]) -> Mapping[str, NDArray[np.generic]]:
-    """onnxruntime's own codes and scales of a matrix [N, K], filled up with zeros to whole blocks."""
-    outputs, blocks = len(weight), -(-weight.shape[1] // BLOCK)
-    whole = np.zeros((blocks * BLOCK, outputs), np.float32)
-    whole[: weight.shape[1]] = weight.T
-    codes = np.zeros((outputs, blocks, BLOCK // 2), np.uint8)
-    scales, zeros = np.zeros(outputs * blocks, np.float32), np.zeros(outputs * ((blocks + 1) // 2), np.uint8)
-    quantize_matmul_4bits(codes, whole, scales, zeros, BLOCK, outputs, len(whole), True)
-    # ours is zero where a scale would be subnormal
-    tiny = np.abs(scales) < np.finfo(np.float32).tiny
-    scales[tiny] = 0.0
-    codes.reshape(-1, BLOCK // 2)[tiny] = 0x88
-    return {"codes": codes, "scale": scales}
-
-
 def _channels(kernel: NDArray[np.float32]) -> Mapping[str, NDArray[np.generic]]:
     """A kernel's codes by the definition s = max|w| / 7, q = round(w / s), two a byte, the earlier one lower."""
     flat = kernel.reshape(len(kernel), -1)
@@ -86,8 +70,7 @@ def assert_all_are_the_oracles(plan: Plan, module: nn.Module) -> None:
     assert_activations_are_the_oracles(encoder, found, oracle)
     for spared in encoder.int4_layers:
         weight = np.asarray(parameters[spared.weight], np.float32)
-        matrix = weight if spared.is_convolution or spared.transposed else weight.T
-        wanted = _channels(weight) if spared.is_convolution else _four_bits(matrix)
+        wanted = _channels(weight) if weight.ndim > 2 else four_bits(weight if spared.axis == 0 else weight.T)
         for part, codes in wanted.items():
             ours = encoder.payload.views[f"{spared.stem}:{part}"]
             np.testing.assert_array_equal(ours, codes, f"{part} of {spared.name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ import torch
 import torch_pruning
 from torch import Tensor, nn
 
-from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from accel.compressors.errors import UnsupportedLayerError
 from accel.compressors.module_state import read_state
 from accel.compressors.plan import PlanUpdate
@@ -24,6 +23,7 @@ from tests.compressors.policies import (
     MLP,
     Case,
     applied,
+    assert_acts_as,
     bound,
     error_of,
     made,
@@ -56,11 +56,10 @@ def test_a_pruned_policy_is_the_whole_one_with_silent_channels(name: str) -> Non
         applied(plan, module, PlanUpdate.reselect)
         kept = plan.reductions[0].kept
         inputs = case.inputs(6, seed)
-        found = run_artifact(plan.refresh(module, version=seed), inputs)
-        wanted = run_module(_silence(module, case, kept), inputs)
-        for ours, theirs in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=1e-4)
-        assert np.abs(found[0] - run_module(module, inputs)[0]).max() > 1e-3, "something was removed"
+        artifact = plan.refresh(module, version=seed)
+        assert_acts_as(_silence(module, case, kept), artifact, inputs, atol=2e-5, rtol=1e-4)
+        with pytest.raises(AssertionError):  # something was removed
+            assert_acts_as(module, artifact, inputs, atol=1e-3)
 
 
 def test_a_policy_without_gradients_has_the_same_groups() -> None:
@@ -72,19 +71,6 @@ def test_a_policy_without_gradients_has_the_same_groups() -> None:
     assert found
     assert [group.name for group in found] == [group.name for group in find_groups(module, case.examples())]
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
-
-
-@pytest.mark.parametrize("name", PRUNABLE)
-def test_pruned_policies_run_in_integer_kernels(name: str) -> None:
-    case, module, plan = bound(name, "prune(0.5)+int8(u8s8,x8)")
-    artifact = plan.refresh(module, version=3)
-    assert artifact.scheme == "prune(0.5)+int8(u8s8,x8)"
-    assert integer_kernels(artifact) and not float_kernels(artifact)
-    assert "MaxPool" not in operators(artifact)
-    inputs = case.inputs(64)
-    exact = case.bind("prune(0.5)", module).refresh(module, version=3)
-    for ours, theirs in zip(run_artifact(artifact, inputs), run_artifact(exact, inputs), strict=True):
-        assert np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)) < 0.08
 
 
 @pytest.mark.parametrize(
@@ -309,41 +295,20 @@ class _Narrow(MLP):
         super().__init__(width=8)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: MLP(width=64),
-            "to prune: 'torso.0' has 64, 'torso.2' has 64; units are kept in multiples of 16, .*share, or",
-        ),
-        (lambda: nn.Linear(11, 32), "to prune: it has none but heads; .*use a scheme without prune"),
-    ],
-    ids=["too little", "heads"],
-)
-def test_a_share_too_small_to_remove_a_unit_is_refused_with_the_sizes(
-    make: Callable[[], nn.Module], message: str
-) -> None:
+REFUSED = {
+    "'torso.0' has 64, 'torso.2' has 64; units are kept in multiples of 16, .*share, or": lambda: MLP(width=64),
+    "to prune: it has none but heads; .*use a scheme without prune": lambda: nn.Linear(11, 32),
+    "not 'torso.1', a LayerNorm": _Normed,
+    "without changing the other units": _Tangled,
+    "the pruned layers do not fit together": _OnInputs,
+    "no layer of this policy to prune": _Narrow,
+    "not 'core', a LSTMCell": CASES["lstm-cell"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_policies_that_cannot_be_pruned_are_refused(message: str) -> None:
+    made = REFUSED[message]
+    case = made if isinstance(made, Case) else Case(made, {"observations": (48 if made is _OnInputs else 11,)})
     with pytest.raises(UnsupportedLayerError, match=message):
-        Case(make, {"observations": (11,)}).bind("prune(0.1)", make())
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (_Normed, "not 'torso.1', a LayerNorm"),
-        (_Tangled, "without changing the other units"),
-        (_OnInputs, "the pruned layers do not fit together"),
-        (_Narrow, "no layer of this policy to prune"),
-    ],
-    ids=["layer norm", "sum over units", "sum with the inputs", "narrow"],
-)
-def test_policies_that_cannot_be_pruned_are_refused(make: type[nn.Module], message: str) -> None:
-    observations = 48 if make is _OnInputs else 11
-    with pytest.raises(UnsupportedLayerError, match=message):
-        Case(make, {"observations": (observations,)}).bind("prune(0.5)", make())
-
-
-def test_an_lstm_cell_is_refused_by_name() -> None:
-    case = CASES["lstm-cell"]
-    with pytest.raises(UnsupportedLayerError, match="not 'core', a LSTMCell"):
-        case.bind("prune(0.5)", case.make())
+        case.bind("prune(0.1)" if "kept in multiples" in message else "prune(0.5)", case.make())

@@ -357,7 +357,7 @@ class _Own(MLP):
 def test_what_cannot_be_rounded_is_named_with_what_would_work(make: object, like: str, message: str) -> None:
     case = CASES[like]
     module = make()
-    plan = make_compressor("qat(u8s8)").bind(module, case.examples(), case.inputs(32), output_names=case.outputs)
+    plan = case.bind("qat(u8s8)", module, rows=32)
     with pytest.raises(UnsupportedLayerError, match=message):
         FakeQuantiser(plan, module)
 

@@ -10,19 +10,14 @@ import pytest
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.compressors.errors import ArtifactError
 from accel.compressors.runtime import PolicySession
-from tests.compressors.policies import made
+from tests.compressors.policies import refreshed
 
 ROWS = 3
 
 
-def _artifact(scheme: str, name: str) -> CompressedPolicy:
-    case, module = made(name)
-    return case.bind(scheme, module).refresh(module, version=7)
-
-
 @pytest.fixture(scope="module")
 def artifact() -> CompressedPolicy:
-    return _artifact("int8", "tanh-mlp")
+    return refreshed("tanh-mlp", "int8")[2]
 
 
 def _changed(artifact: CompressedPolicy, what: str, change: dict[str, object], index: int = 0) -> CompressedPolicy:
@@ -54,7 +49,7 @@ def test_a_header_over_another_model_is_refused(
 
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
 def test_a_header_with_a_tensor_more_or_less_is_refused(what: str) -> None:
-    artifact = _artifact("fp32", "lstm-cell")
+    artifact = refreshed("lstm-cell", "fp32")[2]
     specs = getattr(artifact, what)
     for changed in (specs[:-1], (*specs, TensorSpec("more", "float32", (None, 2)))):
         with pytest.raises(ArtifactError, match=f"declares the {what}"):
@@ -71,7 +66,7 @@ def test_a_model_that_fails_on_its_rows_says_so(artifact: CompressedPolicy) -> N
             tensor.dims[:] = [16, 64]
     broken = dataclasses.replace(artifact, model=model.SerializeToString())
     session = PolicySession(broken, batch=ROWS)
-    with pytest.raises(ArtifactError, match=r"policy 'int8' version 7 fails on 3 rows: .*discard it"):
+    with pytest.raises(ArtifactError, match=r"policy 'int8' version 1 fails on 3 rows: .*discard it"):
         session.run()
 
 
@@ -95,7 +90,7 @@ def test_weights_in_other_files_are_never_read(
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    artifact = _artifact(scheme, "tanh-mlp")
+    artifact = refreshed("tanh-mlp", scheme)[2]
     model = onnx.load_from_string(artifact.model)
     tensor = max(model.graph.initializer, key=lambda found: len(found.raw_data))
     Path("weights.bin").write_bytes(tensor.raw_data)

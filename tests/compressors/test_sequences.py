@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from accel.compressors.errors import UnsupportedLayerError
-from accel.compressors.pipeline import make_compressor
 from accel.compressors.qat.fake_quantiser import FakeQuantiser
 from tests.compressors.policies import (
     Case,
@@ -133,7 +132,7 @@ def test_a_finished_policy_is_fitted() -> None:
 def test_training_rounds_as_the_artifact_does() -> None:
     case = CASES["deep_sets"]
     module = randomise(case.make(), seed=0)
-    plan = make_compressor("qat(x8)").bind(module, case.examples(), case.inputs(128, seed=1), output_names=case.outputs)
+    plan = case.bind("qat(x8)", module)
     inputs = case.inputs(32, seed=2)
     (rounded,) = FakeQuantiser(plan, module)(module, torch.from_numpy(inputs["observations"]))
     (found,) = run_artifact(plan.refresh(module, version=1), inputs)
@@ -143,7 +142,7 @@ def test_training_rounds_as_the_artifact_does() -> None:
 def test_attention_in_training_is_named_with_what_would_work() -> None:
     case = CASES["transformer"]
     module = case.make()
-    plan = make_compressor("qat").bind(module, case.examples(), case.inputs(32), output_names=case.outputs)
+    plan = case.bind("qat", module, rows=32)
     with pytest.raises(UnsupportedLayerError, match=r"is a MultiheadAttention.*or use int8"):
         FakeQuantiser(plan, module)
 

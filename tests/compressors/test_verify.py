@@ -7,7 +7,7 @@ import pytest
 
 from accel.compressors.checks.verify import verify_artifact
 from accel.compressors.errors import VerificationError
-from tests.compressors.policies import MLP, made, randomise, refreshed
+from tests.compressors.policies import MLP, made, randomise, refreshed, run_module
 
 
 @pytest.mark.parametrize(("scheme", "bound"), [("fp32", 1e-5), ("fp16", 5e-3), ("int8(u8s8)", 0.1), ("int4", 0.6)])
@@ -22,7 +22,7 @@ def test_the_mismatch_is_what_it_says() -> None:
     inputs = case.inputs(64)
     module.head.bias.data += 0.5
     mismatch = verify_artifact(artifact, module, inputs, None)
-    spread = np.sqrt(np.mean([np.var(column) for column in _outputs(module, inputs).T]))
+    spread = np.sqrt(np.mean([np.var(column) for column in run_module(module, inputs)[0].T]))
     assert mismatch == pytest.approx(0.5 / spread, rel=1e-4)
 
 
@@ -34,7 +34,7 @@ def test_rows_that_are_the_same_are_held_against_their_size(equal: int) -> None:
     for scheme, bound in (("fp32", 1e-5), ("int8(u8s8)", 0.1)):
         artifact = case.bind(scheme, module).refresh(module, version=1)
         assert verify_artifact(artifact, module, inputs, bound) <= bound
-    size = np.sqrt(np.mean(_outputs(module, inputs) ** 2))
+    size = np.sqrt(np.mean(run_module(module, inputs)[0] ** 2))
     module.head.weight.data *= 2.0
     module.head.bias.data *= 2.0
     with pytest.raises(VerificationError, match="differs"):
@@ -51,19 +51,13 @@ def test_a_measure_of_the_callers_is_held_against_the_bound() -> None:
 
     def measure(wanted: np.ndarray, found: np.ndarray) -> float:
         seen.append((*wanted.shape, *found.shape))
-        np.testing.assert_allclose(wanted, _outputs(module, case.inputs(8)), atol=1e-6)
+        np.testing.assert_allclose(wanted, run_module(module, case.inputs(8))[0], atol=1e-6)
         return 0.7
 
     assert verify_artifact(artifact, module, case.inputs(8), 0.8, measure=measure) == 0.7
     with pytest.raises(VerificationError, match=r"differs .* by 0\.7, over the bound of 0\.6"):
         verify_artifact(artifact, module, case.inputs(8), 0.6, measure=measure)
     assert seen == [(8, 3, 8, 3)] * 2
-
-
-def _outputs(module, inputs) -> np.ndarray:
-    from tests.compressors.policies import run_module
-
-    return run_module(module, inputs)[0]
 
 
 def test_weights_of_another_version_are_noticed() -> None:

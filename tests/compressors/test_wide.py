@@ -8,22 +8,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.graph.policy_graph import export_policy
 from accel.compressors.int8.calibrated import fitted_weight, rounded_codes
 from accel.compressors.int8.feature_steps import feature_steps, folds, largest_weights
 from accel.compressors.kernels.chain import make_chain
 from accel.compressors.module_state import read_state
-from accel.compressors.pipeline import make_compressor
 from accel.compressors.quantisation.affine import GREATEST_HIGH, LOW_CODES, WEIGHT_INT8, two_byte_parameters
-from accel.compressors.runtime import PolicySession
 from tests.compressors.emulated import every_kernels, kernels_of
-from tests.compressors.policies import Case
+from tests.compressors.policies import Case, error_of
 from tests.compressors.test_kernels import NETWORKS, Wired, on_kernels, on_onnxruntime
 
 Floats = NDArray[np.float32]
 EVERY = every_kernels()
-WIDE = "int8(0=x16,2=x16,4=x16)"
+PLAIN, WIDE = Case(nn.Module, {"observations": (11,)}), "int8(0=x16,2=x16,4=x16)"
 
 
 def mlp(activation: type[nn.Module] = nn.ReLU, outputs: int = 5) -> nn.Sequential:
@@ -36,32 +33,13 @@ def rows(count: int, seed: int = 0) -> Floats:
     return np.random.default_rng(seed).standard_normal((count, 11)).astype(np.float32)
 
 
-def compressed(module: nn.Module, scheme: str, *, fit: bool = False) -> CompressedPolicy:
-    inputs = {"observations": rows(512)}
-    example = {"observations": torch.zeros(1, 11)}
-    plan = make_compressor(scheme).bind(module, example, inputs, output_names=["params"])
-    return plan.fit(module, inputs, 1) if fit else plan.refresh(module, 1)
-
-
-def answers(artifact: CompressedPolicy, x: Floats) -> Floats:
-    session = PolicySession(artifact, batch=len(x), runtime="onnxruntime")
-    session.inputs["observations"][...] = x
-    session.run()
-    return np.array(session.outputs["params"])
-
-
-def error(module: nn.Module, artifact: CompressedPolicy) -> float:
-    x = rows(512, seed=1)
-    full = module(torch.from_numpy(x)).detach().numpy()
-    return float(np.abs(answers(artifact, x) - full).mean() / full.std())
-
-
 @pytest.mark.parametrize("suffix", EVERY)
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("factor", [1.0, 100.0])
 def test_kernels_give_onnxruntimes_answers_to_the_bit(suffix: str, batch: int, factor: float) -> None:
     """Far beyond the calibrated range too, where both saturate."""
-    artifact, x = compressed(mlp(), WIDE), factor * rows(batch, seed=batch)
+    module, x = mlp(), factor * rows(batch, seed=batch)
+    artifact = PLAIN.bind(WIDE, module).refresh(module, 1)
     np.testing.assert_array_equal(on_kernels(artifact, x, suffix=suffix), on_onnxruntime(artifact, x))
 
 
@@ -80,10 +58,11 @@ def test_any_chain_may_have_layers_of_two_bytes(network: str, suffix: str) -> No
 
 
 def test_two_bytes_are_finer_than_one_and_their_weights_have_eight_bits() -> None:
-    module = mlp()
-    one, two = (error(module, compressed(module, scheme)) for scheme in ("int8(x8)", WIDE))
-    assert two < 0.6 * one
-    assert error(module, compressed(module, WIDE, fit=True)) < 0.8 * two
+    module, inputs = mlp(), PLAIN.inputs(512)
+    plans = [PLAIN.bind(scheme, module, rows=512) for scheme in ("int8(x8)", WIDE)]
+    one, two = (error_of(plan.refresh(module, 1), module, inputs) for plan in plans)
+    fitted = plans[1].fit(module, PLAIN.inputs(512, seed=1), 1)
+    assert two < 0.6 * one and error_of(fitted, module, inputs) < 0.8 * two
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 3.0), (-1.0, 1.0), (-5.0, 0.1), (-0.3, 1e-30), (0.0, 0.0)])

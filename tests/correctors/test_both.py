@@ -9,16 +9,74 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from accel.correctors import retrace, vtrace
-from tests.correctors.unrolls import Unroll, an_unroll, differs
+from tests.correctors.test_retrace import oracle as of_retrace
+from tests.correctors.test_vtrace import oracle as of_vtrace
+from tests.correctors.unrolls import CLIPS, Unroll, an_unroll, differs
 
 Corrector = Callable[..., Any]
 both = pytest.mark.parametrize("correct", [vtrace, retrace], ids=["vtrace", "retrace"])
 
 
+# what each is held against, and its clips
+ORACLES = {vtrace: (of_vtrace, ("clip_rho", "clip_c", "clip_pg_rho")), retrace: (of_retrace, ("clip_c", "clip_pg_rho"))}
+
+
 def rows(correct: Corrector, seed: int, *, ends: float = 0.2) -> Unroll:
     return an_unroll(9, 4, seed, ends=ends, with_q=correct is retrace)
+
+
+@both
+@given(
+    length=st.integers(1, 12),
+    batch=st.integers(1, 4),
+    seed=st.integers(0, 2**31),
+    spread=st.sampled_from([0.0, 0.3, 3.0]),
+    clips=st.tuples(*[st.sampled_from(CLIPS)] * 3),
+    lambda_=st.floats(0, 1),
+)
+def test_is_the_papers_sum_for_any_unroll(
+    correct: Corrector,
+    length: int,
+    batch: int,
+    seed: int,
+    spread: float,
+    clips: tuple[float | None, ...],
+    lambda_: float,
+) -> None:
+    oracle, names = ORACLES[correct]
+    unroll = an_unroll(length, batch, seed, spread=spread, with_q=correct is retrace)
+    options = dict(zip(names, clips, strict=False)) | {"lambda_": lambda_}
+    expected = oracle(unroll, **options)
+    torch.testing.assert_close(tuple(correct(**unroll, **options))[:2], expected, rtol=1e-9, atol=1e-9)
+    single = {name: t.float() if t.is_floating_point() else t for name, t in unroll.items()}
+    if None not in options.values():
+        narrow = tuple(x.double() for x in correct(**single, **options)[:2])
+        torch.testing.assert_close(narrow, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("correct", "option", "mistaken"),
+    [
+        pytest.param(vtrace, "clip_c", 2.0, id="vtrace: one clip for the value and the trace"),
+        pytest.param(vtrace, "clip_pg_rho", 2.0, id="vtrace: one clip for the value and the policy gradient"),
+        pytest.param(retrace, "clip_pg_rho", 0.7, id="retrace: one clip for the trace and the policy gradient"),
+        *(pytest.param(c, "clip_pg_rho", None, id=f"{c.__name__}: never used") for c in (vtrace, retrace)),
+        *(pytest.param(c, "clip_c", 1.0, id=f"{c.__name__}: a trace clip fixed at one") for c in (vtrace, retrace)),
+    ],
+)
+def test_each_clip_acts_on_its_own_term(correct: Corrector, option: str, mistaken: float | None) -> None:
+    unroll = rows(correct, seed=2)
+    oracle, names = ORACLES[correct]
+    options: Unroll = {name: {"clip_rho": 2.0, "clip_c": 0.7, "clip_pg_rho": 1.3}[name] for name in names}
+    right, wrong = (oracle(unroll, **options, lambda_=1.0), oracle(unroll, **options | {option: mistaken}, lambda_=1.0))
+    of_policy = option == "clip_pg_rho"
+    assert differs(right[of_policy], wrong[of_policy])
+    assert torch.equal(right[0], wrong[0]) == of_policy
+    torch.testing.assert_close(tuple(correct(**unroll, **options, lambda_=1.0))[:2], right)
 
 
 @both
@@ -74,6 +132,19 @@ def test_the_value_of_a_reset_row_reaches_no_other_row(correct: Corrector) -> No
     filled = {n: torch.where(junk, math.nan, t) for n, t in unroll.items() if n in {"values", "q_taken"}}
     for found, expected in zip(correct(**unroll | filled), correct(**unroll), strict=True):
         assert torch.equal(found[~junk], expected[~junk]) and found[~junk].isfinite().all()
+
+
+@both
+@pytest.mark.parametrize("clip", [None, 0.7])
+def test_the_weight_is_apart_from_the_advantage(correct: Corrector, clip: float | None) -> None:
+    """Advantages are centred before the weight is applied: both are there, and zero in junk rows."""
+    unroll = rows(correct, seed=2)
+    valid, rhos = unroll["valid"], unroll["log_rhos"].exp()
+    found = correct(**unroll, clip_pg_rho=clip)
+    expected = rhos if clip is None else rhos.clamp(max=clip)
+    torch.testing.assert_close(found.pg_rhos, expected.masked_fill(~valid, 0.0))
+    torch.testing.assert_close(found.pg_advantages, found.advantages * found.pg_rhos)
+    assert (found.advantages[~valid] == 0.0).all() and found.advantages[valid].abs().min() > 0.0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA GPU and a CUDA build of torch")

@@ -104,22 +104,3 @@ def test_submodules_do_not_hide_functions() -> None:
     for name in ("nstep", "retrace", "vtrace"):
         importlib.import_module(f"accel.correctors.{name}")
         assert callable(getattr(accel.correctors, name))
-
-
-@pytest.mark.parametrize("clip", [None, 0.7])
-def test_the_weight_is_apart_from_the_advantage(clip: float | None) -> None:
-    """Advantages are centred before the weight is applied: both are there, and zero in junk rows."""
-    generator = torch.Generator().manual_seed(0)
-    log_rhos, rewards, values = (torch.randn(6, 3, generator=generator, dtype=torch.float64) for _ in range(3))
-    discounts, bootstrap = torch.full_like(rewards, 0.9), torch.zeros(3, dtype=torch.float64)
-    valid = torch.ones(6, 3, dtype=torch.bool)
-    valid[2, 1] = False
-    options = {"valid": valid, "clip_pg_rho": clip}
-    for found in (
-        vtrace(log_rhos, rewards, discounts, values, bootstrap, **options),
-        retrace(log_rhos, rewards, discounts, values, values, bootstrap, **options),
-    ):
-        expected = log_rhos.exp() if clip is None else log_rhos.exp().clamp(max=clip)
-        torch.testing.assert_close(found.pg_rhos, expected * valid)
-        torch.testing.assert_close(found.pg_advantages, found.advantages * found.pg_rhos)
-        assert found.advantages[2, 1] == 0.0 and found.advantages[valid].abs().min() > 0.0
