@@ -186,12 +186,12 @@ def test_a_run_of_another_configuration_is_not_gone_on_with(tmp_path: Path) -> N
 @pytest.mark.long
 def test_torch_actors_have_no_bytes(tmp_path: Path) -> None:
     search = '[sweep]\ntrials = 3\nobjectives = ["return"]\nconstraints = ["bytes<=1e9"]\n'
-    torch_alone = 'compressor = "fp32"\nactor_runtime = "torch"\n'
+    train = _TRAIN.replace("int8", "fp32")
     with pytest.raises(ConfigError, match=r"actor_runtime = 'torch', which publishes no ONNX policy: leave bytes out"):
-        file = write(tmp_path / "alone.toml", _TRAIN, torch_alone, _SPACE, search)
+        file = write(tmp_path / "alone.toml", train, 'actor_runtime = "torch"\n', _SPACE, search)
         sweep_training(file, SearchOptions(out=tmp_path / "alone"))
     runtimes = '[space.actor_runtime]\ntype = "categorical"\nchoices = ["torch"]\n'
-    file = write(tmp_path / "space.toml", _TRAIN, 'compressor = "fp32"\n', _SPACE, runtimes, search)
+    file = write(tmp_path / "space.toml", train, _SPACE, runtimes, search)
     with pytest.raises(SweepError, match=r"all of the first 3 trials failed.*has no bytes, as its actors ran torch"):
         sweep_training(file, SearchOptions(out=tmp_path / "space"))
 
