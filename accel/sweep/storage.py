@@ -153,7 +153,7 @@ class _Journal(JournalFileBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """See ``JournalFileBackend.append_logs``. Raises StorageInternalError, as full databases do."""
-        lines = "".join(f"{json.dumps(log)}\n" for log in logs)
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
         try:
             self._mutex.acquire()
             try:

@@ -172,23 +172,6 @@ def test_an_interrupted_worker_queues_its_trial_again(tmp_path: Path) -> None:
     assert summary["reason"] == "stopped on request"
 
 
-@pytest.mark.long
-def test_another_study_does_not_take_over_a_directory_s_runs(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    sweep_training(write(tmp_path / "one.toml", _TRAIN, _SPACE, "[sweep]\ntrials = 1\n"), SearchOptions(out=out))
-    before = (out / "pareto.json").read_bytes()
-    other = write(tmp_path / "two.toml", _TRAIN, _SPACE.replace("1e-2", "1e-1"), "[sweep]\ntrials = 1\n")
-    with pytest.raises(SweepError, match=r"holds another study: study was out and is two; space was .* another --out"):
-        sweep_training(other, SearchOptions(out=out, study="two"))
-    elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
-    with pytest.raises(SweepError, match="holds another study: space was"):
-        sweep_training(other, SearchOptions(out=out, study="out", storage=elsewhere))
-    assert (out / "pareto.json").read_bytes() == before
-    (out / "study.json").write_text("{")
-    with pytest.raises(SweepError, match=r"study.json is damaged .*another --out"):
-        sweep_training(other, SearchOptions(out=out, study="two"))
-
-
 def test_a_run_of_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
     config = load_sweep_file(write(tmp_path / "sweep.toml", _TRAIN, _SPACE)).base
     run = TrainingRun(config, tmp_path, "trial-0000")
@@ -203,12 +186,12 @@ def test_a_run_of_another_configuration_is_not_gone_on_with(tmp_path: Path) -> N
 @pytest.mark.long
 def test_torch_actors_have_no_bytes(tmp_path: Path) -> None:
     search = '[sweep]\ntrials = 3\nobjectives = ["return"]\nconstraints = ["bytes<=1e9"]\n'
-    torch_alone = 'compressor = "fp32"\nactor_runtime = "torch"\n'
+    train = _TRAIN.replace("int8", "fp32")
     with pytest.raises(ConfigError, match=r"actor_runtime = 'torch', which publishes no ONNX policy: leave bytes out"):
-        file = write(tmp_path / "alone.toml", _TRAIN, torch_alone, _SPACE, search)
+        file = write(tmp_path / "alone.toml", train, 'actor_runtime = "torch"\n', _SPACE, search)
         sweep_training(file, SearchOptions(out=tmp_path / "alone"))
     runtimes = '[space.actor_runtime]\ntype = "categorical"\nchoices = ["torch"]\n'
-    file = write(tmp_path / "space.toml", _TRAIN, 'compressor = "fp32"\n', _SPACE, runtimes, search)
+    file = write(tmp_path / "space.toml", train, _SPACE, runtimes, search)
     with pytest.raises(SweepError, match=r"all of the first 3 trials failed.*has no bytes, as its actors ran torch"):
         sweep_training(file, SearchOptions(out=tmp_path / "space"))
 

@@ -64,3 +64,8 @@ def test_a_directory_with_something_else_in_it_is_refused_and_kept(tmp_path: Pat
         check_directory(tmp_path, {"study": "a"})
     write_about(tmp_path, {"study": "a"})
     check_directory(tmp_path, {"study": "a"})
+    with pytest.raises(SweepError, match=r"holds another study: study was a and is b; space was None .* another --out"):
+        check_directory(tmp_path, {"study": "b", "space": "x"})
+    (tmp_path / "study.json").write_text("{")
+    with pytest.raises(SweepError, match=r"study.json is damaged .*another --out"):
+        check_directory(tmp_path, {"study": "a"})
