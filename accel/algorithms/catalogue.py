@@ -24,9 +24,9 @@ from accel.config.algorithms import CustomAlgorithmConfig
 from accel.config.experience import (
     CircularConfig,
     FifoConfig,
+    KeptConfig,
     PrioritisedConfig,
     ReplayConfig,
-    ReplayingConfig,
     SequencesConfig,
     TrajectoriesConfig,
 )
@@ -63,10 +63,11 @@ _CLASSES = {
     "sac": "accel.algorithms.sac:Sac",
     "td3": "accel.algorithms.td3:Td3",
 }
-_REPLAYS: dict[type[ReplayingConfig], type[Replay] | type[Sequences]] = {
+_KEPT: dict[type[KeptConfig], type[Replay | Sequences | Trajectories]] = {
     ReplayConfig: Replay,
     PrioritisedConfig: PrioritisedReplay,
     SequencesConfig: Sequences,
+    TrajectoriesConfig: Trajectories,
 }
 
 
@@ -98,7 +99,6 @@ def make_algorithm(
 def make_store(
     config: TrainConfig,
     layout: UnrollLayout,
-    device: torch.device,
     batcher: Batcher,
     rewards: RewardTransform,
     actors: Callable[[], int] = lambda: 1,
@@ -115,11 +115,7 @@ def make_store(
     if isinstance(options, CircularConfig):
         return Circular(options.batch_unrolls, options.buffer_batches, options.batch_uses, batcher, rewards)
     generator = np.random.default_rng(np.random.SeedSequence([config.run.seed, 1]))
-    store: Trajectories | Replay | Sequences
-    if isinstance(options, TrajectoriesConfig):
-        store = Trajectories(options, layout, batcher, rewards, generator)
-    else:
-        store = _REPLAYS[type(options)](config, layout, device, rewards, generator)
+    store = _KEPT[type(options)](config, layout, batcher, rewards, generator)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     logger.info(
         "the replay takes %.4g MiB when it holds %d environment steps", store.nbytes / 2**20, options.replay_capacity

@@ -21,8 +21,8 @@ from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Store
 from accel.experience.transfer import Arrivals, Joined, make_staging
 from accel.experience.unroll import Unroll
-from accel.learning.device import phase_events
-from accel.monitor.timers import DevicePhases, PhaseTimer
+from accel.learning.device import update_phases
+from accel.monitor.timers import PhaseTimer
 from tests.contracts.test_algorithms import ALGORITHMS, CPU, Chain, config, ignore, spec_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")
@@ -54,7 +54,7 @@ class Learner:
         algorithm.runner = make_runner(self.options, GradientExchange(), CUDA)
         _, layout = agree(self.options, algorithm)
         rewards = RewardTransform(self.options.rewards, self.options.algorithm.discount)
-        self.store: Store = make_store(self.options, layout, CUDA, Batcher(spec, CUDA), rewards)
+        self.store: Store = make_store(self.options, layout, Batcher(spec, CUDA), rewards)
 
     def train(self, unrolls: list[Unroll]) -> None:
         for number, unroll in enumerate(unrolls):
@@ -140,24 +140,22 @@ def test_numbers_arrive_a_turn_late() -> None:
 
 
 def test_phases_are_the_devices() -> None:
-    make_event = phase_events(CUDA)
-    assert make_event is not None
-    timer = PhaseTimer(("little", "much"))
-    phases = DevicePhases(timer, make_event, rest="little")
+    timer = PhaseTimer(("backward", "much"))
+    phases = update_phases(timer, CUDA)
     matrix = torch.randn(4096, 4096, device=CUDA)
     torch.mm(matrix, matrix)  # the first product of all starts cuBLAS
     torch.cuda.synchronize()
     for _ in range(3):
         phases.begin()
         torch.mm(matrix, matrix)
-        phases.mark("little")
+        phases.mark("backward")
         for _ in range(20):
             torch.mm(matrix, matrix)
         phases.mark("much")
         phases.end()
     phases.settle(wait=True)
     times = timer.snapshot().as_dict()
-    assert times["much"] > 2.0 * times["little"] > 0.0
+    assert times["much"] > 2.0 * times["backward"] > 0.0
 
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])
