@@ -26,7 +26,7 @@ def cpu_features(cpuinfo: str | None = None, machine: str | None = None) -> froz
     machine = platform.machine() if machine is None else machine
     if machine.lower().startswith(_ARM_MACHINES):
         return frozenset({ARM})
-    flags = _flags(_read_cpuinfo() if cpuinfo is None else cpuinfo)
+    flags = cpu_flags(cpuinfo)
     found = {AVX2} & flags
     if flags & _VNNI_FLAGS:
         found.add(VNNI)
@@ -39,8 +39,9 @@ def _own_features() -> frozenset[str]:
     return cpu_features(_read_cpuinfo(), platform.machine())
 
 
-def _flags(cpuinfo: str) -> set[str]:
-    for line in cpuinfo.splitlines():
+def cpu_flags(cpuinfo: str | None = None) -> set[str]:
+    """What an x86 CPU says that it has, by ``/proc/cpuinfo``; of this machine when None."""
+    for line in (_read_cpuinfo() if cpuinfo is None else cpuinfo).splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "flags":
             return set(value.split())

@@ -21,8 +21,8 @@ from accel.errors import ConfigError
 from accel.experience.batch import Batcher
 from accel.experience.stores.base import Sample
 from accel.experience.unroll import Unroll, UnrollLayout
-from accel.learning.device import choose_device, choose_precision, keep_freed_memory, phase_events
-from accel.monitor.timers import DevicePhases, HostPhases, PhaseTimer, UpdatePhases
+from accel.learning.device import choose_device, choose_precision, keep_freed_memory, update_phases
+from accel.monitor.timers import PhaseTimer
 from accel.networks.dense import torch_alone
 from accel.system.machine import read_machine
 from accel.system.timing import interleave, torch_threads
@@ -143,9 +143,7 @@ class LearnerCell:
         unmoved = config.replace(learning_rate=_LEARNING_RATE, **quiet)
         self.algorithm = make_algorithm(unmoved, spec, device, runner=runner)
         self._timer = PhaseTimer(PHASES)
-        self._phases: UpdatePhases = HostPhases(self._timer)
-        if (make_event := phase_events(device)) is not None:
-            self._phases = DevicePhases(self._timer, make_event, rest="backward")
+        self._phases = update_phases(self._timer, device)
         network = self.algorithm.network
         _, layout = agree(config, self.algorithm)
         self._batcher = Batcher(spec, device, channels_last=network.channels_last)
