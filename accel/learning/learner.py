@@ -55,7 +55,9 @@ class Learner:
         self.spec = spec
         self.exchange = GradientExchange() if connect is None else connect(device)
         self.runner = make_runner(config, self.exchange, device)
-        self.algorithm = make_algorithm(config, spec, device, self.exchange, self.runner)
+        self.algorithm = make_algorithm(config, spec, device, self.exchange)
+        if isinstance(self.algorithm, GradientAlgorithm):
+            self.algorithm.runner = self.runner
         self.agreement, self.layout = agree(config, self.algorithm)
         channels_last = self.algorithm.network.channels_last
         self.on_device = config.environment.backend == "device"
