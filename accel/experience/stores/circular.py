@@ -6,13 +6,12 @@ one first and the oldest of these, instead of at random; so K uses of N batches 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor
 
-from accel.experience.batch import Batcher
+from accel.experience.batch import Batch, Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample
 from accel.experience.stores.fifo import Fifo
@@ -45,7 +44,8 @@ class Circular(Fifo):
         """See ``Store.insert``; the last unroll of a batch makes it available."""
         super().insert(experience)
         if (shared := super().sample()) is not None:
-            copied = copy.deepcopy(replace(shared, key=None))
+            batch, rewards = cast(Batch, shared.batch), cast(Tensor, shared.rewards)
+            copied = replace(shared, batch=_copy(batch), rewards=rewards.clone(), key=None)
             self._slots = [*self._slots, _Slot(copied)][-self._capacity :]
             super().feedback(shared, None)
 
@@ -65,3 +65,10 @@ class Circular(Fifo):
         """Count the use; a batch that was used K times goes."""
         cast(_Slot, sample.key).uses += 1
         self._slots = [kept for kept in self._slots if kept.uses < self._uses]
+
+
+def _copy(batch: Batch) -> Batch:
+    """The same batch in memory of its own."""
+    tensors = {name: value.clone() for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    states = tuple(state.clone() for state in batch.states)
+    return replace(batch, **tensors, states=states)  # type: ignore[arg-type]
