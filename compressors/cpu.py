@@ -25,16 +25,20 @@ def cpu_features(cpuinfo: str | None = None, machine: str | None = None) -> froz
     machine = platform.machine() if machine is None else machine
     if machine.lower().startswith(_ARM_MACHINES):
         return frozenset({ARM})
-    flags = _flags(_read_cpuinfo() if cpuinfo is None else cpuinfo)
+    flags = cpu_flags(cpuinfo)
     found = {AVX2} & flags
     if flags & _VNNI_FLAGS:
         found.add(VNNI)
     return frozenset(found)
 
 
-def _flags(cpuinfo: str) -> set[str]:
-    lines = (line.partition(":") for line in cpuinfo.splitlines())
-    return next((set(value.split()) for name, _, value in lines if name.strip() == "flags"), set())
+def cpu_flags(cpuinfo: str | None = None) -> set[str]:
+    """What an x86 CPU says that it has, by ``/proc/cpuinfo``; of this machine when None."""
+    for line in (_read_cpuinfo() if cpuinfo is None else cpuinfo).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return set(value.split())
+    return set()
 
 
 def _read_cpuinfo() -> str:

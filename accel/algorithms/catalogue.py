@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch
 
 from accel.acting.rules import RuleSpec
 from accel.algorithms.base import Algorithm, GradientAlgorithm
-from accel.algorithms.cuda_graphs import StepRunner
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.actor import ActorAgreement, PriorityOptions
@@ -24,9 +22,9 @@ from accel.config.algorithms import CustomAlgorithmConfig
 from accel.config.experience import (
     CircularConfig,
     FifoConfig,
+    KeptConfig,
     PrioritisedConfig,
     ReplayConfig,
-    ReplayingConfig,
     SequencesConfig,
     TrajectoriesConfig,
 )
@@ -42,6 +40,7 @@ from accel.experience.stores.replay import Replay
 from accel.experience.stores.sequences import Sequences
 from accel.experience.stores.trajectories import Trajectories
 from accel.experience.unroll import UnrollLayout
+from accel.system.machine import available_memory_bytes
 
 logger = logging.getLogger("accel")
 
@@ -63,24 +62,20 @@ _CLASSES = {
     "sac": "accel.algorithms.sac:Sac",
     "td3": "accel.algorithms.td3:Td3",
 }
-_REPLAYS: dict[type[ReplayingConfig], type[Replay] | type[Sequences]] = {
+_KEPT: dict[type[KeptConfig], type[Replay | Sequences | Trajectories]] = {
     ReplayConfig: Replay,
     PrioritisedConfig: PrioritisedReplay,
     SequencesConfig: Sequences,
+    TrajectoriesConfig: Trajectories,
 }
 
 
 def make_algorithm(
-    config: TrainConfig,
-    spec: EnvSpec,
-    device: torch.device,
-    exchange: GradientExchange | None = None,
-    runner: StepRunner | None = None,
+    config: TrainConfig, spec: EnvSpec, device: torch.device, exchange: GradientExchange | None = None
 ) -> Algorithm:
     """The algorithm of a run, its networks on the device, initialised from the run's seed.
 
-    With an ``exchange`` it is one learner's part of an algorithm that several learners share. A ``runner`` runs the
-    parts of its updates, unless it is one of the user's own.
+    With an ``exchange`` it is one learner's part of an algorithm that several learners share.
 
     Raises:
         ConfigError: it does not suit the environment or the network, or a module:factory does not load.
@@ -91,21 +86,19 @@ def make_algorithm(
     algorithm = _load(_CLASSES[options.algorithm])(config, spec, device, options)
     if isinstance(algorithm, GradientAlgorithm):
         algorithm.exchange = exchange or algorithm.exchange
-        algorithm.runner = runner or algorithm.runner
     return algorithm
 
 
 def make_store(
     config: TrainConfig,
     layout: UnrollLayout,
-    device: torch.device,
     batcher: Batcher,
     rewards: RewardTransform,
     actors: Callable[[], int] = lambda: 1,
 ) -> Store:
     """The store of a run; ``actors`` returns how many there are at the moment. The memory of a replay is stated.
 
-    Raises ConfigError: this machine has less.
+    Raises ConfigError: less is free.
     """
     options = config.store
     if config.schedule.waits_for_policy:
@@ -115,19 +108,15 @@ def make_store(
     if isinstance(options, CircularConfig):
         return Circular(options.batch_unrolls, options.buffer_batches, options.batch_uses, batcher, rewards)
     generator = np.random.default_rng(np.random.SeedSequence([config.run.seed, 1]))
-    store: Trajectories | Replay | Sequences
-    if isinstance(options, TrajectoriesConfig):
-        store = Trajectories(options, layout, batcher, rewards, generator)
-    else:
-        store = _REPLAYS[type(options)](config, layout, device, rewards, generator)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    store = _KEPT[type(options)](config, layout, batcher, rewards, generator)
+    memory = available_memory_bytes()
     logger.info(
         "the replay takes %.4g MiB when it holds %d environment steps", store.nbytes / 2**20, options.replay_capacity
     )
     if store.nbytes > memory:
         raise ConfigError(
             f"replay_capacity = {options.replay_capacity:,} environment steps take {store.nbytes / 2**30:.1f} GiB, "
-            f"this machine has {memory / 2**30:.1f} GiB: set --replay-capacity to "
+            f"of this machine's memory {memory / 2**30:.1f} GiB are free: set --replay-capacity to "
             f"{options.replay_capacity * memory // store.nbytes // 2}"
         )
     return store

@@ -64,21 +64,21 @@ class Batcher:
     """Builds batches on one device. On a CPU the unrolls' buffers must stay unchanged while the batch is in use.
 
     Args:
-        spec: the environment's layout.
-        device: where batches go.
         channels_last: the network takes images in that memory order. On a CPU they are laid out so once, here, instead
             of in every pass, where it costs more than the arithmetic on them.
+    Attributes:
+        staging: to the device.
     """
 
     def __init__(self, spec: EnvSpec, device: torch.device, *, channels_last: bool = False) -> None:
         self._spec = spec
         self._device = device
-        self._staging = make_staging(device)
+        self.staging = make_staging(device)
         self._channels_last = channels_last and spec.observation_dtype == "uint8" and device.type == "cpu"
 
     def build(self, unrolls: Sequence[Unroll]) -> Batch:
         """Join unrolls of one layout along the environment axis."""
-        some, states = unrolls[0], [f"state_{i}" for i in range(unrolls[0].recurrent_states)]
+        some, states = unrolls[0], [name for name in unrolls[0].arrays if name.startswith("state_")]
         names = [name for name in (*_STEPS, *_WHERE_THERE) if name in _STEPS or name in some]
         fields = {name: Joined([u[name] for u in unrolls], 1) for name in names}
         fields |= {name: Joined([u[name] for u in unrolls]) for name in states}
@@ -89,7 +89,7 @@ class Batcher:
         if self._device.type != "cpu":  # Nothing on the host may be the unrolls' own memory, which is used again.
             on_host = {name: torch.from_numpy(np.array(fields[name].whole())) for name in _FLAGS}
             on_host["valid"] = on_host["valid"][:-1]
-        sent = self._staging.send(fields)
+        sent = self.staging.send(fields)
         return Batch(
             observations=sent.pop("observations") if images is None else images,
             final_observations=sent.pop("final_observations", None),
@@ -103,10 +103,7 @@ class Batcher:
     def _observations(self, unrolls: Sequence[Unroll]) -> list[npt.NDArray[np.generic]]:
         if "frames" not in unrolls[0]:
             return [u["observations"] for u in unrolls]
-        spec = self._spec
-        return [
-            restack_frames(u["frames"], u["first"].view(np.bool_), spec.frame_stack, spec.frame_fill) for u in unrolls
-        ]
+        return [restack_frames(u["frames"], u["first"], self._spec) for u in unrolls]
 
     def _images(self, unrolls: Sequence[Unroll]) -> Tensor:
         """[T+1, B, C, H, W] of all unrolls, the channels of a pixel side by side in memory."""
@@ -118,8 +115,7 @@ class Batcher:
         for k, unroll in enumerate(unrolls):
             mine = images[:, k * envs : (k + 1) * envs]
             if "frames" in unroll:
-                first = unroll["first"].view(np.bool_)
-                restack_frames(unroll["frames"], first, spec.frame_stack, spec.frame_fill, mine)
+                restack_frames(unroll["frames"], unroll["first"], spec, mine)
             else:
                 for channel in range(channels):
                     mine[:, :, channel] = unroll["observations"][:, :, channel]
@@ -127,4 +123,4 @@ class Batcher:
 
     def tensor(self, arrays: Sequence[npt.NDArray[np.generic]], axis: int = 1) -> Tensor:
         """The arrays joined along an axis: one tensor on the device; on CPU a single array is not copied."""
-        return self._staging.send({"joined": Joined(arrays, axis)})["joined"]
+        return self.staging.send({"joined": Joined(arrays, axis)})["joined"]

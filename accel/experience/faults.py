@@ -40,8 +40,7 @@ class Fault:
 def remove_faults(unroll: Unroll, float_bytes: int = 0) -> list[Fault]:
     """Zero what is not finite, and invalidate the environments whose rows count; writes into the unroll's buffer.
 
-    Args:
-        unroll: what arrived. float_bytes: of the observation, see ``EnvSpec.float_bytes``.
+    ``float_bytes``: of the observation, see ``EnvSpec.float_bytes``.
     """
     faults: list[Fault] = []
     records = [name for name in _FIELDS[:2] if name in unroll] if float_bytes else []

@@ -31,7 +31,7 @@ class DeviceUnroll(Unroll):
     def __init__(
         self, tensors: dict[str, Tensor], host: Mapping[str, Array], flags: Mapping[str, Tensor], is_finite: bool
     ) -> None:
-        super().__init__(cast("dict[str, Array]", {**tensors, **host}), 0)
+        super().__init__(cast("dict[str, Array]", {**tensors, **host}))
         self.tensors, self.flags, self.is_finite = tensors, flags, is_finite
 
 
@@ -43,7 +43,7 @@ def remove_faults_anywhere(unroll: Unroll, float_bytes: int = 0) -> list[Fault]:
         return []
     host = {name: values.cpu().numpy() for name, values in unroll.tensors.items()} | {"header": unroll["header"]}
     host["valid"] = np.concatenate((host["valid"], np.ones_like(host["valid"][:1])))
-    faults = remove_faults(Unroll(host, 0))
+    faults = remove_faults(Unroll(host))
     host["valid"] = host["valid"][:-1]
     for name, values in unroll.tensors.items():
         values.copy_(torch.from_numpy(host[name]))

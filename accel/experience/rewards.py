@@ -96,12 +96,7 @@ class RewardTransform:
         return self._scale == 1 and self._clip is None and self._discount is None
 
     def observe(self, actor: int, unroll: Rows) -> None:
-        """Take in an unroll's rewards, once each; an actor's unrolls must come in order.
-
-        Args:
-            actor: whose environments these are.
-            unroll: its ``rewards``, ``first`` and ``valid`` are read; nothing is written.
-        """
+        """Take in an unroll's rewards, once each; an actor's unrolls must come in order. Nothing is written."""
         if self._discount is None:
             return
         length = len(unroll["rewards"])
@@ -122,11 +117,7 @@ class RewardTransform:
             self._collected += self.moments.sums(returns[valid])
 
     def transform(self, unroll: Rows) -> Floats:
-        """The transformed rewards of one unroll by the statistics so far.
-
-        Returns:
-            [T, B] float32; the unroll's own array where there is nothing to do.
-        """
+        """[T, B] transformed rewards by the statistics so far; the unroll's own array where there is nothing to do."""
         rewards = cast(Floats, unroll["rewards"])
         if self.is_identity:
             return rewards

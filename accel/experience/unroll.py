@@ -142,17 +142,16 @@ class UnrollLayout:
             field.name: buffer[offset : offset + field.nbytes].view(field.dtype).reshape(field.shape)
             for field, offset in zip(self.fields, self.offsets, strict=True)
         }
-        return Unroll(arrays, len(self.state_shapes))
+        return Unroll(arrays)
 
 
 class Unroll:
     """Named numpy views into one unroll's buffer. ``observations`` is absent where frames travel once (``frames``)."""
 
-    __slots__ = ("arrays", "recurrent_states")
+    __slots__ = ("arrays",)
 
-    def __init__(self, arrays: Mapping[str, npt.NDArray[np.generic]], recurrent_states: int) -> None:
+    def __init__(self, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
         self.arrays = arrays
-        self.recurrent_states = recurrent_states
 
     def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
         return self.arrays[name]
@@ -163,7 +162,7 @@ class Unroll:
     @property
     def states(self) -> tuple[npt.NDArray[np.generic], ...]:
         """The recurrent state at row 0, before any reset that row asks for."""
-        return tuple(self.arrays[f"state_{i}"] for i in range(self.recurrent_states))
+        return tuple(array for name, array in self.arrays.items() if name.startswith("state_"))
 
     @property
     def sequence(self) -> int:
@@ -183,9 +182,8 @@ class Unroll:
 
 def restack_frames(
     frames: npt.NDArray[np.generic],
-    first: npt.NDArray[np.bool_],
-    stack: int,
-    fill: str,
+    first: npt.NDArray[np.generic],
+    spec: EnvSpec,
     out: npt.NDArray[np.generic] | None = None,
 ) -> npt.NDArray[np.generic]:
     """Rebuild stacked observations from frames that travelled once.
@@ -193,13 +191,12 @@ def restack_frames(
     Args:
         frames: [T+S, B, C, H, W]; frame t+S-1 is row t's newest, and the first S-1 are row 0's older frames.
         first: [T+1, B]; an episode's first observation holds one real frame, the older ones are ``fill``.
-        stack: S, frames per observation.
-        fill: ``zero`` or ``repeat`` (of the episode's first frame).
+        spec: S, frames per observation, and what fills them, ``zero`` or ``repeat`` (of the episode's first frame).
         out: where to write, [T+1, B, S*C, H, W] in any memory order; None for a fresh array.
     Returns:
         [T+1, B, S*C, H, W]; row 0 is exact even where its stack began before the unroll.
     """
-    rows, envs = first.shape
+    (rows, envs), stack = first.shape, spec.frame_stack
     channels, *size = frames.shape[2:]
     if out is None:
         out = np.empty((rows, envs, stack * channels, *size), dtype=frames.dtype)
@@ -211,5 +208,5 @@ def restack_frames(
             filled = stack - 1 - (later - start)
             for k in range(filled):
                 older = out[later, env, k * channels : (k + 1) * channels]
-                older[...] = frames[start + stack - 1, env] if fill == "repeat" else 0
+                older[...] = frames[start + stack - 1, env] if spec.frame_fill == "repeat" else 0
     return out

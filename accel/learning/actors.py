@@ -24,7 +24,6 @@ class Actors:
     """The learner's view of its actors.
 
     Args:
-        transport: the learner's end.
         processes: (host, number, start) of each actor's rank, as in ``ActorGroup``.
     Attributes:
         restarts: how often an actor was replaced. environment_restarts: how often one of its environments was.

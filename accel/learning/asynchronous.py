@@ -117,12 +117,7 @@ class AsynchronousGradients(GradientExchange):
 
 
 class ParameterServer(Coordination):
-    """Learner 0: applies the others' gradients and answers them.
-
-    Args:
-        post: to the others. config: the run's.
-        algorithm, counters, rewards: learner 0's, which are the run's.
-    """
+    """Learner 0: applies the others' gradients and answers them. Its counters and statistics are the run's."""
 
     leads, alone = True, False
     idle_s = _IDLE_S
@@ -234,12 +229,7 @@ class ParameterServer(Coordination):
 
 
 class ParameterClient(Coordination):
-    """Every other learner: sends its gradients and takes what learner 0 answers.
-
-    Args:
-        exchange: says whether there is a gradient. post: to learner 0. config: the run's.
-        algorithm, counters, rewards: this learner's; learner 0's state takes the place of their own.
-    """
+    """Every other learner: sends its gradients and takes what learner 0 answers, whose state replaces its own."""
 
     leads = alone = False
     idle_s = _IDLE_S

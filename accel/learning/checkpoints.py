@@ -30,7 +30,6 @@ class Checkpoints:
     """Those of one run, with its replay where that is saved.
 
     Args:
-        run: the directory. learner: whose state it is.
         actor: the actor of a run in a single process, whose generators belong to the state; otherwise None.
     """
 

@@ -39,12 +39,7 @@ MOVED = 0.25
 
 
 class CollapseDetector:
-    """Looks at the metrics records of one run; says each of its two findings once.
-
-    Args:
-        config: the run's options, for the spans and for what to try.
-        action: the action space, for what little entropy is.
-    """
+    """Looks at the metrics records of one run; says each of its two findings once."""
 
     def __init__(self, config: TrainConfig, action: ActionSpec) -> None:
         self._config = config
@@ -58,11 +53,8 @@ class CollapseDetector:
         self._said: set[str] = set()
 
     def read(self, path: Path) -> None:
-        """Take in what a resumed run has recorded, so that its first returns are those of the whole run.
-
-        Args:
-            path: a ``metrics.jsonl``; damaged lines are skipped.
-        """
+        """Take in the ``metrics.jsonl`` of a resumed run, so that its first returns are those of the whole run.
+        Damaged lines are skipped."""
         for record in filter(None, map(parse_metrics_line, read_lines(path))):
             self.observe(int(cast("float", record[STEP_KEY])), record)
 

@@ -15,36 +15,24 @@ from accel.tuning.mismatch_sampling import MismatchSampler
 from accel.tuning.steering import Steering
 
 
-class Compression:
-    """Composed from the run's configuration.
+def make_compression(
+    learner: Learner, cpu_features: frozenset[str], place: LearnerPlace, run: Path
+) -> tuple[Publisher, MismatchSampler, Steering]:
+    """From the run's configuration, and features of every actor's CPU. Raises ConfigError: a level does not suit."""
+    config, algorithm = learner.config, learner.algorithm
+    choice = parse_choice(config.compression.compressor)
+    publisher = Publisher(
+        config,
+        algorithm.network,
+        divergence=make_divergence(algorithm),
+        cpu_features=cpu_features,
+        levels=choice.levels,
+        beside=learner.device.type == "cuda" and config.acting.actors > 0,
+    )
+    sampler = MismatchSampler(config, algorithm, publisher.schemes, learner.batcher)
+    return publisher, sampler, make_steering(choice, config, publisher, place.transport, sampler, run)
 
-    Args:
-        learner: whose policy is compressed.
-        cpu_features: what every actor's CPU offers.
-        place: of the learner. run: path of the run directory, for the log of decisions.
-    """
 
-    def __init__(self, learner: Learner, cpu_features: frozenset[str], place: LearnerPlace, run: Path) -> None:
-        config, algorithm = learner.config, learner.algorithm
-        self._config, self._place, self._run = config, place, run
-        self._choice = choice = parse_choice(config.compression.compressor)
-        divergence = make_divergence(algorithm)
-        self.publisher = Publisher(
-            config,
-            algorithm.network,
-            divergence=divergence,
-            cpu_features=cpu_features,
-            levels=choice.levels,
-            beside=learner.device.type == "cuda" and config.acting.actors > 0,
-        )
-        self.sampler = MismatchSampler(config, algorithm, self.publisher.schemes, learner.batcher)
-
-    def steer(self) -> Steering:
-        """What chooses levels. Raises ConfigError: full precision does not suit the network."""
-        parts = (self._choice, self._config, self.publisher, self._place.transport, self.sampler, self._run)
-        return make_steering(*parts)
-
-    def resume_log(self, steering: Steering, env_steps: int) -> None:
-        """Cut the log of decisions at a resumed run's checkpoint."""
-        level = str(steering.metrics().get("level", self._choice.levels[0]))
-        DecisionLog(self._run).go_on(env_steps, level)
+def resume_log(run: Path, steering: Steering, publisher: Publisher, env_steps: int) -> None:
+    """Cut the log of decisions at a resumed run's checkpoint."""
+    DecisionLog(run).go_on(env_steps, str(steering.metrics().get("level", publisher.levels[0])))

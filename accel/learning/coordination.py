@@ -59,11 +59,7 @@ class Coordination:
 
 
 class SynchronousLearners(Coordination):
-    """Several learners.
-
-    Args:
-        exchange: joins them. counters, rewards: this learner's; those of all after every iteration.
-    """
+    """Several learners. Counters and reward statistics are those of all after every iteration."""
 
     alone = False
 

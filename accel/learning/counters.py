@@ -50,12 +50,7 @@ class LagStatistics:
 
 
 class ActorRates:
-    """Environment steps per second of each actor, over windows of ``WINDOW_S``; shows who lags behind.
-
-    Args:
-        actors: how many there are.
-        now_s: when the first window begins.
-    """
+    """Environment steps per second of each actor, over windows of ``WINDOW_S``; shows who lags behind."""
 
     WINDOW_S = 5.0
     SHOWN = 32
@@ -92,12 +87,8 @@ class ActorRates:
 
 
 class TaskReturns:
-    """Returns of each of several environments that one policy learns; shows nothing where there is one.
-
-    Args:
-        tasks: the environments, which actors take in turn.
-        window: how many episodes of each are averaged.
-    """
+    """Mean returns of the last ``window`` episodes of each of several environments that one policy learns, which actors
+    take in turn; shows nothing where there is one."""
 
     def __init__(self, tasks: Sequence[str], window: int) -> None:
         self._returns = {task: deque[float](maxlen=window) for task in tasks}

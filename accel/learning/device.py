@@ -8,11 +8,11 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Literal, cast
 
 import torch
 
+from accel.compressors.cpu import cpu_flags
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.monitor.timers import DevicePhases, Event, PhaseTimer, UpdatePhases
@@ -23,7 +23,6 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _NEVER = -1
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_CPUINFO = Path("/proc/cpuinfo")
 # An AVX512 CPU without them computes bf16 by way of single precision, which is slower than single precision itself.
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
@@ -42,10 +41,8 @@ def choose_device(name: str) -> torch.device:
 def take_gpu(place: int) -> None:
     """Of several GPUs let this process see one, so that a node's learners do not share the first while others idle.
 
-    CUDA reads what is visible when it starts: nothing of this process may have used it before.
-
-    Args:
-        place: this learner's among those of its node, from 0.
+    CUDA reads what is visible when it starts: nothing of this process may have used it before. ``place`` counts the
+    learners of a node from 0.
     """
     count = torch.cuda.device_count()
     if count > 1:
@@ -63,16 +60,16 @@ def choose_precision(config: TrainConfig, device: torch.device, cpuinfo: str | N
     of the time on a CPU that has it.
 
     Args:
-        config: the run's configuration. device: the learner's.
         cpuinfo: the text of ``/proc/cpuinfo``; read from this machine when None.
     Raises:
         ConfigError: bf16 on a CPU without instructions for it.
     """
+    on_cpu, has_bf16 = device.type == "cpu", not _BF16_FLAGS.isdisjoint(cpu_flags(cpuinfo))
     if config.learner.mixed_precision == "auto":
         network = parse_network(config.policy.network)
         suits = network.is_cnn and network.core is None and "qat" not in config.compression.compressor
-        return "bf16" if suits and device.type == "cpu" and _has_bf16(cpuinfo) else "none"
-    if config.learner.mixed_precision == "bf16" and device.type == "cpu" and not _has_bf16(cpuinfo):
+        return "bf16" if suits and on_cpu and has_bf16 else "none"
+    if config.learner.mixed_precision == "bf16" and on_cpu and not has_bf16:
         raise ConfigError(
             "mixed_precision = 'bf16', but the learner is on a CPU without bf16 instructions (AVX512-BF16 or AMX), "
             "where it is slower: use --mixed-precision none, or a CUDA device"
@@ -86,13 +83,6 @@ def update_phases(device: torch.device, timer: PhaseTimer) -> UpdatePhases:
         return UpdatePhases(timer)
     make_event = cast(Callable[[], Event], partial(torch.cuda.Event, enable_timing=True, blocking=True))
     return DevicePhases(timer, make_event, rest="backward")
-
-
-def _has_bf16(cpuinfo: str | None) -> bool:
-    if cpuinfo is None:
-        cpuinfo = _CPUINFO.read_text() if _CPUINFO.exists() else ""
-    flags = {flag for line in cpuinfo.splitlines() if line.startswith("flags") for flag in line.split()}
-    return not flags.isdisjoint(_BF16_FLAGS)
 
 
 def keep_freed_memory() -> bool:

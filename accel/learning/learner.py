@@ -35,8 +35,6 @@ class Learner:
     """The parts that train, composed from a configuration.
 
     Args:
-        config: the run's.
-        spec: the environment's layout.
         cores: what this process may use; decides torch's threads where the config does not.
         actors: how many actors this learner waits for at the moment. actors_here: how many other processes of its host
             act.
@@ -57,7 +55,9 @@ class Learner:
         self.spec = spec
         self.exchange = GradientExchange() if connect is None else connect(device)
         self.runner = make_runner(config, self.exchange, device)
-        self.algorithm = make_algorithm(config, spec, device, self.exchange, self.runner)
+        self.algorithm = make_algorithm(config, spec, device, self.exchange)
+        if isinstance(self.algorithm, GradientAlgorithm):
+            self.algorithm.runner = self.runner
         self.agreement, self.layout = agree(config, self.algorithm)
         channels_last = self.algorithm.network.channels_last
         self.on_device = config.environment.backend == "device"
@@ -65,7 +65,7 @@ class Learner:
         transform = DeviceRewards if self.on_device else RewardTransform
         self.rewards = transform(config.rewards, config.algorithm.discount)
         share = config.share(self.exchange.learner)
-        self.store = make_store(share, self.layout, device, self.batcher, self.rewards, actors)
+        self.store = make_store(share, self.layout, self.batcher, self.rewards, actors)
         self.schedule = make_schedule(config)
         self.counters = Counters(config.run.stop_window)
         self.coordination = Coordination()

@@ -55,6 +55,9 @@ class Callback:
     def checkpoint(self) -> None:
         """About every ``checkpoint_interval_s``, between two updates."""
 
+    def published(self, env_steps: int, version: int, policy: bytes) -> None:
+        """A policy was published."""
+
     def stopping(self) -> None:
         """The run was told to stop: what it has learned is safe when this returns, even if it is killed now."""
 
@@ -68,10 +71,7 @@ class Loop:
 
     Args:
         learner: algorithm, store, schedule, counters, already agreed with the actors.
-        transport: the learner's end. actors: which of them act.
-        publisher: compresses policies. sampler: measures mismatch on what arrives.
-        steering: decides at which level policies are published.
-        callback: see ``Callback``.
+        sampler: measures mismatch on what arrives. steering: decides at which level policies are published.
         collect: with a single process, produces one more unroll, on the transport unless it returns it, or raises
             Stopped as soon as what it is given says that the run is over; None when actors are elsewhere.
         stop_requested: polled between updates and between minibatches; a reason ends the run in good order, and has to
@@ -79,7 +79,6 @@ class Loop:
     Attributes:
         counters: of the whole run, across resumes.
         lag: over this process's part of the run. unrolls: taken in it. trained_env_steps: inserted in it.
-        published: told of each published policy: environment steps, version, payload.
         training_s: from the start of ``run`` to the end of its last update.
     """
 
@@ -102,7 +101,6 @@ class Loop:
         self.publisher, self.sampler, self.steering = publisher, sampler, steering
         self._callback, self._collect, self._stop_requested = callback, collect, stop_requested
         self._task_returns = TaskReturns(self.config.environment.tasks, self.config.run.stop_window)
-        self.published: Callable[[int, int, bytes], None] | None = None
         self.lag, self._recent_lag = LagStatistics(), LagStatistics()
         self.unrolls = self.trained_env_steps = 0
         self.actors_alive = self._actors_here = self.transport.actors
@@ -114,7 +112,6 @@ class Loop:
         self._views: dict[int, Unroll] = {}
         self._published_version = -1
         self._policy = b""
-        self._restarts = (0, 0)
         self._update: Update | None = None
         self._learned_from: Sample | None = None
         self._wants_policy = False
@@ -138,7 +135,10 @@ class Loop:
             iteration = self._agree(reason)
             if iteration.reason is not None:
                 break
-            sample = self._sample() if iteration.learns else None
+            sample = None
+            if iteration.learns:
+                sample = self.store.sample()
+                self._timer.mark("batch")
             if sample is not None:
                 self._update = self._learn(sample)
                 self.store.feedback(sample, self._update.priorities)
@@ -160,11 +160,6 @@ class Loop:
     def updates_owed(self) -> int:
         """What the schedule's ratio asked for and is not made."""
         return self.schedule.owed(self._counts())
-
-    @property
-    def progress(self) -> float:
-        """Share of the run's environment steps that is done, in [0, 1]."""
-        return min(self.counters.env_steps / self.config.run.total_env_steps, 1.0)
 
     def finished(self) -> str | None:
         """Why there is nothing left to train, whatever comes; None while there is."""
@@ -206,8 +201,8 @@ class Loop:
         elif self.config.schedule.waits_for_policy:
             self.transport.publish(version, self._policy)  # Withheld: the last one acts on, as of this version.
         self._timer.mark("publish")
-        if policy is not None and self.published is not None:
-            self.published(self.counters.env_steps, version, policy)
+        if policy is not None:
+            self._callback.published(self.counters.env_steps, version, policy)
             self._timer.mark("record")
 
     def time_totals(self) -> dict[str, dict[str, float]]:
@@ -231,7 +226,7 @@ class Loop:
 
     def _publishes(self) -> bool:
         """Whether the schedule wants the policy published, and there is somebody to read it."""
-        is_read = not self._learner.on_device or self.published is not None
+        is_read = not self._learner.on_device or self.config.run.evaluate_every is not None
         return is_read and self.schedule.publishes(self._counts())
 
     def _counts(self) -> Counts:
@@ -375,17 +370,13 @@ class Loop:
         self.publisher.observe(unroll, self.layout)
         self._timer.mark("compress")
 
-    def _sample(self) -> Sample | None:
-        sample = self.store.sample()
-        self._timer.mark("batch")
-        return sample
-
     def _learn(self, sample: Sample) -> Update:
         before, self._learned_from = self._learned_from, sample
         self._phases.settle()
         self._phases.begin()
         try:
-            update = self.algorithm.update(sample, self.progress, self._mark)
+            progress = min(self.counters.env_steps / self.config.run.total_env_steps, 1.0)
+            update = self.algorithm.update(sample, progress, self._mark)
         except DivergenceError as error:
             path = self._callback.save_sample(before if error.updates_ago and before is not None else sample)
             raise DivergenceError(
@@ -414,6 +405,7 @@ class Loop:
     def _check_actors(self) -> None:
         """Report what actors said and which died; raises TransportError when none is left."""
         self._last_look = perf_counter()
+        counters, before = self.counters, (self.actors.restarts, self.actors.environment_restarts)
         for actor, message in self.transport.messages():
             if not self.actors.hear(actor, message):
                 text = message.get("warning") or message.get("error") or message
@@ -421,10 +413,8 @@ class Loop:
         for actor in self.actors.look():
             self.steering.lose(actor)
         self._actors_here = len(self.actors.alive)
-        counters = self.counters
-        counters.actor_restarts += self.actors.restarts - self._restarts[0]
-        counters.environment_restarts += self.actors.environment_restarts - self._restarts[1]
-        self._restarts = (self.actors.restarts, self.actors.environment_restarts)
+        counters.actor_restarts += self.actors.restarts - before[0]
+        counters.environment_restarts += self.actors.environment_restarts - before[1]
 
     def _keep_records(self) -> None:
         now = perf_counter()

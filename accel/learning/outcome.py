@@ -30,7 +30,6 @@ def write_outcome(
     """Write the policies and the summary of a run whose loop has ended. Raises RunDirectoryError.
 
     Args:
-        job, run, learner, loop, publisher, records: the run's.
         reason: why it stopped. wall_s: since the user's command. evaluation: as in ``Summary``.
     """
     config, counters, times = learner.config, learner.counters, loop.time_totals()

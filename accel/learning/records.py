@@ -24,8 +24,6 @@ class Records:
     """Those of one run; as a context manager it shows log messages on the display and closes everything at the end.
 
     Args:
-        job: what is run. run: path of its directory.
-        action: the action space.
         env_steps: behind the checkpoint of a resumed run, whose later records are removed; None: a new run.
     Attributes:
         progress: the display. upload: where metrics go besides.

@@ -32,9 +32,6 @@ class Schedule:
 
     The synchronous schedule is this one with a publication for every update: there the store, ``Rounds``, has a sample
     once every actor has sent its unroll, and actors wait for the policy.
-
-    Args:
-        publish_interval_updates: updates between publications.
     """
 
     def __init__(self, publish_interval_updates: int) -> None:
@@ -65,7 +62,6 @@ class SamplesPerInsert(Schedule):
     arXiv:2102.04736, section 3.3; deviation: one tolerance, of one step, on the side of inserts.
 
     Args:
-        publish_interval_updates: updates between publications.
         samples_per_insert: the ratio. batch_size: items of one update.
         learning_starts: inserts before the first update.
     """

@@ -15,7 +15,7 @@ from accel.errors import RunDirectoryError
 from accel.experience.stores.base import Sample
 from accel.learning.actors import Actors
 from accel.learning.checkpoints import Checkpoints
-from accel.learning.compression import Compression
+from accel.learning.compression import make_compression, resume_log
 from accel.learning.handshake import ActorGroup, LearnerPlace
 from accel.learning.learner import Learner
 from accel.learning.loop import Callback, Loop, Metrics
@@ -48,9 +48,7 @@ class Session(Callback):
     """The objects of one run, built once the environment's layout is known.
 
     Args:
-        job, run, place: what the session has prepared. group: what the actors announced.
-        inline: the actor of a run in a single process, otherwise None.
-        connect: as ``Learner`` takes it.
+        inline: the actor of a run in a single process, otherwise None. connect: as ``Learner`` takes it.
     """
 
     def __init__(
@@ -74,15 +72,14 @@ class Session(Callback):
         self._hosts = len({own, *group.hosts})
         self.learner = Learner(job.config, group.spec, place.cores, actors.count_prompt, connect, here)
         self.learner.lend_network(self.actor)
-        self._compression = Compression(self.learner, group.cpu_features, place, run.path)
-        self.publisher = self._compression.publisher
+        self.publisher, sampler, steering = make_compression(self.learner, group.cpu_features, place, run.path)
         self.loop = Loop(
             self.learner,
             place.transport,
             actors,
             self.publisher,
-            NoSampler() if self.learner.on_device else self._compression.sampler,  # There its own network acts.
-            self._compression.steer(),
+            NoSampler() if self.learner.on_device else sampler,  # There its own network acts.
+            steering,
             callback=self,
             collect=None if inline is None else inline.turn,
             stop_requested=place.stop,
@@ -92,8 +89,7 @@ class Session(Callback):
     def train(self) -> Summary:
         """Publish, train, and leave a checkpoint, the policy and a summary behind.
 
-        Raises:
-            AccelError: a checkpoint of the last sound state was written if there is one.
+        Raises AccelError: a checkpoint of the last sound state was written if there is one.
         """
         counters, spec = self.learner.counters, self.learner.spec
         resumed_at = None if self.job.resume is None else counters.env_steps
@@ -124,6 +120,11 @@ class Session(Callback):
     def checkpoint(self) -> None:
         """See ``Callback``."""
         self.checkpoints.save_new()
+
+    def published(self, env_steps: int, version: int, policy: bytes) -> None:
+        """See ``Callback``."""
+        artifact = b"" if self.job.config.acting.actor_runtime == "torch" else policy
+        self._evaluation.offer(env_steps, version, artifact, self._weights)
 
     def stopping(self) -> None:
         """See ``Callback``."""
@@ -180,7 +181,7 @@ class Session(Callback):
                 self._hosts,
             )
         if resumed_at is not None:
-            self._compression.resume_log(self.loop.steering, resumed_at)
+            resume_log(self.run.path, self.loop.steering, self.publisher, resumed_at)
             logger.info("going on at %d environment steps", resumed_at)
 
     def _evaluate_meanwhile(self) -> LiveEvaluation:
@@ -188,10 +189,6 @@ class Session(Callback):
         config = self.job.config
         if config.run.evaluate_every is None:
             return LiveEvaluation()
-        torch_acts = config.acting.actor_runtime == "torch"
-        self.loop.published = lambda env_steps, version, payload: self._evaluation.offer(
-            env_steps, version, b"" if torch_acts else payload, self._weights
-        )
         return ProcessEvaluation(
             self.run.path,
             self.learner.spec.to_json(),

@@ -35,9 +35,7 @@ class RecentInputs:
     Until it is full it takes every input; later a part of its capacity each time enough updates have passed.
 
     Args:
-        capacity: rows kept.
         renewal_updates: learner updates over which a full store is renewed once.
-        seed: of the choice of rows.
     Attributes:
         rows: kept now. updates: of the learner, counted by ``tick``.
     """
@@ -156,10 +154,8 @@ def _observations(unroll: Unroll, layout: UnrollLayout, rows: Indices, columns: 
     if "frames" not in unroll:
         chosen: Array | torch.Tensor = unroll["observations"][rows, columns]
         return chosen.cpu().numpy() if isinstance(chosen, torch.Tensor) else chosen
-    spec = layout.spec
-    first = unroll["first"].view(np.bool_)
     needed, places = np.unique(columns, return_inverse=True)
-    stacked = restack_frames(unroll["frames"][:, needed], first[:, needed], spec.frame_stack, spec.frame_fill)
+    stacked = restack_frames(unroll["frames"][:, needed], unroll["first"][:, needed], layout.spec)
     return stacked[rows, places]
 
 

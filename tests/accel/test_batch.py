@@ -42,7 +42,7 @@ def test_unrolls_are_joined_along_environments(spec: EnvSpec, count: int) -> Non
         for state, stored in zip(batch.states, unroll.states, strict=True):
             assert np.array_equal(state[mine].numpy(), stored)
         if spec.frame_stack > 1:
-            expected = restack_frames(unroll["frames"], unroll["first"], spec.frame_stack, spec.frame_fill)
+            expected = restack_frames(unroll["frames"], unroll["first"], spec)
             assert np.array_equal(batch.final_observations[:, mine].numpy(), unroll["final_observations"])
         else:
             expected = unroll["observations"]

@@ -190,7 +190,7 @@ def on_host(tensors: dict[str, torch.Tensor], first: np.ndarray) -> Unroll:
     arrays: dict[str, Any] = {name: values.numpy().copy() for name, values in tensors.items()}
     arrays["valid"] = np.ones((7, 5), np.bool_)
     ended = arrays["terminated"] | arrays["truncated"]
-    return Unroll(arrays | {"first": np.concatenate([first[None], ended]), "header": np.array([0, 0, 30, 0])}, 0)
+    return Unroll(arrays | {"first": np.concatenate([first[None], ended]), "header": np.array([0, 0, 30, 0])})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import gymnasium
@@ -12,6 +13,7 @@ from accel.acting.actor import UnrollCollector
 from accel.acting.rules import make_sampler
 from accel.envs.factory import make_vector_env
 from accel.envs.loop import EnvLoop
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.unroll import UnrollLayout, restack_frames
 from tests.environments.closed_form import episode_return, script
 
@@ -188,8 +190,10 @@ def test_frames_that_travel_once_rebuild_every_stack(fill, channels):
             stacks[row, env] = history[env]
     frames = np.concatenate([stacks[0].swapaxes(0, 1)[:-1], newest])
     stacks = stacks.reshape(rows, envs, stack * channels, 2, 2)
-    assert np.array_equal(restack_frames(frames, first, stack, fill), stacks)
+    action = ActionSpec("categorical", (2,))
+    spec = EnvSpec((stack * channels, 2, 2), "uint8", action, frame_stack=stack, frame_fill=fill)
+    assert np.array_equal(restack_frames(frames, first, spec), stacks)
     out = np.moveaxis(np.empty((rows, envs, 2, 2, stack * channels), np.uint8), -1, 2)
-    assert restack_frames(frames, first, stack, fill, out) is out and np.array_equal(out, stacks)
-    other = "repeat" if fill == "zero" else "zero"
-    assert not np.array_equal(restack_frames(frames, first, stack, other), stacks)
+    assert restack_frames(frames, first, spec, out) is out and np.array_equal(out, stacks)
+    other = replace(spec, frame_fill="repeat" if fill == "zero" else "zero")
+    assert not np.array_equal(restack_frames(frames, first, other), stacks)

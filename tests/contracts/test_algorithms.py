@@ -115,7 +115,7 @@ class Chain:
         spec = algorithm.network.spec
         rewards = RewardTransform(options.rewards, options.algorithm.discount)
         agreement, self.layout = agree(options, algorithm)
-        self.store: Store = make_store(options, self.layout, CPU, Batcher(spec, CPU), rewards)
+        self.store: Store = make_store(options, self.layout, Batcher(spec, CPU), rewards)
         self.sampler = make_rule(algorithm.rule, spec.action).bind(ActorPlace(ENVS, ROWS), np.random.default_rng(seed))
         self.priorities = None
         if agreement.priorities is not None:
@@ -384,9 +384,6 @@ def test_the_target_is_the_trained_network_of_every_so_many_updates(name: str, i
         assert not equal(targets_of(algorithm), algorithm.network.state_dict())
 
 
-# --- PTR-PPO ---
-
-
 @pytest.mark.parametrize("name", ["impact", "dqn", "r2d2", "d4pg"])
 def test_the_target_of_a_network_trained_with_rounding_rounds_as_well(name: str) -> None:
     algorithm, chain = make(name)
@@ -409,6 +406,9 @@ def test_the_target_of_a_network_trained_with_rounding_rounds_as_well(name: str)
     rounded = params(network)
     algorithm.update(sample, 0.0, ignore)
     assert torch.equal(params(target), rounded) and not torch.allclose(rounded, whole, rtol=0.01, atol=0.0)
+
+
+# --- PTR-PPO ---
 
 
 @pytest.mark.parametrize("priority", ["max", "mean", "return"])
@@ -695,12 +695,9 @@ def test_dqns_loss_is_that_of_its_definition(double: bool, duelling: bool) -> No
     learner: Any = make_algorithm(options, SPEC, CPU)
     generator = torch.Generator().manual_seed(1)
 
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
     def transitions() -> Transitions:
-        actions = torch.randint(2, (64,), generator=generator)
-        return Transitions(noise(64, 2), actions, 3 * noise(64), 0.9 * (noise(64) > 0), noise(64, 2))
+        steps, actions = transitions_of(64, generator), torch.randint(2, (64,), generator=generator)
+        return replace(steps, actions=actions, returns=3 * steps.returns)
 
     for _ in range(12):  # Until the two networks choose differently.
         learner.update(Sample(64, transitions=transitions()), 0.0, ignore)

@@ -95,7 +95,7 @@ def experience(number: int) -> list[Unroll]:
 def sample_of(unroll: Unroll) -> Sample:
     config = options().share(0)
     layout = UnrollLayout(SPEC, config.acting.unroll_length, config.acting.envs_per_actor)
-    store = make_store(config, layout, CPU, Batcher(SPEC, CPU), RewardTransform(config.rewards, 0.99))
+    store = make_store(config, layout, Batcher(SPEC, CPU), RewardTransform(config.rewards, 0.99))
     store.insert(Experience(0, unroll, lambda: None))
     sample = store.sample()
     return sample

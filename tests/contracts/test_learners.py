@@ -105,7 +105,7 @@ def train(config: TrainConfig, batches: Iterator[list[Unroll]], exchange: Gradie
     with _SEEDING:
         algorithm = make_algorithm(config, SPEC, CPU, exchange)
     rewards = RewardTransform(config.rewards, config.algorithm.discount)
-    store = make_store(config, layout_of(config), CPU, Batcher(SPEC, CPU), rewards)
+    store = make_store(config, layout_of(config), Batcher(SPEC, CPU), rewards)
     turns = None if exchange is None else SynchronousLearners(exchange, Counters(10), rewards)
     for unrolls in batches:
         for actor, unroll in enumerate(unrolls):
@@ -176,9 +176,7 @@ def test_one_learners_broken_batch_stops_all_before_anything_is_stepped() -> Non
     def diverge(exchange: GradientExchange) -> str:
         with _SEEDING:
             algorithm = make_algorithm(config, SPEC, CPU, exchange)
-        store = make_store(
-            config.share(0), layout_of(config), CPU, Batcher(SPEC, CPU), RewardTransform(config.rewards, 0.9)
-        )
+        store = make_store(config.share(0), layout_of(config), Batcher(SPEC, CPU), RewardTransform(config.rewards, 0.9))
         store.insert(Experience(0, unrolls[exchange.learner], lambda: None))
         sample = store.sample()
         with pytest.raises(DivergenceError) as caught:

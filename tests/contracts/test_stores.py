@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accel.config import TrainConfig
-from accel.config.experience import TrajectoriesConfig
 from accel.config.parts import RewardConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batcher
@@ -51,9 +50,9 @@ def circular(spec: EnvSpec = VECTOR, batches: int = 3, uses: int = 2, batch_unro
 def trajectories(
     spec: EnvSpec = VECTOR, slots: int = 8, replays: int = 1, batch_unrolls: int = 2, exponent: float = 1.0
 ) -> Trajectories:
-    options = TrajectoriesConfig(
-        batch_unrolls=batch_unrolls, replay_capacity=slots * ROWS, replays=replays, priority_exponent=exponent,
-        weight_exponent=0.5,
+    options = TrainConfig.create(
+        algorithm="ptr-ppo", batch_unrolls=batch_unrolls, replay_capacity=slots * ROWS, replays=replays,
+        priority_exponent=exponent, weight_exponent=0.5,
     )  # fmt: skip
     rewards = RewardTransform(RewardConfig(reward_scale=2.0), DISCOUNT)
     layout = UnrollLayout(spec, ROWS, ENVS)
@@ -78,7 +77,7 @@ def replay(
 ) -> Replay:
     rewards = RewardTransform(RewardConfig(reward_scale=scale), DISCOUNT)
     options = replaying(capacity, n, batch, streams, gives_steps)
-    return Replay(options, UnrollLayout(spec, ROWS, ENVS), CPU, rewards, np.random.default_rng(5))
+    return Replay(options, UnrollLayout(spec, ROWS, ENVS), Batcher(spec, CPU), rewards, np.random.default_rng(5))
 
 
 def prioritised(
@@ -94,7 +93,9 @@ def prioritised(
     options = replaying(capacity, n, batch, streams, gives_steps).replace(
         store="prioritised", priority_exponent=exponent, weight_exponent=0.5
     )
-    return PrioritisedReplay(options, UnrollLayout(spec, ROWS, ENVS), CPU, rewards, np.random.default_rng(5))
+    return PrioritisedReplay(
+        options, UnrollLayout(spec, ROWS, ENVS), Batcher(spec, CPU), rewards, np.random.default_rng(5)
+    )
 
 
 STORES: dict[str, Callable[..., Store]] = {
@@ -612,11 +613,6 @@ def test_whatever_arrives_transitions_are_right(
 # --- prioritised ---
 
 
-def find_start(made: Replay, source: Source) -> list[Any]:
-    """What the samples of a long run start from."""
-    return [key(o.numpy()) for steps in draw(made, 150) for o in steps.observations]
-
-
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
 def test_transitions_are_drawn_in_proportion_to_their_priorities(exponent: float) -> None:
     made = prioritised(capacity=60, streams=2, exponent=exponent, n=1)
@@ -629,7 +625,7 @@ def test_transitions_are_drawn_in_proportion_to_their_priorities(exponent: float
         keys = [key(o.numpy()) for o in sample.transitions.observations]
         given_to |= {k: float(1 + zlib.crc32(k) % 7) for k in keys}
         made.feedback(sample, torch.tensor([given_to[k] for k in keys]))
-    counts = Counter(find_start(made, source))
+    counts = Counter(key(o.numpy()) for steps in draw(made, 150) for o in steps.observations)
     rows = eligible(source, 0, 1, 14) | eligible(source, 1, 1, 14)
     assert counts.keys() == rows == given_to.keys()
     drawn = np.array([counts[row] for row in rows], np.float64)
@@ -673,7 +669,7 @@ def test_priorities_of_actors_arrive_with_the_rows_that_complete_a_return() -> N
                 value = float(1 + (7 * k + 3 * t + env) % 11)
                 arrays["priority"][t, env] = value
                 wanted |= {observation_key(actor, row.where): value} if row.valid else {}
-        made.insert(Experience(0, Unroll(arrays, 0), lambda: None))
+        made.insert(Experience(0, Unroll(arrays), lambda: None))
     found: dict[Any, float] = {}
     for _ in range(200):
         sample = made.sample()
@@ -693,7 +689,7 @@ def sequences(spec: EnvSpec, slots: int = 6, actors: int = 1, parts: int = 2, ba
         sequence_unrolls=parts, priority_exponent=1.0, n_step=1, learning_starts=0,
     )  # fmt: skip
     rewards = RewardTransform(RewardConfig(), DISCOUNT)
-    return Sequences(options, UnrollLayout(spec, ROWS, ENVS), CPU, rewards, np.random.default_rng(5))
+    return Sequences(options, UnrollLayout(spec, ROWS, ENVS), Batcher(spec, CPU), rewards, np.random.default_rng(5))
 
 
 def recorded(actor: Actor, row: Row) -> tuple[bool, bool, int, float]:

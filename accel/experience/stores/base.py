@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -163,3 +164,10 @@ class KeptStore(Store):
 
         Raises: KeyError, TypeError, ValueError: they are of something else; the store is then as it was.
         """
+
+
+def generator_in(state: object) -> np.random.Generator:
+    """One in a saved state. Raises KeyError, TypeError or ValueError: it is none."""
+    generator = np.random.default_rng()
+    generator.bit_generator.state = cast("Mapping[str, object]", state)
+    return generator

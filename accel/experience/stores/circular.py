@@ -13,8 +13,8 @@ from torch import Tensor
 
 from accel.experience.batch import Batch, Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Experience, Sample, Store
-from accel.experience.stores.fifo import make_sample
+from accel.experience.stores.base import Experience, Sample
+from accel.experience.stores.fifo import Fifo
 
 
 @dataclass(eq=False)
@@ -23,38 +23,31 @@ class _Slot:
     uses: int = 0
 
 
-class Circular(Store):
+class Circular(Fifo):
     """Copies each batch out of the transport's buffers as soon as it is whole.
 
     Args:
-        batch_unrolls: unrolls of one batch. buffer_batches: N, where a new batch takes the oldest one's place.
-        batch_uses: K, after which a batch is dropped.
-        batcher: joins unrolls. rewards: transforms their rewards, once, when the batch is made.
+        batch_unrolls, batcher, rewards: as for ``Fifo``. buffer_batches: N, where a new batch takes the oldest one's
+            place. batch_uses: K, after which a batch is dropped.
     """
+
+    accepts = True
 
     def __init__(
         self, batch_unrolls: int, buffer_batches: int, batch_uses: int, batcher: Batcher, rewards: RewardTransform
     ) -> None:
-        self._batch_unrolls = batch_unrolls
-        self._capacity = buffer_batches
-        self._uses = batch_uses
-        self._batcher = batcher
-        self._rewards = rewards
-        self._waiting: list[Experience] = []
+        super().__init__(batch_unrolls, batcher, rewards)
+        self._capacity, self._uses = buffer_batches, batch_uses
         self._slots: list[_Slot] = []
 
     def insert(self, experience: Experience) -> None:
         """See ``Store.insert``; the last unroll of a batch makes it available."""
-        self._waiting.append(experience)
-        if len(self._waiting) < self._batch_unrolls:
-            return
-        shared = make_sample(self._waiting, self._batcher, self._rewards)
-        batch, rewards = cast(Batch, shared.batch), cast(Tensor, shared.rewards)
-        copied = replace(shared, batch=_copy(batch), rewards=rewards.clone(), key=None)
-        self._slots = [*self._slots, _Slot(copied)][-self._capacity :]
-        for waiting in self._waiting:
-            waiting.release()
-        self._waiting = []
+        super().insert(experience)
+        if (shared := super().sample()) is not None:
+            batch, rewards = cast(Batch, shared.batch), cast(Tensor, shared.rewards)
+            copied = replace(shared, batch=_copy(batch), rewards=rewards.clone(), key=None)
+            self._slots = [*self._slots, _Slot(copied)][-self._capacity :]
+            super().feedback(shared, None)
 
     @property
     def available(self) -> int:

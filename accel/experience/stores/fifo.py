@@ -13,12 +13,7 @@ from accel.experience.stores.base import Experience, Sample, Store
 
 
 class Fifo(Store):
-    """Joins ``batch_unrolls`` unrolls into a batch without copying where it can; buffers are released after the update.
-
-    Args:
-        batch_unrolls: unrolls of one batch.
-        batcher: joins them. rewards: transforms their rewards.
-    """
+    """Joins ``batch_unrolls`` unrolls into a batch, without a copy where it can; releases them after the update."""
 
     def __init__(self, batch_unrolls: int, batcher: Batcher, rewards: RewardTransform) -> None:
         self._batch_unrolls = batch_unrolls
@@ -47,10 +42,16 @@ class Fifo(Store):
 
     def sample(self) -> Sample | None:
         """The oldest batch."""
-        if self.accepts:
+        if len(self._waiting) < self.wanted:
             return None
         taken = [self._waiting.popleft() for _ in range(self.wanted)]
-        return make_sample(taken, self._batcher, self._rewards)
+        unrolls = [experience.unroll for experience in taken]
+        return Sample(
+            valid_steps=sum(unroll.valid_steps for unroll in unrolls),
+            batch=self._batcher.build(unrolls),
+            rewards=self._batcher.tensor([self._rewards.transform(unroll) for unroll in unrolls]),
+            key=taken,
+        )
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Give the buffers of the sample's unrolls back."""
@@ -61,9 +62,7 @@ class Fifo(Store):
 class Rounds(Fifo):
     """One unroll of every actor a batch. An actor that is gone is waited for no more; what it sent last still counts.
 
-    Args:
-        actors: how many there are now.
-        batcher, rewards: as for ``Fifo``.
+    ``actors`` says how many there are now.
     """
 
     def __init__(self, actors: Callable[[], int], batcher: Batcher, rewards: RewardTransform) -> None:
@@ -74,14 +73,3 @@ class Rounds(Fifo):
     def wanted(self) -> int:
         """One of every actor, and what else there is of those that are gone."""
         return max(self._actors(), len(self._waiting), 1)
-
-
-def make_sample(taken: list[Experience], batcher: Batcher, rewards: RewardTransform) -> Sample:
-    """One batch of some unrolls; the key holds them."""
-    unrolls = [experience.unroll for experience in taken]
-    return Sample(
-        valid_steps=sum(unroll.valid_steps for unroll in unrolls),
-        batch=batcher.build(unrolls),
-        rewards=batcher.tensor([rewards.transform(unroll) for unroll in unrolls]),
-        key=taken,
-    )

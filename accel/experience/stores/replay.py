@@ -19,14 +19,14 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from accel.config import TrainConfig
 from accel.config.experience import TransitionsConfig
+from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample, Steps, Transitions
-from accel.experience.transfer import Joined, make_staging
+from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample, Steps, Transitions, generator_in
+from accel.experience.transfer import Joined
 from accel.experience.unroll import Unroll, UnrollLayout
 
 Array = npt.NDArray[np.generic]
@@ -71,7 +71,7 @@ class Replay(KeptStore):
 
     Args:
         config: a learner's part of the run's, whose store keeps transitions; each actor has its share of the capacity.
-        layout: of the unrolls. device: where samples go.
+        layout: of the unrolls. batcher: of the device that samples go to.
         rewards: transforms rewards. generator: the only source of randomness.
     """
 
@@ -79,7 +79,7 @@ class Replay(KeptStore):
         self,
         config: TrainConfig,
         layout: UnrollLayout,
-        device: torch.device,
+        batcher: Batcher,
         rewards: RewardTransform,
         generator: np.random.Generator,
     ) -> None:
@@ -88,7 +88,7 @@ class Replay(KeptStore):
         self._n, self._gives_steps = algorithm.bootstrap_steps, algorithm.wants_steps
         self._powers = (algorithm.discount ** np.arange(self._n + 1)).astype(np.float32)
         self._actors, self._spec = max(config.acting.actors, 1), layout.spec
-        self._staging, self._rewards, self._generator = make_staging(device), rewards, generator
+        self._staging, self._rewards, self._generator = batcher.staging, rewards, generator
         self._least_rows = min(config.schedule.least_env_steps, self._capacity)
         self._rows = 0
         self._streams: dict[int, Stream] = {}
@@ -158,8 +158,8 @@ class Replay(KeptStore):
             )
             for actor, ring in rings.items()
         }
-        self._generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
-        self._rows, self._streams = int(str(values["rows"])), streams
+        self._rows, self._generator = int(str(values["rows"])), generator_in(values["generator"])
+        self._streams = streams
 
     @property
     def nbytes(self) -> int:
@@ -199,26 +199,17 @@ class Replay(KeptStore):
     def _make_stream(self, unroll: Unroll) -> Stream:
         envs = unroll["rewards"].shape[1]
         length = max(self._capacity // (self._actors * envs), len(unroll["rewards"]) + self._n + self._spec.frame_stack)
-        source = unroll["frames"] if "frames" in unroll else unroll["observations"]
-        finals = unroll["final_observations"] if "final_observations" in unroll else None
-
-        def zeros(array: Array) -> Array:
-            return np.zeros((length, envs, *array.shape[2:]), array.dtype)
-
-        def flags() -> npt.NDArray[np.bool_]:
-            return np.zeros((length, envs), np.bool_)
-
-        return Stream(
-            zeros(source),
-            None if finals is None else zeros(finals),
-            np.zeros((length, envs), np.float32) if self._gives_steps else None,
-            zeros(unroll["actions"]),
-            np.zeros((length, envs), np.float32),
-            flags(),
-            flags(),
-            flags(),
-            flags(),
-        )
+        kept: dict[str, Array | None] = {
+            "frames": unroll["frames"] if "frames" in unroll else unroll["observations"],
+            "finals": unroll["final_observations"] if "final_observations" in unroll else None,
+            "log_probs": unroll["behaviour_log_prob"] if self._gives_steps else None,
+            **{name: unroll[name] for name in ("actions", "rewards", "terminated", "truncated", "first", "valid")},
+        }
+        rings = {
+            name: None if array is None else np.zeros((length, envs, *array.shape[2:]), array.dtype)
+            for name, array in kept.items()
+        }
+        return Stream(**rings)  # type: ignore[arg-type]
 
     def _cut(self, stream: Stream, unroll: Unroll, follows: bool) -> None:
         """Take the newest n rows out where they would bootstrap across a gap, or from rows that were left out."""

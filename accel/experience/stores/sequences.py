@@ -20,16 +20,15 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from accel.config import TrainConfig
 from accel.config.experience import SequencesConfig
-from accel.experience.batch import Batch
+from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample
+from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample, generator_in
 from accel.experience.sum_tree import PriorityTree
-from accel.experience.transfer import Arrivals, Joined, make_staging
+from accel.experience.transfer import Arrivals
 from accel.experience.unroll import Unroll, UnrollLayout, restack_frames
 
 Array = npt.NDArray[np.generic]
@@ -53,17 +52,14 @@ class _Ring:
 class Sequences(KeptStore):
     """Keeps the newest unrolls of all actors together; samples never run out.
 
-    Args:
-        config: a learner's part of the run's, whose store keeps sequences; each actor has its share of the capacity.
-        layout: of the unrolls; environments that reset in a step of their own.
-        device: where samples go. rewards: transforms rewards. generator: the only source of randomness.
+    Args: as for ``Replay``; environments reset in a step of their own.
     """
 
     def __init__(
         self,
         config: TrainConfig,
         layout: UnrollLayout,
-        device: torch.device,
+        batcher: Batcher,
         rewards: RewardTransform,
         generator: np.random.Generator,
     ) -> None:
@@ -73,7 +69,7 @@ class Sequences(KeptStore):
         self._actors = max(config.acting.actors, 1)
         steps = layout.unroll_length * layout.envs
         self._slots = max(options.replay_capacity // (self._actors * steps), self._parts + 1)
-        self._staging, self._rewards, self._generator = make_staging(device), rewards, generator
+        self._batcher, self._rewards, self._generator = batcher, rewards, generator
         self._least_rows = min(config.schedule.least_env_steps, options.replay_capacity)
         self._rows = self._available = 0
         self._rings: dict[int, _Ring] = {}
@@ -105,8 +101,7 @@ class Sequences(KeptStore):
             sequences -= sequences.max() + self._parts + 1
             found[int(actor)] = _Ring(kept, sequences, ring.end, stamps)
         rows, greatest = int(str(values["rows"])), float(str(values["greatest"]))
-        generator = np.random.default_rng()
-        generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
+        generator = generator_in(values["generator"])
         self.tree.restore(arrays["weights"], greatest)
         self._rows, self._rings, self._generator = rows, found, generator
         self._available = int(self.tree.total > 0.0)
@@ -154,32 +149,20 @@ class Sequences(KeptStore):
         slots, envs = np.divmod(rest, self._layout.envs)
         parts = [self._gather(self._rings[int(a)], slots[actors == a], envs[actors == a]) for a in np.unique(actors)]
         arrays = {
-            name: np.concatenate([part[name] for part in parts], 0 if name.startswith("state_") else 1)
+            name: np.ascontiguousarray(
+                np.concatenate([part[name] for part in parts], 0 if name.startswith("state_") else 1)
+            )
             for name in parts[0]
         }
+        unroll = Unroll(arrays)
         stamps = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
         sequences = sum(ring.written for ring in self._rings.values()) * self._layout.envs
         weights = self.tree.importance(leaves, sequences)
-        rewards = np.where(arrays["valid"][:-1], arrays["rewards"], np.float32(0))
-        first = torch.from_numpy(np.ascontiguousarray(arrays.pop("first")))
-        sent = self._staging.send(
-            {name: Joined([np.ascontiguousarray(array)]) for name, array in arrays.items()}
-            | {
-                "transformed": Joined([self._rewards.of(rewards)]),
-                "weights": Joined([weights]),
-            }
-        )
         return Sample(
             valid_steps=int(np.count_nonzero(arrays["valid"][-self._layout.unroll_length - 1 : -1])),
-            rewards=sent.pop("transformed"),
-            weights=sent.pop("weights"),
-            batch=Batch(
-                final_observations=None,
-                first=first,
-                valid=sent.pop("valid")[:-1],
-                states=tuple(sent.pop(f"state_{i}") for i in range(len(self._layout.state_shapes))),
-                **sent,  # type: ignore[arg-type]
-            ),
+            batch=self._batcher.build([unroll]),
+            rewards=self._batcher.tensor([self._rewards.transform(unroll)]),
+            weights=self._batcher.tensor([weights], axis=0),
             key=(leaves, stamps),
         )
 
@@ -223,24 +206,19 @@ class Sequences(KeptStore):
         """Sequences that end at some slots, [L, N, ...] or [L+1, N, ...]; states [N, *shape]."""
         places = [(slots - k) % self._slots for k in reversed(range(self._parts))]
         found: dict[str, Array] = {}
+
+        def rows(name: str) -> list[Array]:
+            return [np.moveaxis(ring.arrays[name][place, :, envs], 0, 1) for place in places]
+
         for name, array in ring.arrays.items():
             if name.startswith("state_"):
                 found[name] = array[places[0], envs]
                 continue
+            portions, key = rows(name), name
             if name == "frames":
-                continue
-            portions = [np.moveaxis(array[place, :, envs], 0, 1) for place in places]
-            if array.shape[1] == self._layout.unroll_length + 1:  # Row T is the next unroll's row 0.
+                key, firsts = "observations", rows("first")
+                portions = [restack_frames(*both, self._layout.spec) for both in zip(portions, firsts, strict=True)]
+            if len(portions[0]) == self._layout.unroll_length + 1:  # Row T is the next unroll's row 0.
                 portions = [*(portion[:-1] for portion in portions[:-1]), portions[-1]]
-            found[name] = np.concatenate(portions)
-        if "frames" in ring.arrays:
-            found["observations"] = self._restack(ring, places, envs)
+            found[key] = np.concatenate(portions)
         return found
-
-    def _restack(self, ring: _Ring, places: list[Indices], envs: Indices) -> Array:
-        spec, portions = self._layout.spec, []
-        for place in places:
-            frames = np.moveaxis(ring.arrays["frames"][place, :, envs], 0, 1)
-            first = np.moveaxis(ring.arrays["first"][place, :, envs], 0, 1).view(np.bool_)
-            portions.append(restack_frames(frames, first, spec.frame_stack, spec.frame_fill))
-        return np.concatenate([*(portion[:-1] for portion in portions[:-1]), portions[-1]])

@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from accel.config import TrainConfig
 from accel.config.experience import TrajectoriesConfig
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample
+from accel.experience.stores.base import Arrays, Experience, KeptStore, Ring, Sample, generator_in
 from accel.experience.stores.fifo import Fifo
 from accel.experience.sum_tree import PriorityTree
 from accel.experience.transfer import Arrivals
@@ -34,22 +35,17 @@ _LEFT_OUT = ("header", "timings_s", "policy_version", "scheme_id", "episode_retu
 
 
 class Trajectories(Fifo, KeptStore):
-    """Gives each new batch, then replayed ones.
-
-    Args:
-        options: the store's.
-        layout: of the unrolls. batcher: joins them. rewards: transforms rewards.
-        generator: the only source of randomness.
-    """
+    """Gives each new batch, then replayed ones. Args: as for ``Replay``."""
 
     def __init__(
         self,
-        options: TrajectoriesConfig,
+        config: TrainConfig,
         layout: UnrollLayout,
         batcher: Batcher,
         rewards: RewardTransform,
         generator: np.random.Generator,
     ) -> None:
+        options = cast(TrajectoriesConfig, config.store)
         super().__init__(options.batch_unrolls, batcher, rewards)
         self._options, self._layout, self._generator = options, layout, generator
         self._batch_size = options.batch_unrolls * layout.envs
@@ -72,8 +68,7 @@ class Trajectories(Fifo, KeptStore):
     def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
         """See ``KeptStore``."""
         greatest = float(str(values["greatest"]))
-        generator = np.random.default_rng()
-        generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
+        generator = generator_in(values["generator"])
         self.tree.restore(arrays["weights"], greatest)
         for ring in rings.values():
             self._arrays, self._written = dict(ring.arrays), ring.end
@@ -140,7 +135,7 @@ class Trajectories(Fifo, KeptStore):
             name: array[slots] if name.startswith("state_") else np.ascontiguousarray(np.swapaxes(array[slots], 0, 1))
             for name, array in self._arrays.items()
         }
-        unroll = Unroll(arrays, len(self._layout.state_shapes))
+        unroll = Unroll(arrays)
         return Sample(
             valid_steps=int(np.count_nonzero(arrays["valid"][:-1])),
             batch=self._batcher.build([unroll]),
