@@ -18,7 +18,7 @@ from accel.cli.train import parse
 from accel.config import TrainConfig
 from accel.system.module_path import add_working_directory
 from accel.transport.launcher import detect_launch
-from tests.accel.test_import_policy import ppo_weights, write_zip
+from tests.accel.imports.test_import_policy import ppo_weights, write_zip
 from tests.test_docs import PAGES, PROJECT, commands, fences
 
 COMMANDS = dict.fromkeys(

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from accel.exporting.build import export
-from tests.accel.trained_runs import make_run
+from tests.accel.runs.trained_runs import make_run
 from tests.scripts import load
 
 pytestmark = pytest.mark.skipif(

@@ -16,8 +16,8 @@ from accel.compressors.artifact import CompressedPolicy
 from accel.exporting import run_policy
 from accel.exporting.build import export
 from accel.sweep.sweep_file import load_sweep_file
-from tests.accel.test_import_policy import balancing_weights, write_zip
-from tests.accel.trained_runs import make_run
+from tests.accel.imports.test_import_policy import balancing_weights, write_zip
+from tests.accel.runs.trained_runs import make_run
 
 PROJECT = Path(__file__).parents[1]
 EXAMPLES = PROJECT / "scripts" / "examples"

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from torch import nn
 
 import accel
-from tests.accel.trained_runs import make_run
+from tests.accel.runs.trained_runs import make_run
 from tests.test_docs import PROJECT, fences
 from tests.test_wheel import build, checkout  # noqa: F401 - a fixture
 

@@ -1,7 +1,7 @@
 """Tensors from files that ``torch.save`` or safetensors wrote. The one place that reads such files.
 
 ``torch.load(weights_only=True)`` builds tensors and plain containers and refuses every other instruction of a pickle:
-no code of the file runs. ``tests/accel/test_import_policy.py`` holds a hostile file against it.
+no code of the file runs. ``tests/accel/imports/test_import_policy.py`` holds a hostile file against it.
 """
 
 from __future__ import annotations

@@ -70,6 +70,11 @@ from accel.sweep.storage import connected
 from accel.sweep.study import open_study
 from accel.sweep.sweep_file import load_sweep_file
 from accel.transport.launcher import detect_launch
+from tests.accel.exporting.test_hostile_bundles import moved_outside
+from tests.accel.exporting.test_verify import resum
+from tests.accel.imports.test_import_policy import ppo_weights
+from tests.accel.imports.test_programs import write_export, write_onnx, write_script
+from tests.accel.learning.test_resume import open_session
 from tests.accel.mutations import (
     Mutation,
     as_json,
@@ -85,16 +90,11 @@ from tests.accel.mutations import (
     damaged_member,
     zipped,
 )
-from tests.accel.sweeping import plan_for
-from tests.accel.test_hostile_bundles import moved_outside
-from tests.accel.test_import_policy import ppo_weights
-from tests.accel.test_population import population
-from tests.accel.test_population import write as write_population
-from tests.accel.test_programs import write_export, write_onnx, write_script
-from tests.accel.test_resume import open_session
-from tests.accel.test_summary import SUMMARY
-from tests.accel.test_verify import resum
-from tests.accel.trained_runs import make_run
+from tests.accel.runs.test_summary import SUMMARY
+from tests.accel.runs.trained_runs import make_run
+from tests.accel.sweep.sweeping import plan_for
+from tests.accel.sweep.test_population import population
+from tests.accel.sweep.test_population import write as write_population
 from tests.compressors.policies import CASES, randomise
 
 NAMED = (AccelError, CompressorError, MonitorError, run_policy.BundleError)

@@ -1,6 +1,6 @@
 """A full-precision artifact is held against its module on real rows: in a batch, alone and in another order.
 
-A branch that only real rows take is in ``accel/test_import_policy.py``.
+A branch that only real rows take is in ``accel/imports/test_import_policy.py``.
 """
 
 from __future__ import annotations

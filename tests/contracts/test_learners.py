@@ -25,7 +25,7 @@ from accel.experience.unroll import Unroll, UnrollLayout
 from accel.learning.coordination import Iteration, SynchronousLearners
 from accel.learning.counters import Counters
 from accel.learning.process_group import ProcessGroup, own_gpus
-from tests.accel.pretend_device import DEVICE, Accelerator, DeviceTensor
+from tests.accel.algorithms.pretend_device import DEVICE, Accelerator, DeviceTensor
 from tests.contracts.test_algorithms import CPU, ROWS, SPEC, Chain, ignore
 
 UPDATES = 50
