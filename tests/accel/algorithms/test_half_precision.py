@@ -90,7 +90,8 @@ def test_convolutions_round_and_their_heads_do_not(network: str) -> None:
 
 
 def test_a_head_in_half_precision_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel.networks.policy.in_single_precision", lambda head, features: head(features))
+    for module in ("policy", "fake_quantisation"):
+        monkeypatch.setattr(f"accel.networks.{module}.in_single_precision", lambda head, features: head(features))
     algorithm, chain = make("impala", mixed_precision="bf16")
     seen = dict[str, set[torch.dtype]]()
     watch_heads(algorithm.networks, seen)
