@@ -53,7 +53,7 @@ def run_actor(transport: ActorTransport, pin: Callable[[], object]) -> int:
     Raises:
         Stopped: the learner needs this actor no longer. ChannelClosedError: the rank is gone.
     """
-    from accel.acting.actor import join
+    from accel.acting.joining import join
 
     actor = None
     try:

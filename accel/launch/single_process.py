@@ -16,7 +16,7 @@ from accel.transport.base import TransportOptions
 from accel.transport.pinning import all_cores
 
 if TYPE_CHECKING:
-    from accel.acting.actor import InlineActor
+    from accel.acting.joining import InlineActor
     from accel.runs.job import Job
     from accel.runs.summary import Summary
 
@@ -36,7 +36,7 @@ def learn_in_one_process(
         leave: ends this process with a status where its environments hang for good; None: it may not be ended.
         activity: where progress is shown to another process that watches too.
     """
-    from accel.acting.actor import InlineActor
+    from accel.acting.joining import InlineActor
     from accel.learning.handshake import LearnerPlace
     from accel.learning.run import run_session
     from accel.transport.local import LocalActor, LocalLearner

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from accel.acting.actor import SteppedActor
+from accel.acting.joining import SteppedActor
 from accel.algorithms.state_tree import Tree
 from accel.config.experience import KeptConfig
 from accel.envs.spaces import EnvSpec

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from accel.acting.actor import InlineActor
+from accel.acting.joining import InlineActor
 from accel.config.actor import ActorConfig
 from accel.errors import ConfigError
 from accel.learning.handshake import POLL_S, ActorGroup, LearnerPlace, join_groups, wait_for_actors

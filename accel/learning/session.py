@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from accel.acting.actor import InlineActor
+    from accel.acting.joining import InlineActor
     from accel.algorithms.gradient_exchange import GradientExchange
 
 _PATIENCE_S = 4.0  # for what goes on beside training, where other learners' ranks end ten seconds after it

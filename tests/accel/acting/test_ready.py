@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from accel.acting.actor import Actor, join
+from accel.acting.actor import Actor
+from accel.acting.joining import join
 from accel.acting.policy import SessionPolicy
 from accel.acting.rules import make_sampler
 from accel.algorithms.catalogue import agree, make_algorithm

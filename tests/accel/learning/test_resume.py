@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel.acting.actor import InlineActor
+from accel.acting.joining import InlineActor
 from accel.algorithms.state_tree import Tree, flatten
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig

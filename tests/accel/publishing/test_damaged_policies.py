@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from accel.acting.actor import join
+from accel.acting.joining import join
 from accel.algorithms.catalogue import agree, make_algorithm
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.errors import ArtifactError

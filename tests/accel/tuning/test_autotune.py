@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from accel.acting.actor import join
+from accel.acting.joining import join
 from accel.algorithms.catalogue import agree, make_algorithm
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
