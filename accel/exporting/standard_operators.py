@@ -16,10 +16,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.graph.wiring import AttributeValue, attributes
+from accel.compressors.runtime import session_options
 from accel.errors import ExportError
 from accel.exporting.run_policy import Array
 
@@ -92,6 +94,62 @@ def operators(model: ModelProto) -> dict[str, int]:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         counts[name] = counts.get(name, 0) + 1
     return dict(sorted(counts.items()))
+
+
+def fixed_batch(model: ModelProto, batch: int) -> ModelProto:
+    """The model with a fixed batch: all shapes are static, shape arithmetic is folded.
+
+    The shapes are those that onnxruntime finds when it runs the model on zeros.
+
+    Raises:
+        ExportError: onnxruntime cannot run it.
+    """
+    fixed = ModelProto()
+    fixed.CopyFrom(model)
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.WhichOneof("value") == "dim_param":
+                dimension.dim_value = batch
+    values = _run_all(fixed)
+    known = {tensor.name for tensor in fixed.graph.initializer}
+    kept = []
+    for node in fixed.graph.node:
+        folds = node.op_type == "Shape" or all(name in known for name in node.input if name)
+        if folds and all(values[name].dtype == np.int64 for name in node.output):
+            fixed.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in node.output)
+            known.update(node.output)
+        else:
+            kept.append(node)
+    del fixed.graph.node[:]
+    fixed.graph.node.extend(kept)
+    declared = {value.name for value in fixed.graph.output}
+    for node in kept:
+        for name in node.output:
+            if name and name not in declared:
+                element = helper.np_dtype_to_tensor_dtype(values[name].dtype)
+                fixed.graph.value_info.append(helper.make_tensor_value_info(name, element, values[name].shape))
+    return fixed
+
+
+def _run_all(model: ModelProto) -> dict[str, Array]:
+    """Every intermediate value on inputs of zeros."""
+    open_model = ModelProto()
+    open_model.CopyFrom(model)
+    declared = {value.name for value in model.graph.output}
+    names = [name for node in model.graph.node for name in node.output if name]
+    open_model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in declared)
+    inputs = {}
+    for value in model.graph.input:
+        tensor = value.type.tensor_type
+        shape = [dimension.dim_value for dimension in tensor.shape.dim]
+        inputs[value.name] = np.zeros(shape, helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    try:
+        session = ort.InferenceSession(
+            open_model.SerializeToString(), session_options("none"), providers=["CPUExecutionProvider"]
+        )
+        return dict(zip(names, session.run(names, inputs), strict=True))
+    except Exception as error:  # onnxruntime's errors share no base but Exception
+        raise ExportError(f"onnxruntime cannot run the model whose shapes are needed: {error}") from error
 
 
 def _rewrite(model: ModelProto, rules: Mapping[str, Rule]) -> ModelProto:

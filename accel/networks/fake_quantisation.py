@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accel.experience.transfer import to_device
 from accel.networks.core import GRUCore, LSTMCore, RecurrentCore
@@ -19,21 +19,24 @@ from accel.networks.observations import Parts
 from accel.networks.torsos import train_features
 
 if TYPE_CHECKING:
-    from accel.compressors.qat.fake_quantiser import FakeQuantiser
-    from accel.networks.policy import PolicyNetwork
+    from accel.compressors.qat.forward_pass import QuantisedPass
 
 _LSTM = "core.lstm"
 
 
 class PolicyParts:
-    """How a network's ``forward`` computes its policy side: in single precision, here."""
+    """How a network's ``forward`` computes its policy side: in single precision, here.
 
-    def __init__(self, network: PolicyNetwork) -> None:
-        self._network = network
+    Args:
+        torso, head: the network's.
+    """
+
+    def __init__(self, torso: nn.Module, head: nn.Module) -> None:
+        self._torso, self._head = torso, head
 
     def torso(self, x: Tensor | Parts) -> Tensor:
         """[N, *obs] float, or a dictionary of parts, to [N, F]."""
-        return train_features(self._network.torso, x)
+        return train_features(self._torso, x)
 
     def core(
         self, core: RecurrentCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
@@ -44,19 +47,23 @@ class PolicyParts:
 
     def head(self, features: Tensor) -> Tensor:
         """[N, F] to [N, P]."""
-        return in_single_precision(self._network.policy_head, features)
+        return in_single_precision(self._head, features)
 
 
 class QuantisedParts(PolicyParts):
-    """As its int8 graph does, with the network's present weights."""
+    """As its int8 graph does, with the network's present weights.
 
-    def __init__(self, network: PolicyNetwork, quantiser: FakeQuantiser) -> None:
-        super().__init__(network)
-        self._pass = quantiser.start(dict(network.named_parameters()))
+    Args:
+        torso, head: as for ``PolicyParts``. started: the quantiser's pass over these weights.
+    """
+
+    def __init__(self, torso: nn.Module, head: nn.Module, started: QuantisedPass) -> None:
+        super().__init__(torso, head)
+        self._pass = started
 
     def torso(self, x: Tensor | Parts) -> Tensor:
         """See ``PolicyParts``."""
-        return cast("Tensor", self._pass.call("torso", self._network.torso, x))
+        return cast("Tensor", self._pass.call("torso", self._torso, x))
 
     def core(
         self, core: RecurrentCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
@@ -74,4 +81,4 @@ class QuantisedParts(PolicyParts):
 
     def head(self, features: Tensor) -> Tensor:
         """See ``PolicyParts``."""
-        return cast("Tensor", self._pass.call("policy_head", self._network.policy_head, features))
+        return cast("Tensor", self._pass.call("policy_head", self._head, features))

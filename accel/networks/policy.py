@@ -122,8 +122,10 @@ class PolicyNetwork(nn.Module):
             )
         inputs = split_observations(self.spec, observations.flatten(0, 1))
         x = _prepare_all(self.spec, inputs, self.normaliser, self.channels_last)
-        quantisation = self.fake_quantisation
-        parts = PolicyParts(self) if quantisation is None else QuantisedParts(self, quantisation)
+        parts = PolicyParts(self.torso, self.policy_head)
+        if self.fake_quantisation is not None:
+            started = self.fake_quantisation.start(dict(self.named_parameters()))
+            parts = QuantisedParts(self.torso, self.policy_head, started)
         features = parts.torso(x)
         if self.state_shapes:
             sequence, state = parts.core(self.core, features.view(length, batch, -1), first, state)
@@ -151,7 +153,7 @@ class PolicyNetwork(nn.Module):
     def act(self, observations: Tensor) -> Tensor:
         """The policy side of ``forward`` alone, without a recurrent core: observations [N, *obs] to [N, P]."""
         inputs = split_observations(self.spec, observations)
-        parts = PolicyParts(self)
+        parts = PolicyParts(self.torso, self.policy_head)
         return parts.head(parts.torso(_prepare_all(self.spec, inputs, self.normaliser, self.channels_last)))
 
     def differentiator(self) -> Differentiator:

@@ -25,7 +25,7 @@ from accel.exporting.formats.base import ExportFormat, Vectors, Written
 from accel.exporting.formats.c_check import BUILD, CHECK, RUN, VECTORS, check_program, chosen_rows, vectors_header
 from accel.exporting.formats.c_products import arrange_products, with_qualified_calls
 from accel.exporting.run_policy import Array, Contract, empty_arrays
-from accel.exporting.standard_operators import integer_products, operators
+from accel.exporting.standard_operators import fixed_batch, integer_products, operators
 from accel.json_object import Json
 from accel.system.extras import install_command
 
@@ -70,15 +70,14 @@ class CFormat(ExportFormat):
         from emx_onnx_cgen import Compiler
         from emx_onnx_cgen.compiler import CompilerOptions
 
-        model = integer_products(onnx.load_from_string(artifact.model))
-        refused = sorted(_REFUSED & operators(model).keys())
+        portable = integer_products(onnx.load_from_string(artifact.model))
+        refused = sorted(_REFUSED & operators(portable).keys())
         if refused:
             raise ExportError(
                 f"format c cannot take operator {refused[0]} of scheme {artifact.scheme!r}: C has no blocks of "
                 "4-bit weights; choose int8(w4), int8 or fp32, or format onnx"
             )
-        for value in (*model.graph.input, *model.graph.output):
-            value.type.tensor_type.shape.dim[0].dim_value = 1
+        model = fixed_batch(portable, 1)
         options = CompilerOptions(model_name=FUNCTION, large_temp_threshold_bytes=0, large_weight_threshold=0)
         weights = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
         progress.begin(f"generating C for {weights:,} weights")

@@ -25,7 +25,6 @@ from accel.exporting.formats.c_check import chosen_rows, vectors_header
 from accel.exporting.verify import verify
 from accel.networks import PolicyNetwork
 from tests.accel.exporting.test_verify import resum, run_program
-from tests.accel.runs import trained_runs
 from tests.accel.runs.trained_runs import make_network, make_run
 
 SCHEME = "int8(reduce_range)"
@@ -60,9 +59,7 @@ def test_observations_that_are_not_finite_are_refused_before_c_is_generated(sche
     assert not (tmp_path / "bundle").exists()
 
 
-def test_a_policy_whose_outputs_are_not_finite_is_refused_before_c_is_generated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_whose_outputs_are_not_finite_is_refused_before_c_is_generated(tmp_path: Path) -> None:
     def overflowing(config: TrainConfig, spec: EnvSpec) -> PolicyNetwork:
         """Greater than any float for both actions."""
         network = make_network(config, spec)
@@ -70,8 +67,7 @@ def test_a_policy_whose_outputs_are_not_finite_is_refused_before_c_is_generated(
             next(p for p in network.policy_head.parameters() if p.dim() > 1).fill_(3e38)
         return network
 
-    monkeypatch.setattr(trained_runs, "make_network", overflowing)
-    run = make_run(tmp_path / "runs", env="CartPole-v1", network="mlp:16x1", activation="relu")
+    run = make_run(tmp_path / "runs", make=overflowing, env="CartPole-v1", network="mlp:16x1", activation="relu")
     shown = io.StringIO()
     with pytest.raises(ExportError, match=r"the trained policy's outputs are not finite: 'params' holds inf, .* train"):
         export(run, tmp_path / "bundle", scheme="fp32", format="c", episodes=0, progress=LineProgress(shown))

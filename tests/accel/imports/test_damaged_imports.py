@@ -140,7 +140,7 @@ def test_tensors_without_their_values_are_refused() -> None:
 
 def test_metrics_that_are_nested_too_deeply(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("[" * 100_000 + "\n")
-    with pytest.raises(MonitorError, match="line 1 is not JSON"):
+    with pytest.raises(MonitorError, match="line 1 is no record of metrics"):
         Recorder(tmp_path, resume_env_steps=0)
 
 

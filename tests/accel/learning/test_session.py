@@ -41,8 +41,8 @@ from accel.runs.checkpoint import CheckpointState, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 from accel.transport.local import LocalActor, LocalLearner
+from tests.accel.learning import late_report
 from tests.accel.learning.test_resume import RUNS, same
-from tests.accel.reports import late_report
 from tests.contracts.ranks import ROOT
 
 SMALL: Mapping[str, object] = {
