@@ -29,91 +29,13 @@ hypothesis.settings.register_profile("ci", **_NO_STOPWATCH, derandomize=True, pr
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-# Files whose tests take longer together than about three seconds on an idle core, which `scripts/test --fast` omits.
-SLOW = frozenset(
-    """
-    accel/acting/test_ready.py
-    accel/bench/test_bench_command.py
-    accel/bench/test_bench_device.py
-    accel/bench/test_bench_learner.py
-    accel/bench/test_bench_policy.py
-    accel/bench/test_bench_refresh.py
-    accel/cli/test_cli.py
-    accel/envs/test_device_environments.py
-    accel/envs/test_envs_native.py
-    accel/envs/test_pettingzoo.py
-    accel/envs/test_structured_observations.py
-    accel/experience/test_replay_files.py
-    accel/exporting/test_export.py
-    accel/exporting/test_export_c.py
-    accel/exporting/test_export_c_products.py
-    accel/exporting/test_hostile_bundles.py
-    accel/exporting/test_verify.py
-    accel/imports/test_damaged_imports.py
-    accel/imports/test_import_policy.py
-    accel/imports/test_policies_page.py
-    accel/learning/test_computing.py
-    accel/learning/test_counters.py
-    accel/learning/test_learning.py
-    accel/learning/test_session.py
-    accel/networks/test_sequence_torsos.py
-    accel/publishing/test_publisher.py
-    accel/publishing/test_publisher_background.py
-    accel/publishing/test_quantised_training.py
-    accel/publishing/test_validation.py
-    accel/reports/test_report_commands.py
-    accel/runs/test_checkpoint.py
-    accel/runs/test_damaged_files.py
-    accel/runs/test_full_disks.py
-    accel/runs/test_live_evaluation.py
-    accel/runs/test_play_progress.py
-    accel/runs/test_wandb.py
-    accel/supervision/test_hangs.py
-    accel/supervision/test_signals.py
-    accel/sweep/test_population.py
-    accel/sweep/test_sweep_after_training.py
-    accel/sweep/test_sweep_in_training.py
-    accel/sweep/test_sweep_space.py
-    accel/sweep/test_sweep_storage.py
-    accel/sweep/test_sweep_study.py
-    accel/test_mutations.py
-    accel/tuning/test_mismatch_sampling.py
-    compressors/test_distill.py
-    compressors/test_int8.py
-    compressors/test_layer_choices.py
-    compressors/test_oracle.py
-    compressors/test_plans.py
-    compressors/test_probe.py
-    compressors/test_prune.py
-    compressors/test_qat.py
-    compressors/test_resealed.py
-    compressors/test_sequences.py
-    contracts/test_algorithms.py
-    contracts/test_learners.py
-    contracts/test_stores.py
-    contracts/test_transport.py
-    monitor/test_statistics.py
-    test_commands.py
-    test_docs.py
-    test_examples.py
-    test_import_rules.py
-    test_runtime.py
-    test_scripts.py
-    test_training_runs.py
-    """.split()
-)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Fast tests first, then slow ones, those that start ranks, those that train: a plain mistake shows in seconds.
 
     Those left out for their time run where they are asked for: -m long.
     """
     for item in items:
-        file = item.nodeid.partition("::")[0].removeprefix("tests/")
-        if file in SLOW:
-            item.add_marker(pytest.mark.slow)
-        if file.startswith("mpi/"):
+        if item.nodeid.startswith("tests/mpi/"):
             item.add_marker(pytest.mark.mpi)
     for group in _by_function(items).values():
         _mark_others_long(group)

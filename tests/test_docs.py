@@ -114,6 +114,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 def test_commands_of_a_page_parse(page: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = commands(page)

@@ -39,6 +39,7 @@ def test_an_environment_of_ones_own_is_learned(tmp_path: Path) -> None:
     assert float(last.removeprefix("return ")) >= 85
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own_is_trained_compressed_and_acts_in_a_script(tmp_path: Path) -> None:
     options = "--env CartPole-v1 --network own_network:residual --compressor int8 --calibration-size 16 --name run"
     sizes = "--actors 0 --envs-per-actor 2 --unroll-length 10 --total-env-steps 200"
@@ -48,6 +49,7 @@ def test_a_network_of_ones_own_is_trained_compressed_and_acts_in_a_script(tmp_pa
     assert float(shown.removeprefix("return ")) >= 8
 
 
+@pytest.mark.slow
 def test_a_policy_of_stable_baselines3_becomes_a_bundle(tmp_path: Path) -> None:
     write_zip(tmp_path / "ppo.zip", balancing_weights())
     words = ["ppo.zip", "--env", "CartPole-v1", "--out", "bundle", "--episodes", "2", "--accept-loss"]

@@ -144,6 +144,7 @@ def test_what_is_not_asked_for_is_not_loaded(modules: tuple[str, ...], heavy: st
     assert not set(heavy.split()) & loaded_after_importing(*modules)
 
 
+@pytest.mark.slow
 def test_public_names_resolve() -> None:
     for package in map(importlib.import_module, ("accel", *(f"accel.{leaf}" for leaf in LEAVES))):
         assert all(hasattr(package, name) for name in getattr(package, "__all__", ()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import pytest
+
 from accel.config.algorithms import ALGORITHMS
 from tests.test_import_rules import PROJECT, product_files
 
@@ -56,6 +58,7 @@ def test_no_code_asks_for_the_name_of_an_algorithm_or_corrector() -> None:
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
+@pytest.mark.slow
 def test_tests_use_public_names() -> None:
     private = set().union(*(private_definitions(path.read_text()) for path in PRODUCT))
     found = {path.relative_to(PROJECT): list(private_uses(path.read_text(), private)) for path in TESTS}

@@ -95,6 +95,7 @@ def run(python: Path, directory: Path, *arguments: str) -> subprocess.CompletedP
     return subprocess.run(arguments, cwd=directory, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_nothing_that_trains_is_there(python: Path, tmp_path: Path) -> None:
     program = f"from importlib.util import find_spec\nprint(*filter(find_spec, {ABSENT}))"
     assert run(python, tmp_path, "python", "-c", program).stdout == "\n"
@@ -106,6 +107,7 @@ def test_it_adds_little_to_numpy(wheel: Path) -> None:
     assert set(sizes) == {"numpy", "xxhash"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_without_onnxruntime_kernels_run_and_what_needs_it_says_so(bare: Path, policies: Path) -> None:
     program = fences(PAGE, "python")[0]

@@ -64,6 +64,7 @@ def run(site: Path, working_directory: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_one_package_is_installed_whole(site: Path, checkout: Path) -> None:
     assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} == {"accel"}
     expected = {path.relative_to(checkout) for path in (checkout / "accel").rglob("*.py")}

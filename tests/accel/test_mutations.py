@@ -726,6 +726,7 @@ LOADERS: dict[str, Callable[[Path], Case]] = {
 """By name; before a colon it is the loader's, and behind it what files it is tried on, which share its changes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(7200)])])
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_changed_file_is_a_named_error_or_sound(name: str, count: int, tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ def test_a_chain_computes_what_onnxruntime_does(case: str, scheme: str, suffix: 
         assert_agree(artifact, on_kernels(artifact, x, suffix=suffix), x)
 
 
+@pytest.mark.slow
 @pytest.mark.few(26)
 @pytest.mark.parametrize("suffix", EVERY)
 @pytest.mark.parametrize("scheme", ["fp32", "fp16", INT8, CODES])

@@ -130,6 +130,7 @@ def distance(one: Algorithm, two: Algorithm) -> float:
     return max(float((ours[name] - theirs[name]).norm() / (theirs[name].norm() + 1e-6)) for name in theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.few(3)
 @pytest.mark.parametrize("case", CASES)
 def test_two_learners_with_half_of_each_batch_are_one_with_all_of_it(case: str) -> None:

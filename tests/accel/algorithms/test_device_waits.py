@@ -80,6 +80,7 @@ def assert_alike(host: Algorithm, device: Algorithm) -> None:
         assert torch.allclose(value.float(), theirs[key].held.float(), atol=1e-4), key
 
 
+@pytest.mark.slow
 @pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "optimizer"), [*((name, "adam") for name in ALGORITHMS), ("impala", "rmsprop"), ("dqn", "rmsprop")]

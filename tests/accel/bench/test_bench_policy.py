@@ -53,6 +53,7 @@ def test_every_batch_runtime_and_scheme_has_a_row() -> None:
     assert number(fp32, "kl") < 1e-9 < number(int8, "kl") < 0.1
 
 
+@pytest.mark.slow
 def test_a_trained_run_is_measured_on_its_own_inputs(tmp_path: Path) -> None:
     run = make_run(tmp_path, env="CartPole-v1", network="mlp:32x1", algorithm="ppo")
     rows = bench_policy(Policies(run=run), batches=[1], schemes=["int8", "distill(16x1)"], runtimes=RUNTIMES, **QUICK)

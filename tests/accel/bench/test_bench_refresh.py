@@ -82,6 +82,7 @@ def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
         assert cost.learner_s > 0
 
 
+@pytest.mark.slow
 def test_trained_weights_bring_intervals_mismatch_and_taught_students(tmp_path: Path) -> None:
     run = make_run(tmp_path, env="CartPole-v1", network="mlp:16x1", algorithm="ppo", publish_interval_updates=4)
     rows = bench_refresh(Policies(run=run), schemes=["int8", "distill(8x1)+int8"], **QUICK)

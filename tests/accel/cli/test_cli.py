@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ALONE = LaunchInfo(0, 1, 0, "none")
 
 
+@pytest.mark.slow
 def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
     """Its actor's process inherits what stands in their place."""
     small = "--network mlp:8x1 --unroll-length 16 --envs-per-actor 2 --compressor fp32 --total-env-steps 300"

@@ -192,6 +192,7 @@ def test_its_part_of_the_unroll_is_left_out_and_reported() -> None:
     assert actor_number == 0 and told["environment"] == 1 and "the simulator broke" in str(told["raised"])
 
 
+@pytest.mark.slow
 def test_a_run_whose_environments_leave_no_step_to_learn_from_ends(tmp_path: Path) -> None:
     config = TrainConfig.create(
         env="CartPole-v1", wrapper=("tests.environments.troubled:RaisesInNinthReset",), actors=0, envs_per_actor=1,

@@ -306,6 +306,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", [pytest.param("fp32", marks=pytest.mark.long), "int8"])
 @pytest.mark.parametrize("name", POLICIES)
@@ -353,6 +354,7 @@ def test_batches_of_dictionaries_are_acted_on_and_others_refused(tmp_path: Path)
         run.act({"state": np.zeros(1, np.float32)})
 
 
+@pytest.mark.slow
 def test_returns_of_a_masked_policy_need_no_luck(tmp_path: Path) -> None:
     path = make_run(tmp_path, env=IDS + "MaskedMemory-v0", network="mlp:32x1+lstm:32", calibration_size=64)
     for scheme in ("fp32", "prune(0.5)+int8"):

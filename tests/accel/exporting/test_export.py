@@ -77,6 +77,7 @@ def left_in(directory: Path) -> list[str]:
     return sorted(entry.name for entry in directory.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_bundle_is_whole_and_computes_the_policy(format: str, cartpole: Path, tmp_path: Path) -> None:
@@ -134,6 +135,7 @@ def check_report(bundle: Bundle, format: str) -> None:
         assert 0 < compiled["stack_bytes"] < 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("format", "scheme"),
@@ -226,6 +228,7 @@ def exporting(run: Path, out: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_what_a_killed_export_leaves_is_named_and_then_removed(cartpole: Path, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     with exporting(cartpole, out), pytest.raises(ExportError, match="another export writes"):

@@ -103,6 +103,7 @@ def build_and_run(bundle: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_of_the_card_passes_and_leaves_the_bundle_as_it_was(bundle: Path) -> None:
     done = build_and_run(bundle)
     assert (done.returncode, done.stderr) == (0, "")

@@ -48,6 +48,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return make_run(tmp_path_factory.mktemp("runs"), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("option", "bits"), [("w2", 2), pytest.param("w3", 3, marks=pytest.mark.long), ("w4", 4)])
 def test_a_bundle_of_packed_weights_computes_as_the_model_does(

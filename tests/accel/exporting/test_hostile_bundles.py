@@ -229,6 +229,7 @@ CODE = npy("__import__('os').abort()\n")
 RIGHT = npy("{'descr': '<f4', 'fortran_order': False, 'shape': (64, 4), }\n")
 
 
+@pytest.mark.slow
 def test_vectors_of_lying_headers_take_no_memory(bundle: Path, tmp_path: Path) -> None:
     """In a process that may have little more memory than it needs; one has 400 megabytes in as many kilobytes."""
     members = [HUGE, OBJECTS, CODE, RIGHT + bytes(3 * 2**27), b"", b"\x93NUMPY\x01\x00\xff\xff"]

@@ -79,6 +79,7 @@ def test_bench_sweep_and_export_take_the_rows(
         assert "cannot be played" in said(command, capsys, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("format", ["onnx", "c", "openvino"])
 def test_activations_of_two_bytes_are_exported_in_operators_that_exist(
@@ -96,6 +97,7 @@ def test_activations_of_two_bytes_are_exported_in_operators_that_exist(
     assert operators == {"Clip", "QuantizeLinear", "DequantizeLinear", "Sub", "Add", "Elu", *products}
 
 
+@pytest.mark.slow
 def test_int8_of_q_values_far_above_their_differences_is_chosen_to_hold_or_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

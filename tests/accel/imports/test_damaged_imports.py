@@ -87,6 +87,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_bombs_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
     """The readers may take 100 MB beyond what their process has when it starts."""
     for name, content in BOMBS.items():

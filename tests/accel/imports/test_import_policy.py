@@ -331,6 +331,7 @@ def test_of_several_outputs_the_log_deviations_or_the_logits_are_taken() -> None
     assert (import_policy(module, CARTPOLE).act(x.numpy()) == module(x)[0].argmax(1).numpy()).all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own imports
 def test_act_inference_and_compiled_modules_act() -> None:
     module = foreign_policies.Inference()
@@ -418,6 +419,7 @@ def test_batch_norm_and_dropout_of_a_trained_policy_are_exported_in_eval_mode() 
         accel.compress(trained)
 
 
+@pytest.mark.slow
 def test_the_commands_take_an_imported_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2))
     source = ["--policy", str(path), "--env", "CartPole-v1"]
@@ -454,6 +456,7 @@ def test_an_actor_acts_with_what_int8_does_not_pay_for(tmp_path: Path) -> None:
     assert {row["scheme"] for row in json.loads(rows.read_text())} == {"fp32", "int8"}
 
 
+@pytest.mark.slow
 def test_an_imported_policy_is_swept_and_its_front_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_zip(tmp_path / "my ppo.zip", balancing_weights())
     words = "--env CartPole-v1 --trials 3 --rows 64 --episodes 2 --constraint return>=0.9*fp32".split()

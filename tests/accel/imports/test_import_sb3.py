@@ -222,6 +222,7 @@ def test_entries_of_a_dict_are_joined_in_their_order(tmp_path: Path) -> None:
     refuses("takes one array", write_zip(tmp_path / "b.zip", weights), config)
 
 
+@pytest.mark.slow
 def test_masks_of_the_environment_are_inside_the_graph(tmp_path: Path) -> None:
     weights = ppo_weights(4, 2)
     home = policy_class(CONTRIB.format("common.maskable"))

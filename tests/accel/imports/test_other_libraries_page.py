@@ -56,6 +56,7 @@ def test_each_library_has_a_command() -> None:
     assert len(COMMANDS) == len(titles) + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_works(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,10 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).parents[3]
 PAGE = PROJECT / "docs" / "policies-you-already-have.md"
 
 
+@pytest.mark.slow
 def test_the_page_begins_with_commands_that_work(tmp_path: Path) -> None:
     train, compress = re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)[0].strip().splitlines()
     (tmp_path / "scripts").symlink_to(PROJECT / "scripts")

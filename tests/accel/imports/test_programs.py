@@ -404,6 +404,7 @@ def test_a_program_of_double_precision_for_one_row_is_one_of_single_precision_fo
         np.testing.assert_allclose(policy(rows)[0][:, :1], module(rows), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begins", [0.0, 1.0], ids=["zeros", "other numbers"])
 def test_buffers_that_a_call_changes_are_the_state(begins: float, tmp_path: Path) -> None:
     """Where they do not begin with zeros it is what differs from their beginning."""

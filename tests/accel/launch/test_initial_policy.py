@@ -50,6 +50,7 @@ def outputs_of(network: PolicyNetwork, rows: Tensor) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_return_of_the_policy_that_it_starts_from(tmp_path: Path) -> None:
     """Random actions keep the pole up for 22 steps."""
     weights = balancing_weights()
@@ -63,6 +64,7 @@ def test_a_run_begins_with_the_return_of_the_policy_that_it_starts_from(tmp_path
         assert summary.return_mean is not None and summary.return_mean > 400
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_network_from_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from accel.cli.train import parse
     from accel.transport.launcher import LaunchInfo

@@ -63,6 +63,7 @@ def test_returns_of_tasks_are_those_of_their_actors() -> None:
     assert one.read() == {}
 
 
+@pytest.mark.slow
 def test_a_run_shorter_than_its_interval_has_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that moves by 1/2048 s at each look; an update takes two, and one for each of its 16 steps."""
     ticks, tick_s = count(), 1 / 2048

@@ -69,6 +69,7 @@ def whole(state: CheckpointState) -> tuple[object, dict[str, torch.Tensor]]:
     return flatten({"algorithm": state.algorithm, "counters": state.counters}, tensors, "state"), tensors
 
 
+@pytest.mark.slow
 @pytest.mark.few(4)
 @pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
 def test_the_same_seed_gives_the_same_run_bit_for_bit(options: dict[str, object], tmp_path: Path) -> None:
@@ -110,6 +111,7 @@ COMPRESSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("algorithm", "scheme"), COMPRESSED)
 def test_policies_of_every_action_rule_act_compressed(algorithm: str, scheme: str, tmp_path: Path) -> None:
@@ -320,6 +322,7 @@ def test_numbers_that_are_not_finite_cost_their_environment_and_end_a_run_that_k
     assert again.env_steps >= state.env_steps + 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

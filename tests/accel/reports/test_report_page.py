@@ -114,6 +114,7 @@ def parsed(text: str) -> Elements:
     return elements
 
 
+@pytest.mark.slow
 def test_untrusted_text_stays_text(report: Path) -> None:
     page = (report / "index.html").read_text()
     elements = parsed(page)

@@ -241,6 +241,7 @@ def test_a_video_that_cannot_be_written_says_so(cartpole: TrainedRun, tmp_path: 
         evaluate(cartpole, video=tmp_path / "nowhere" / "episode.gif")
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("suffix", [".gif", ".mp4"])
 def test_a_video_that_its_writer_could_not_finish_is_one_message(suffix: str, tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_starts(disk: Path) -> None
     assert os.listdir(disk) == ["filler"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_output_that_goes_nowhere_does_not_end_a_run(tmp_path: Path) -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if not isinstance(value, bool)]

@@ -50,6 +50,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "run"
 
 
+@pytest.mark.slow
 def test_policies_are_played_at_their_steps_and_told_everywhere(evaluated: Path) -> None:
     found = evaluations(evaluated)
     steps = [line["evaluation_env_steps"] for line in found]
@@ -91,6 +92,7 @@ def test_the_program_plays_and_exports_the_best(
     assert "--which best is for runs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_changes_nothing_that_is_learned_and_is_the_same_twice(evaluated: Path, tmp_path: Path) -> None:
     accel.train(configure(tmp_path, "again"))
     accel.train(configure(tmp_path, "without", evaluate_every=None))

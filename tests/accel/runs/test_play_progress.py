@@ -86,6 +86,7 @@ def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("LunarLander-v3", marks=pytest.mark.long)])
 def test_a_recording_prints_nothing_but_our_lines(env: str, tmp_path: Path) -> None:
     run, video = make_run(tmp_path, env=env, network="mlp:16x1"), tmp_path / "v.mp4"

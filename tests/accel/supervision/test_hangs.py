@@ -41,6 +41,7 @@ def configure(path: Path, wrapper: str, **options: object) -> TrainConfig:
     return TrainConfig.create(**(small | {"results_dir": path, "name": "run"} | options))
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("wrapper", "told"),
@@ -154,6 +155,7 @@ LINUX = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("wrapper", "status", "told"),
@@ -212,6 +214,7 @@ def test_a_command_ends_though_a_thread_of_its_environments_does_not(
     assert (tmp_path / "run" / "summary.json").exists() if status == 0 else output.count("accel:") == 1, output
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @LINUX
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -228,6 +231,7 @@ def test_what_environments_have_started_ends_with_the_command(number: signal.Sig
     assert (tmp_path / "run" / "summary.json").exists() == (number == signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @LINUX
 @pytest.mark.parametrize("actors", [0, 1])
@@ -242,6 +246,7 @@ def test_daemons_of_environments_end_with_the_command(actors: int, tmp_path: Pat
     assert daemons and not any(map(is_running, daemons))
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_hangs_is_given_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     limits: dict[str, object] = {"peer_timeout_s": 60.0, "evaluate_every": 500}
     config = configure(tmp_path, "HangsInEvaluation", total_env_steps=1500, **limits)
@@ -251,6 +256,7 @@ def test_an_evaluation_that_hangs_is_given_up(tmp_path: Path, capsys: pytest.Cap
     assert "no more evaluations: its environments hang: a step took longer than 1 s" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("phase", [STEPPING, PREPARING])
 def test_an_activity_without_progress_is_told_until_it_goes_on(phase: int) -> None:

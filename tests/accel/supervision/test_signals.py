@@ -121,6 +121,7 @@ def test_a_rank_that_never_comes_ends_the_job() -> None:
     assert ended.status == 128 + signal.SIGTERM and "rank 0 never started" in ended.trouble
 
 
+@pytest.mark.slow
 def test_a_learner_that_falls_silent_ends_the_job_even_if_the_launcher_refuses() -> None:
     silent = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + CHILD.replace(
         "sleep", "sleep;heartbeat.stop();time.sleep"

@@ -228,6 +228,7 @@ def test_what_cannot_work_is_refused_at_once(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_s_weights_and_its_own_options(tmp_path: Path) -> None:
     config = load_sweep_file(write(tmp_path)).base
     origin = accel.train(config.replace(name="origin", results_dir=tmp_path, stop_at_env_steps=300))

@@ -43,6 +43,7 @@ def swept(run: Path, tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return sweep_run(run, search, _FEW, command=("accel", "sweep"))
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_in_a_front_with_figures_and_tables(swept: SweepResult) -> None:
     document = json.loads((swept.directory / "pareto.json").read_text())
     assert swept.trials == 10
@@ -133,6 +134,7 @@ def test_configurations_are_taken_by_train_as_they_are(swept: SweepResult, tmp_p
     assert summary["scheme"] == swept.front[smallest].label
 
 
+@pytest.mark.slow
 def test_going_on_adds_only_what_is_missing_and_repeats_nothing(swept: SweepResult, run: Path) -> None:
     search = SearchOptions(trials=11, out=swept.directory, seed=1, constraints=("return>=0.9*fp32",))
     again = sweep_run(run, search, _FEW)

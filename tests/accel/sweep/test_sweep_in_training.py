@@ -54,6 +54,7 @@ def write(path: Path, *parts: str, steps: int = 600) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     compressor = '[space.compressor]\ntype = "categorical"\nchoices = ["int8", "fp32"]\n'
     search = '[sweep]\ntrials = 2\nobjectives = ["actor_s", "bytes"]\nconstraints = ["return>=1"]\nseed = 3\n'
@@ -172,6 +173,7 @@ def test_an_interrupted_worker_queues_its_trial_again(tmp_path: Path) -> None:
     assert summary["reason"] == "stopped on request"
 
 
+@pytest.mark.slow
 def test_a_run_of_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
     config = load_sweep_file(write(tmp_path / "sweep.toml", _TRAIN, _SPACE)).base
     run = TrainingRun(config, tmp_path, "trial-0000")
@@ -206,6 +208,7 @@ def test_failing_runs_are_recorded_and_end_a_sweep_in_which_nothing_works(tmp_pa
     assert all("clip_rho" in trial.user_attrs["error"] for trial in trials)
 
 
+@pytest.mark.slow
 def test_a_time_to_a_threshold_that_is_not_reached_is_infeasible(tmp_path: Path) -> None:
     search = '[sweep]\ntrials = 1\nobjectives = ["training_s"]\n'
     file = write(tmp_path / "sweep.toml", _TRAIN, "stop_at_return = 450.0\n", _SPACE, search)

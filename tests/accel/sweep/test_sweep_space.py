@@ -94,6 +94,7 @@ def space_of(case: str, options: CandidateOptions | None = None) -> SchemeSpace:
     return SchemeSpace(CASES[case].layers(module), options or CandidateOptions())
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("case", ["deep-relu-mlp", "nature-cnn", "lstm"])
 def test_every_choice_of_a_single_layer_makes_a_scheme_that_binds(case: str) -> None:

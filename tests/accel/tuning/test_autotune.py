@@ -194,6 +194,7 @@ def _take(rig: Rig, path: Path, speed: float = 2.0) -> Decision:
     return _decided(path, "take")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("speed", "pairs"), [(0.5, 1), (1.0, TRIAL_PAIRS)], ids=["slower", "as fast"])
 def test_a_level_that_brings_nothing_is_tried_again_later(
@@ -211,6 +212,7 @@ def test_a_level_that_brings_nothing_is_tried_again_later(
     assert rig.steering.metrics()["level"] == "fp32" and begun < len(rig.schemes)
 
 
+@pytest.mark.slow
 def test_levels_are_tried_in_turn_and_a_coarser_one_must_bring_more(
     make_rig: Callable[..., Rig], tmp_path: Path
 ) -> None:
@@ -234,6 +236,7 @@ def test_a_run_that_takes_a_second_is_left_alone(make_rig: Callable[..., Rig]) -
     assert prepared_s is not None and prepared_s > PREPARE_S
 
 
+@pytest.mark.slow
 def test_a_level_is_prepared_only_where_a_faster_policy_could_pay(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     """Pruning takes seconds of the learner's cores; int8, which does not, is prepared anyway."""
     rig = make_rig("auto(fp32;int8;prune(0.5)+int8)")
@@ -246,6 +249,7 @@ def test_a_level_is_prepared_only_where_a_faster_policy_could_pay(make_rig: Call
     rig.turn_until(lambda: rig.publisher.offers("prune(0.5)+int8"), "the pruned level is prepared")
 
 
+@pytest.mark.slow
 def test_a_level_is_compared_with_full_precision_in_blocks(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     rig = make_rig("auto(fp32;int8)", actors=2, envs=2)
     _take(rig, tmp_path)
@@ -263,6 +267,7 @@ def test_a_level_is_compared_with_full_precision_in_blocks(make_rig: Callable[..
     assert 0.0 < share < 0.3 and sum(len(schemes) > 1 for schemes in acted) == 0, "all act with one level"
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("speeds", "teaches", "reason"),

@@ -168,6 +168,7 @@ def _count(sampler: MismatchSampler) -> int:
     return int(str(sampler.metrics().get("mismatch_samples/int8", 0)))
 
 
+@pytest.mark.slow
 def test_time_stays_within_its_share() -> None:
     """On a clock that moves by one millisecond at each look, so that a copy or a sample takes one."""
     shares, counts = [], []
