@@ -178,7 +178,7 @@ class RemoteLearner(LearnerTransport):
                 while (incoming := self._endpoint.probe(self._ranks[actor], TAG_UNROLL)) is not None:
                     self._match(incoming)
         except PeerFailed:
-            self._bury()
+            self._forget_dead()
         if self._receipts:
             self._finish_receipts()
         self._advance_sends()
@@ -277,7 +277,7 @@ class RemoteLearner(LearnerTransport):
             except TransportError as error:
                 refusal = refusal or error
         if found_dead:
-            self._bury()
+            self._forget_dead()
         if refusal is not None:
             raise refusal
 
@@ -328,9 +328,9 @@ class RemoteLearner(LearnerTransport):
 
     def _advance_sends(self) -> None:
         if self._outbox.advance():
-            self._bury()
+            self._forget_dead()
 
-    def _bury(self) -> None:
+    def _forget_dead(self) -> None:
         """Forgets the actors that have died: nothing waits for them any more."""
         for rank in self._endpoint.failed_ranks():
             actor = self._actor_of.get(rank)
