@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
-from accel.errors import ConfigError
 from tests.scripts import load
 
 DISCRETE = EnvSpec((5,), "float32", ActionSpec("categorical", (3,)))
@@ -47,12 +45,3 @@ def test_every_update_makes_all_its_optimiser_steps(script: ModuleType, spec: En
     finally:
         hook.remove()
     assert len(steps) == 2 * 3 * 4
-
-
-def test_other_updates_are_not_compared(script: ModuleType) -> None:
-    config = TrainConfig.create(network="mlp:8x1", algorithm="impala", device="cpu")
-    with pytest.raises(ConfigError, match="not that of impala"):
-        script.Task.of(config, DISCRETE, torch.device("cpu"))
-    recurrent = config.replace(algorithm="ppo", network="mlp:8x1+lstm:8")
-    with pytest.raises(ConfigError, match="mlp whose critic has its own torso"):
-        script.Task.of(recurrent, DISCRETE, torch.device("cpu"))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
-import math
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -83,18 +80,19 @@ def test_variants_are_interleaved_and_have_the_arguments_of_their_name(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("right", "wrong", "reason"),
     [
-        ("seeds = 1", "sedes = 7"),
-        ("seeds = 1", 'baseline = "none"'),
-        ("seeds = 1", 'also_against = "none"'),
-        ('["fp32"]', '["none"]'),
-        ("fp32 = {}", "none = {}"),
+        ("seeds = 1", "sedes = 7", "is no table of cases"),
+        ("seeds = 1", 'baseline = "none"', "is no table of cases"),
+        ("seeds = 1", 'also_against = "none"', "is no table of cases"),
+        ("seeds = 1", 'seeds = 1\nlanes = [["fp32"], ["fp32"]]', "fp32, broken must be in one lane each"),
+        ('["fp32"]', '["none"]', "is no table of cases"),
+        ("fp32 = {}", "none = {}", "is no table of cases"),
     ],
 )
-def test_a_damaged_table_is_refused(right: str, wrong: str, tmp_path: Path) -> None:
+def test_a_damaged_table_is_refused(right: str, wrong: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text(TABLE.replace(right, wrong, 1))
-    with pytest.raises(SystemExit, match="is no table of cases"):
+    with pytest.raises(SystemExit, match=reason):
         runner().read_cases(tmp_path / "table.toml")
 
 
@@ -104,35 +102,6 @@ def test_help_writes_nothing(tmp_path: Path) -> None:
     assert call("--help", cwd=tmp_path).returncode == 0
     assert call("--list", cwd=tmp_path).stdout.startswith("tiny: Tiny\n  0/1 fp32: accel train --actors 0")
     assert [path.name for path in tmp_path.iterdir()] == ["table.toml"]
-
-
-def test_lanes_run_beside_each_other_and_each_runs_one_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variants = "a = []\nb = []\nc = []\n"
-    head = '[case.laned]\nseeds = 2\nlanes = [["a"], ["b", "c"]]\n[case.laned.variants]\n'
-    (tmp_path / "table.toml").write_text(head + variants)
-    module, spans = runner(), dict[str, tuple[float, float]]()
-
-    def note(case: object, variant: object, seed: int, *_: object) -> str:
-        began = time.monotonic()
-        time.sleep(0.2)
-        spans[module.run_name(variant, seed)] = began, time.monotonic()
-        return f"{module.FAILED} 1"
-
-    monkeypatch.setattr(module, "run", note)
-    cases = list(module.read_cases(tmp_path / "table.toml").values())
-    gaps = module.work(cases, tmp_path / "runs", tmp_path / "out", math.inf, rewrite=False)
-    assert len(gaps) == 6 and sorted(spans) == ["a-s0", "a-s1", "b-s0", "b-s1", "c-s0", "c-s1"]
-    assert spans["a-s0"][0] < spans["b-s0"][1] and spans["b-s0"][0] < spans["a-s0"][1], "lanes overlap"
-    lane = sorted(span for name, span in spans.items() if name[0] in "bc")
-    assert all(before[1] <= after[0] for before, after in itertools.pairwise(lane)), "one at a time"
-
-
-def test_a_variant_is_in_one_lane(tmp_path: Path) -> None:
-    (tmp_path / "table.toml").write_text(TABLE.replace("seeds = 1", 'seeds = 1\nlanes = [["fp32"], ["fp32"]]', 1))
-    with pytest.raises(SystemExit, match="fp32, broken must be in one lane each"):
-        runner().read_cases(tmp_path / "table.toml")
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from accel.acting.rules import make_sampler
 from accel.envs.actions import action_converter, action_spec
 from accel.envs.loop import EnvLoop
-from accel.envs.observations import observation_layout
+from accel.envs.observations import ObservationLayout, observation_layout
 from accel.envs.spaces import ActionSpec, EnvSpec, ObservationPart, lay_out_record
 from accel.envs.vectorised import VectorisedEnv
 from accel.errors import EnvError, InterfaceError
@@ -48,27 +49,31 @@ flattenable = st.recursive(
 )
 
 
+def check_rows(layout: ObservationLayout, samples: Sequence[Any], batch: Any, wanted: Any) -> None:
+    """Samples are written one by one, and as a batch, over what was there; a view of the batch is the same."""
+    rows = layout.empty(len(samples))
+    for sample, row in zip(samples, rows, strict=True):
+        row[...] = 7
+        layout.check(sample)
+        layout.write(sample, row)
+    np.testing.assert_array_equal(rows, wanted)
+    rows[...] = 7
+    layout.write(batch, rows)
+    np.testing.assert_array_equal(rows, wanted)
+    view = layout.view_batch(batch)
+    assert view is None or np.array_equal(view, wanted)
+
+
 @given(space=flattenable, seed=st.integers(0, 1000))
 def test_vectors_are_what_gymnasium_flattens(space: AnySpace, seed: int) -> None:
     layout = observation_layout(space)
     space.seed(seed)
     samples = [space.sample() for _ in range(3)]
     wanted = np.stack([np.asarray(gymnasium.spaces.flatten(space, sample), np.float32) for sample in samples])
-    rows = layout.empty(3)
-    for sample, row in zip(samples, rows, strict=True):
-        row[...] = 7
-        layout.check(sample)
-        layout.write(sample, row)
-        if layout.is_plain:
-            np.testing.assert_array_equal(row, np.asarray(sample, np.float32))
-    np.testing.assert_array_equal(rows, wanted)
     assert (layout.shape, layout.dtype) == (wanted.shape[1:], "float32")
-    batch = concatenate(space, samples, create_empty_array(space, 3))
-    rows[...] = 7
-    layout.write(batch, rows)
-    np.testing.assert_array_equal(rows, wanted)
-    view = layout.view_batch(batch)
-    assert view is None or np.array_equal(view, wanted)
+    check_rows(layout, samples, concatenate(space, samples, create_empty_array(space, 3)), wanted)
+    if layout.is_plain:
+        np.testing.assert_array_equal(wanted, np.asarray(samples, np.float32))
 
 
 def test_an_index_out_of_range_is_refused_in_a_batch_too() -> None:
@@ -101,15 +106,7 @@ def test_images_become_channels_first_and_stay_uint8(name: str) -> None:
     assert (layout.shape, layout.dtype) == (shape, "uint8")
     images = np.random.default_rng(0).integers(0, 256, (3, *source)).astype(np.uint8)
     wanted = np.stack([reference(image) for image in images])
-    rows = layout.empty(3)
-    for image, row in zip(images, rows, strict=True):
-        layout.write(image, row)
-    np.testing.assert_array_equal(rows, wanted)
-    rows[...] = 0
-    layout.write(images, rows)
-    np.testing.assert_array_equal(rows, wanted)
-    view = layout.view_batch(images)
-    assert view is None or np.array_equal(view, wanted)
+    check_rows(layout, images, images, wanted)
 
 
 def test_bytes_that_are_no_image_are_a_vector() -> None:

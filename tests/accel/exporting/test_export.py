@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -52,25 +53,14 @@ OWN = {
 
 @pytest.fixture(scope="module")
 def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(
-        tmp_path_factory.mktemp("cartpole"),
-        env="CartPole-v1",
-        network="mlp:32x2",
-        normalise_observations=False,
-        calibration_size=64,
-    )
+    plain: dict[str, Any] = {"network": "mlp:32x2", "normalise_observations": False, "calibration_size": 64}
+    return make_run(tmp_path_factory.mktemp("cartpole"), env="CartPole-v1", **plain)
 
 
 @pytest.fixture(scope="module")
 def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(
-        tmp_path_factory.mktemp("pendulum"),
-        env="Pendulum-v1",
-        network="mlp:16x1+lstm:8",
-        normalise_observations=True,
-        squash_actions=True,
-        calibration_size=64,
-    )
+    recurrent: dict[str, Any] = {"network": "mlp:16x1+lstm:8", "squash_actions": True, "calibration_size": 64}
+    return make_run(tmp_path_factory.mktemp("pendulum"), env="Pendulum-v1", normalise_observations=True, **recurrent)
 
 
 def left_in(directory: Path) -> list[str]:
