@@ -33,17 +33,22 @@ def appearing(out: Path) -> Iterator[Path]:
     made = [parent for parent in partial.parents if not parent.exists()]
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        with _locked(partial, out):
-            try:
-                with terminations_interrupt():
-                    yield partial
-                partial.rename(out)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+        lock = _empty_and_lock(partial)
     except OSError as error:
-        reason = error.strerror or error
-        raise ExportError(f"cannot write {out}: {reason}; choose a directory that you may write to") from error
+        raise ExportError(f"cannot write {out}: {error.strerror}; choose a directory that you may write to") from error
+    if lock is None:
+        raise ExportError(f"another export writes {out}: wait for it, or choose another directory")
+    try:
+        with terminations_interrupt():
+            yield partial
+        if out.exists():
+            raise ExportError(f"{out} exists by now: choose another directory")
+        partial.rename(out)
+    except OSError as error:
+        raise ExportError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)
         if not out.exists():
             with contextlib.suppress(OSError):  # not empty: another process uses it
                 for parent in made:
@@ -55,16 +60,22 @@ def partial_of(out: Path) -> Path:
     return out.absolute().with_name(f".{out.name}.partial")
 
 
-@contextmanager
-def _locked(directory: Path, out: Path) -> Iterator[None]:
-    """Lock a directory and empty it. Raises ExportError where another process holds it, OSError."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _empty_and_lock(directory: Path) -> int | None:
+    """The descriptor that holds the lock of an emptied directory; None where another process has it. Raises OSError.
+
+    A link in its place is not followed: what it leads to is not ours to empty.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for left in directory.iterdir():
-            left.unlink()
-        yield
-    except BlockingIOError as error:
-        raise ExportError(f"another export writes {out}: wait for it, or choose another directory") from error
-    finally:
+        if os.path.samestat(os.fstat(descriptor), directory.lstat()):
+            for left in directory.iterdir():
+                left.unlink()
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass  # held, or removed by an export that has just ended
+    except BaseException:
         os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

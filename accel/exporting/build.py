@@ -127,7 +127,10 @@ def export(
     with appearing(out) as directory:
         shown = Progress() if progress is None else progress
         builder = _Builder(loaded, target, text, directory, seed, greedy, cpu, shown)
-        contract, report = builder.run(gate, episodes)
+        try:
+            contract, report = builder.run(gate, episodes)
+        except run_policy.BundleError as error:  # a model that does not load with so many rows, say
+            raise ExportError(str(error)) from error
     return Bundle(out, contract, report)
 
 

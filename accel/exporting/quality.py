@@ -85,7 +85,7 @@ def agreement(
         differences = {name: mismatch(found[name], wanted[name][:rows]) for name in wanted}
         relative.append(differences[params][0])
         greatest += [most for _, most in differences.values()]
-    return Agreement(model, kind, count, batches, max(relative), max(greatest))
+    return Agreement(model, kind, count, batches, float(np.max(relative)), float(np.max(greatest)))  # keeps NaN
 
 
 def latency(model: PolicySession, fp32: PolicySession) -> Json:

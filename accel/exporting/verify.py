@@ -83,9 +83,10 @@ def verify(bundle: Path, *, run_native_check: bool = False) -> Verification:
         MissingExtraError: the bundle's format needs a package that is not installed; for native checks, a compiler.
     """
     if not bundle.exists() and partial_of(bundle).exists():
-        raise BundleError(f"there is no {bundle} yet: an export to it is under way, or was killed; then export again")
+        raise BundleError(f"there is no {bundle} yet: an export to it is running, or was killed (then export again)")
     if not bundle.is_dir():
-        raise BundleError(f"{bundle} is no directory: give the one that accel export wrote")
+        what = "is no directory" if bundle.exists() else "does not exist"
+        raise BundleError(f"{bundle} {what}: give the one that accel export wrote")
     if not (bundle / run_policy.CONTRACT).exists() and (bundle / "config.toml").exists():
         raise BundleError(f"{bundle} is not a bundle, it is a run: accel export {bundle} --out BUNDLE makes one of it")
     try:

@@ -54,13 +54,14 @@ class ArtifactProbe:
         batch = len(inputs[artifact.inputs[0].name])
         closed = cls(artifact, PolicySession(artifact, batch=batch, runtime="onnxruntime"), None)
         closed.run(artifact, inputs)
-        graph = read_graph(artifact.model)
-        specs = [TensorSpec(name, str(place.dtype), place.shape) for name, place in _weights(graph).items()]
-        opened = dataclasses.replace(artifact, inputs=(*artifact.inputs, *specs), model=_open(artifact.model, specs))
         try:
+            graph = read_graph(artifact.model)
+            specs = [TensorSpec(name, str(place.dtype), place.shape) for name, place in _weights(graph).items()]
+            open_model = _open(artifact.model, specs)
+            opened = dataclasses.replace(artifact, inputs=(*artifact.inputs, *specs), model=open_model)
             probe = cls(artifact, PolicySession(opened, batch=batch, runtime="onnxruntime"), graph)
             probe.run(artifact, inputs)
-        except ArtifactError:
+        except (ArtifactError, ValueError):  # or a graph that is not read here
             return closed
         return probe
 

@@ -49,7 +49,7 @@ class ExportFormat(ABC):
         name: as the user writes it.
         runs_onnx: whether its session is onnxruntime's, on the contract's ``model``.
         session: loads the written files on this machine: the bundle's directory, its contract, and the rows of a call.
-            Raises BundleError.
+            Raises BundleError, or that of ``run_policy``.
     """
 
     name: str

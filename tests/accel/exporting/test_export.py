@@ -224,7 +224,7 @@ def test_what_a_killed_export_leaves_is_named_and_then_removed(cartpole: Path, t
     with exporting(cartpole, out), pytest.raises(ExportError, match="another export writes"):
         export(cartpole, out, scheme="fp32", episodes=0)
     subprocess.run(["flock", partial_of(out), "true"], check=True)  # what it was about to start may hold its files
-    with pytest.raises(BundleError, match="is under way, or was killed; then export again"):
+    with pytest.raises(BundleError, match=r"is running, or was killed \(then export again\)"):
         verify(out)
     export(cartpole, out, scheme="fp32", episodes=0)
     assert left_in(tmp_path) == ["bundle"]
@@ -256,6 +256,15 @@ def test_bad_options_are_named(cartpole: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
         export(make_run(tmp_path / "runs", checkpoint=False), out)
     assert left_in(tmp_path) == ["runs"]
+
+
+def test_a_link_in_place_of_the_working_directory_is_not_followed(cartpole: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "kept").touch()
+    partial_of(tmp_path / "bundle").symlink_to(tmp_path / "theirs")
+    with pytest.raises(ExportError, match="cannot write"):
+        export(cartpole, tmp_path / "bundle", scheme="fp32", episodes=0)
+    assert left_in(tmp_path / "theirs") == ["kept"]
 
 
 @pytest.mark.parametrize(("format", "module"), [("openvino", "openvino"), ("c", "emx_onnx_cgen")])
