@@ -82,7 +82,7 @@ class TorchPolicy(SessionPolicy):
         """``module`` takes the weights, and is changed."""
         super().__init__(layout, sampler, ("fp32",))
         torch.set_num_threads(1)
-        self.scheme, self.runtime = "fp32", "torch"
+        self.scheme = "fp32"
         order = memory_format(module, layout.spec)
         self._module = module.eval().to(memory_format=order)  # type: ignore[call-overload]
         example = example_inputs(layout.spec, layout.state_shapes)
@@ -100,4 +100,5 @@ class TorchPolicy(SessionPolicy):
             raise ArtifactError("the weights are of another network than this actor's")
         deserialise_s = perf_counter() - before
         self._module.load_state_dict(tensors)
+        self.runtime = "torch"
         return deserialise_s

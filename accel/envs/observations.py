@@ -389,7 +389,8 @@ class _Index(_OneHot):
     def write(self, observations: object, rows: Observations) -> None:
         if rows.ndim > 1:
             values = np.reshape(cast(Indices, observations), -1)
-            if (odd := (values < self._start) | (values >= self._start + self._size)).any():
+            odd = (values < self._start) | (values >= self._start + self._size) | (values.dtype.kind not in "bui")
+            if odd.any():
                 raise InterfaceError(f"the observation{self.contradiction(values[odd][0])}")
             super().write(observations, rows)
             return

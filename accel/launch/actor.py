@@ -49,7 +49,7 @@ def run_actor(transport: ActorTransport, pin: Callable[[], object]) -> int:
     """Serve a learner; returns the exit status of an actor that failed, which the learner was told.
 
     Args:
-        transport: this actor's end. pin: see ``accel.acting.actor.join``.
+        transport: this actor's end. pin: see ``accel.acting.joining.join``.
     Raises:
         Stopped: the learner needs this actor no longer. ChannelClosedError: the rank is gone.
     """

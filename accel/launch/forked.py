@@ -68,7 +68,10 @@ def train_in_child(job: Job) -> int:
                 os._exit(EXIT_ABORTED)
             faulthandler.enable()
             os.environ[MARK] = mark
-            sys.exit(_train(job, activity, memory[WORDS:]))
+            status = _train(job, activity, memory[WORDS:])
+            # What is forwarded from now on comes too late, and the defaults that return would end this by it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, FORWARDED))
+            sys.exit(status)
         return _Command(job, child, TreeKiller(mark), activity, memory[WORDS:]).wait()
 
 

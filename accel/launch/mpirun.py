@@ -87,13 +87,15 @@ def run(
     temporary = tempfile.TemporaryDirectory(prefix="accel-heartbeats-", ignore_cleanup_errors=True)
     with temporary as heartbeats, session_directory() as environment:
         asked = environment | {DIRECTORY: heartbeats, REQUEST: request}
-        tree = ProcessTree(arguments, asked, stdout=subprocess.PIPE)
+        tree = ProcessTree(arguments, asked, stdout=subprocess.PIPE, session=True)
         job = _Job(tree.process, ranks, can_stop, patience_s, Path(heartbeats))
-        with tree.process, handling(STOP_SIGNALS, job.on_signal):
+        with tree.process:
             try:
-                return job.watch()
+                with handling(STOP_SIGNALS, job.on_signal):
+                    ended = job.watch()
+                settle()  # which Ctrl-C ends
+                return ended
             finally:
-                settle()
                 tree.end(_KILL_S)
 
 

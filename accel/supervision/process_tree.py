@@ -60,6 +60,8 @@ class ProcessTree:
     Args:
         words: the command. environment: its variables.
         files: which it inherits. stdout, stderr: as ``subprocess.Popen`` takes them.
+        session: start it in a session of its own, without a terminal, where ssh asks nobody for a password. Its killer
+            is in no group with it then, and finds all by their mark.
     Attributes:
         process: it.
     Raises:
@@ -74,14 +76,15 @@ class ProcessTree:
         files: Sequence[int] = (),
         stdout: int | None = None,
         stderr: int | None = None,
+        session: bool = False,
     ) -> None:
         mark = new_mark()
         self.process = subprocess.Popen(
-            words, env={**environment, MARK: mark}, pass_fds=files, process_group=0, stdin=subprocess.DEVNULL,
-            stdout=stdout, stderr=stderr,
+            words, env={**environment, MARK: mark}, pass_fds=files, process_group=None if session else 0,
+            start_new_session=session, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
         )  # fmt: skip
         try:
-            self._killer = TreeKiller(mark, self.process.pid)
+            self._killer = TreeKiller(mark, 0 if session else self.process.pid)
         except OSError:
             self.process.kill()
             self.process.wait()

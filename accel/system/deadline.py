@@ -38,8 +38,9 @@ class _Watch:
     def set(self, limit: _Limit | None) -> None:
         with self._changed:
             if self._thread is None and limit is not None:
-                self._thread = threading.Thread(target=self._run, name="deadline", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="deadline", daemon=True)
+                thread.start()
+                self._thread = thread
             self._limit = limit
             self._changed.notify()
 
