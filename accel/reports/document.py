@@ -166,7 +166,7 @@ def _run(run: Run, threshold: float) -> dict[str, object]:
         "env_steps": run.steps,
         "training_s": run.training_s,
         "final_return": run.final_return,
-        "environment_us_per_step": run.us_per_step("actor").get("env"),
+        "environment_us_per_step": run.us_per_step("actor").get("env") or None,
         "time_to_threshold_s": None if crossing is None else crossing[0],
         "steps_to_threshold": None if crossing is None else crossing[1],
         "records": run.series.records,

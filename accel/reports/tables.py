@@ -180,7 +180,7 @@ def runs_table(analysis: Analysis) -> Table:
         crossing = run.crossing(analysis.threshold.value)
         counts = (run.final_return, run.steps, run.training_s, math.nan if crossing is None else crossing[0])
         ending = "not finished" if run.summary is None else str(run.summary.get("reason", "finished"))
-        numbers = map(number, (*counts, run.us_per_step("actor").get("env", math.nan)))
+        numbers = map(number, (*counts, run.us_per_step("actor").get("env") or math.nan))
         rows.append((run.name, label, str(run.seed), *numbers, ending))
     counted = ("final return", "env steps", "training, s", "to threshold, s", "environment, µs/step")
     caption = (

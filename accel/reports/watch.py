@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from accel.display.progress import open_progress
+from accel.display.progress import Progress, open_progress
 from accel.display.status import EvaluationStatus, TrainingStatus, status_line
-from accel.display.text import replace_unknown
+from accel.display.text import duration, replace_unknown
 from accel.errors import CheckpointError, ReportError
 from accel.monitor.line_file import open_lines
 from accel.monitor.plain_text import one_line, without_controls
@@ -25,6 +25,7 @@ from accel.supervision.processes import is_running
 
 FIRST_READ_BYTES = 1 << 20
 """Only the newest record is shown, so of a long file only the end is read."""
+SILENCE_S = 60.0
 Record = dict[str, object]
 
 
@@ -93,6 +94,7 @@ class _Watcher:
         self._tail = MetricsTail(path / "metrics.jsonl")
         self._run = RunDirectory.open(path, read_only=True)
         self._config = self._run.read_config()
+        self._silent_since, self._warned = time.monotonic(), False
         self._evaluation: EvaluationStatus | None = None
 
     def show_once(self) -> int:
@@ -117,6 +119,7 @@ class _Watcher:
                 died = "" if ended or status is not None else self._death()
                 if ended or died or stopped():
                     break
+                self._warn_of_silence(status is not None, progress)
                 time.sleep(interval_s)
         finally:
             progress.close()
@@ -169,6 +172,16 @@ class _Watcher:
             f"{self._path} has died: its process {pid} is gone and left no summary; continue it:\n"
             f"  accel train --resume {shlex.quote(str(self._path))}"
         )
+
+    def _warn_of_silence(self, moved: bool, progress: Progress) -> None:
+        """Whether a process on another host lives cannot be seen from here."""
+        now = time.monotonic()
+        if moved:
+            self._silent_since, self._warned = now, False
+        elif not self._warned and now - self._silent_since >= SILENCE_S:
+            self._warned = True
+            silence = duration(now - self._silent_since)
+            progress.note(f"no record for {silence}: the run may have died; Ctrl-C ends watching")
 
     def _say(self, text: str) -> None:
         try:

@@ -171,7 +171,7 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
         try:
             before = read_file(path, MAX_JSON_BYTES) if path.exists() else b""
         except (OSError, ValueError) as error:
-            raise RunDirectoryError(f"{path} is damaged: {error}; move it away to go on") from error
+            raise RunDirectoryError(f"{path} cannot be read ({error}): move it away to go on") from error
         self.write(path, before + json.dumps(entry).encode() + b"\n")
         return before.count(b"\n")
 

@@ -206,7 +206,8 @@ class _Choice:
 
 
 def _multiply_adds(run: TrainedPolicy, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Multiply-adds of a row by layer: a convolution's weights count at each of its positions."""
+    """Multiply-adds of a row by layer: a convolution's weights count at each of its positions, those of a transformer's
+    keys and values at each step that it remembers."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         run.policy(*run.example_inputs.values())
     # two operations each; of a recurrent layer, of which torch counts none, its weights

@@ -13,7 +13,7 @@ from accel.errors import ConfigError
 Values = Mapping[str, float]
 
 REFERENCE = "fp32"
-_CONSTRAINT = re.compile(rf"(\w+)([<>]=)([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)(\*{REFERENCE})?")
+_CONSTRAINT = re.compile(rf"(\w+)([<>]=)([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(\*{REFERENCE})?")
 
 
 @dataclass(frozen=True)

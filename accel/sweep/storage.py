@@ -157,7 +157,8 @@ class _Journal(JournalFileBackend):
         try:
             self._mutex.acquire()
             try:
-                with self._path.open("rb+") as file:
+                # Whoever lost the lock meanwhile, as a frozen process does, adds behind others, and writes over none.
+                with os.fdopen(os.open(self._path, os.O_RDWR | os.O_APPEND), "rb+") as file:
                     self._remove_incomplete_line(file)
                     file.write(lines.encode())
                     file.flush()
@@ -168,14 +169,13 @@ class _Journal(JournalFileBackend):
             raise StorageInternalError(error.strerror) from error
 
     def _remove_incomplete_line(self, file: BinaryIO) -> None:
-        """Raises OSError. The file is at its end then."""
+        """Raises OSError."""
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))
         if file.read() not in (b"", b"\n"):
             file.seek(0)
             complete = file.read().rfind(b"\n") + 1
             file.truncate(complete)
-            file.seek(complete)
             logger.warning(
                 "%s: removed an incomplete last record of %d bytes, which a killed worker left",
                 self._path, size - complete,

@@ -16,7 +16,7 @@ import tomlkit
 
 from accel.config import TrainConfig
 from accel.config.files import load_toml
-from accel.errors import AccelError, CheckpointError, SweepError
+from accel.errors import AccelError, CheckpointError, RunDirectoryError, SweepError
 from accel.reports.reporting import load_run_record
 from accel.runs.directory import RunDirectory, wait_for_writer
 from accel.runs.summary import Summary
@@ -54,6 +54,7 @@ class TrainingRun:
         """Train to the end, resuming from an earlier attempt's checkpoint.
 
         Raises: SweepError: the run failed, with its error message, or the directory holds another configuration's run.
+            RunDirectoryError: another process keeps working on it.
         """
         self._check_directory()
         if not self.is_complete():
@@ -93,7 +94,7 @@ class TrainingRun:
 
     def _start(self) -> subprocess.Popen[bytes]:
         if not wait_for_writer(self.path, _STOP_S):  # one whose parent died ends soon
-            raise SweepError(f"{self.path} is in use by another process: wait for it, or stop it")
+            raise RunDirectoryError(f"{self.path} is in use by another process: wait for it, or stop it")
         if self._whole or not self._has_checkpoint():
             shutil.rmtree(self.path, ignore_errors=True)
             self.path.parent.mkdir(parents=True, exist_ok=True)
