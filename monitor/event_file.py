@@ -6,6 +6,7 @@ takes longer for a record.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
@@ -32,6 +33,7 @@ _CRC32C_POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 
 
+@functools.lru_cache(maxsize=1024)
 def event_tag(metric: str) -> str:
     """A metric's tag, in a folder: ``returns/mean``, ``losses/policy``, ``speed/learner_backward_share``,
     ``mismatch/compression_kl/int8``; what a scheme's artifacts are and cost is in ``compression``, the rest in

@@ -61,12 +61,13 @@ class Optimiser(ABC):
             )
         if not isinstance(state, Mapping) or set(state) != set(self.state):
             raise CheckpointError(f"the checkpoint's {kind} state is incomplete: resume from an earlier checkpoint")
-        found = {str(name): torch.as_tensor(value) for name, value in state.items()}
+        found = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
         for name, own in self.state.items():
-            if found[name].shape != own.shape:
+            shape = tuple(found[name].shape) if name in found else None
+            if shape != own.shape:
                 raise CheckpointError(
-                    f"the checkpoint's {kind} holds {name} of shape {tuple(found[name].shape)}, not "
-                    f"{tuple(own.shape)}: it belongs to another network"
+                    f"the checkpoint's {kind} holds {name} of shape {shape}, not {tuple(own.shape)}: it belongs to "
+                    "another network"
                 )
         for name, own in self.state.items():
             own.copy_(found[name])

@@ -64,11 +64,12 @@ def choose_precision(config: TrainConfig, device: torch.device, cpuinfo: str | N
     Raises:
         ConfigError: bf16 on a CPU without instructions for it.
     """
-    on_cpu, has_bf16 = device.type == "cpu", not _BF16_FLAGS.isdisjoint(cpu_flags(cpuinfo))
+    on_cpu = device.type == "cpu"
+    has_bf16 = on_cpu and not _BF16_FLAGS.isdisjoint(cpu_flags(cpuinfo))
     if config.learner.mixed_precision == "auto":
         network = parse_network(config.policy.network)
         suits = network.is_cnn and network.core is None and "qat" not in config.compression.compressor
-        return "bf16" if suits and on_cpu and has_bf16 else "none"
+        return "bf16" if suits and has_bf16 else "none"
     if config.learner.mixed_precision == "bf16" and on_cpu and not has_bf16:
         raise ConfigError(
             "mixed_precision = 'bf16', but the learner is on a CPU without bf16 instructions (AVX512-BF16 or AMX), "

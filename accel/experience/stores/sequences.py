@@ -154,6 +154,7 @@ class Sequences(KeptStore):
             )
             for name in parts[0]
         }
+        arrays["rewards"] = np.where(arrays["valid"][:-1], arrays["rewards"], np.float32(0))  # of resets: anything
         unroll = Unroll(arrays)
         stamps = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
         sequences = sum(ring.written for ring in self._rings.values()) * self._layout.envs
