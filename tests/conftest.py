@@ -22,7 +22,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dum
 _sessions = tempfile.TemporaryDirectory(prefix="accel-tests-mpirun-", ignore_cleanup_errors=True)
 os.environ["PRTE_MCA_prte_local_tmpdir_base"] = _sessions.name
 
-# Locally each run draws other examples, so that few of them do.
+# Few examples a run: locally each run draws others.
 _NO_STOPWATCH = {"deadline": None, "max_examples": 40, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("local", **_NO_STOPWATCH)
 hypothesis.settings.register_profile("ci", **_NO_STOPWATCH, derandomize=True, print_blob=True)
