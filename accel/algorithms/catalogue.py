@@ -15,6 +15,7 @@ import torch
 
 from accel.acting.rules import RuleSpec
 from accel.algorithms.base import Algorithm, GradientAlgorithm
+from accel.algorithms.cuda_graphs import StepRunner
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.actor import ActorAgreement, PriorityOptions
@@ -71,11 +72,16 @@ _KEPT: dict[type[KeptConfig], type[Replay | Sequences | Trajectories]] = {
 
 
 def make_algorithm(
-    config: TrainConfig, spec: EnvSpec, device: torch.device, exchange: GradientExchange | None = None
+    config: TrainConfig,
+    spec: EnvSpec,
+    device: torch.device,
+    exchange: GradientExchange | None = None,
+    runner: StepRunner | None = None,
 ) -> Algorithm:
     """The algorithm of a run, its networks on the device, initialised from the run's seed.
 
-    With an ``exchange`` it is one learner's part of an algorithm that several learners share.
+    With an ``exchange`` it is one learner's part of an algorithm that several learners share. A ``runner`` runs the
+    parts of its updates. A module:factory's algorithm keeps its own of both.
 
     Raises:
         ConfigError: it does not suit the environment or the network, or a module:factory does not load.
@@ -86,6 +92,7 @@ def make_algorithm(
     algorithm = _load(_CLASSES[options.algorithm])(config, spec, device, options)
     if isinstance(algorithm, GradientAlgorithm):
         algorithm.exchange = exchange or algorithm.exchange
+        algorithm.runner = runner or algorithm.runner
     return algorithm
 
 

@@ -10,7 +10,6 @@ from itertools import product
 import numpy as np
 import torch
 
-from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm
 from accel.algorithms.cuda_graphs import WARM_RUNS, make_runner, why_unrecorded
 from accel.algorithms.gradient_exchange import GradientExchange
@@ -130,9 +129,7 @@ class LearnerCell:
         quiet = {"target_kl": None} if "target_kl" in config.options() else {}
         self._device, runner = device, make_runner(config, GradientExchange(), device)
         unmoved = config.replace(learning_rate=_LEARNING_RATE, **quiet)
-        self.algorithm = make_algorithm(unmoved, spec, device)
-        if isinstance(self.algorithm, GradientAlgorithm):
-            self.algorithm.runner = runner
+        self.algorithm = make_algorithm(unmoved, spec, device, runner=runner)
         self._timer = PhaseTimer(PHASES)
         self._phases = update_phases(device, self._timer)
         network = self.algorithm.network

@@ -55,10 +55,7 @@ class Learner:
         self.spec = spec
         self.exchange = GradientExchange() if connect is None else connect(device)
         self.runner = make_runner(config, self.exchange, device)
-        self.algorithm = make_algorithm(config, spec, device, self.exchange)
-        is_users = ":" in config.algorithm.algorithm  # and keeps a runner of its own
-        if isinstance(self.algorithm, GradientAlgorithm) and not is_users:
-            self.algorithm.runner = self.runner
+        self.algorithm = make_algorithm(config, spec, device, self.exchange, self.runner)
         self.agreement, self.layout = agree(config, self.algorithm)
         channels_last = self.algorithm.network.channels_last
         self.on_device = config.environment.backend == "device"
