@@ -10,7 +10,7 @@ import torch
 
 from accel.acting.device import DeviceActor
 from accel.algorithms.base import GradientAlgorithm
-from accel.algorithms.catalogue import agree, make_algorithm, make_store
+from accel.algorithms.catalogue import agree, make_algorithm
 from accel.algorithms.cuda_graphs import make_runner
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.algorithms.state_tree import Tree
@@ -19,6 +19,7 @@ from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batcher
 from accel.experience.on_device import DeviceBatcher, DeviceRewards
 from accel.experience.rewards import RewardTransform
+from accel.experience.stores.catalogue import make_store
 from accel.learning.asynchronous import AsynchronousGradients
 from accel.learning.coordination import Coordination, SynchronousLearners
 from accel.learning.counters import Counters

@@ -17,7 +17,7 @@ from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import ActorPlace, make_rule
 from accel.algorithms.actor_critic import Targets
 from accel.algorithms.base import Algorithm, GradientAlgorithm
-from accel.algorithms.catalogue import agree, make_algorithm, make_store
+from accel.algorithms.catalogue import agree, make_algorithm
 from accel.algorithms.continuous import bounded
 from accel.algorithms.d4pg import project
 from accel.algorithms.impact import surrogate_log_ratio
@@ -30,6 +30,7 @@ from accel.experience.batch import Batch, Batcher
 from accel.experience.faults import remove_faults
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Steps, Store, Transitions
+from accel.experience.stores.catalogue import make_store
 from accel.experience.unroll import Unroll
 from accel.networks.dense import torch_alone
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel.algorithms.catalogue import make_algorithm, make_store
+from accel.algorithms.catalogue import make_algorithm
 from accel.config import TrainConfig
 from accel.errors import ConfigError, TransportError
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample
+from accel.experience.stores.catalogue import make_store
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.learning.asynchronous import AsynchronousGradients
 from accel.learning.coordination import Iteration

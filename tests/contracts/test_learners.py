@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from accel.algorithms.base import Algorithm
-from accel.algorithms.catalogue import make_algorithm, make_store
+from accel.algorithms.catalogue import make_algorithm
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.algorithms import ALGORITHMS
@@ -21,6 +21,7 @@ from accel.errors import DivergenceError, TransportError
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience
+from accel.experience.stores.catalogue import make_store
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.learning.coordination import Iteration, SynchronousLearners
 from accel.learning.counters import Counters

@@ -12,13 +12,14 @@ import torch
 
 import accel
 from accel.algorithms.base import GradientAlgorithm
-from accel.algorithms.catalogue import agree, make_algorithm, make_store
+from accel.algorithms.catalogue import agree, make_algorithm
 from accel.algorithms.cuda_graphs import CudaRecorder, RecordedSteps, make_runner
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Store
+from accel.experience.stores.catalogue import make_store
 from accel.experience.transfer import Arrivals, Joined, make_staging
 from accel.experience.unroll import Unroll
 from accel.learning.device import update_phases
