@@ -21,7 +21,7 @@ die() {
 wanted() {
   local part
   printf '%s\n' "$project"
-  for part in constraints.txt pyproject.toml scripts/build_kernels.py compressors/kernels/{chain.c,dense.h}; do
+  for part in constraints.txt pyproject.toml scripts/build_kernels.py compressors/kernels/{chain.c,dense.h,tower.h}; do
     printf '%s\n' "$(<"$project/$part")"
   done
   command -v cc gcc clang || : # A compiler that is installed later compiles the kernels then.

@@ -60,7 +60,7 @@ def test_a_library_is_compiled_without_warnings_and_knows_its_sources(
     assert compiled.source() == library.checksum(root / build.KERNELS)
     (root / build.KERNELS / "dense.h").write_text("changed")
     assert compiled.source() != library.checksum(root / build.KERNELS)
-    assert files(root / build.KERNELS) == ["_chain.so", "chain.c", "dense.h", "library.py"]
+    assert files(root / build.KERNELS) == ["_chain.so", "chain.c", "dense.h", "library.py", "tower.h"]
 
 
 @needs_emulator
@@ -78,7 +78,7 @@ def test_a_library_for_arm_is_made_by_a_cross_compiler(
 def test_a_failure_is_told_and_leaves_no_part(build: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / build.KERNELS / "dense.h").write_text("#error on purpose\n")
     assert "on purpose" in build.compile_kernels(root)
-    assert files(root / build.KERNELS) == ["chain.c", "dense.h", "library.py"]
+    assert files(root / build.KERNELS) == ["chain.c", "dense.h", "library.py", "tower.h"]
     monkeypatch.setenv("CC", "no-such-compiler -m64")
     assert build.compile_kernels(root) == "CC names 'no-such-compiler', which is not found"
     monkeypatch.delenv("CC")

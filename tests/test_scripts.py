@@ -39,7 +39,7 @@ def project(tmp_path: Path) -> Path:
         shutil.copy(PROJECT / name, copy)
     kernels = copy / "compressors" / "kernels"
     kernels.mkdir(parents=True)
-    for name in ("chain.c", "dense.h"):
+    for name in ("chain.c", "dense.h", "tower.h"):
         shutil.copy(PROJECT / "compressors" / "kernels" / name, kernels)
     (copy / ".venv" / "bin").mkdir(parents=True)
     (copy / ".venv" / "bin" / "python").symlink_to(sys.executable)

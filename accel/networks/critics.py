@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,8 +14,9 @@ from accel.config.parts import Activation, NetworkConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.networks import dense
+from accel.networks.dense import Layer, Tower
 from accel.networks.text import parse_network
-from accel.networks.towers import Layer, Tower
+from accel.networks.towers import Towers
 
 
 class Rating(NamedTuple):
@@ -74,27 +75,19 @@ class ActionCritics(nn.Module):
 
         Parameters and their gradients must stay where they are; the gradients must be zero before a ``pull``.
         """
-        return partial(self._rate, self._make_towers() if dense.by_hand(self._name) else [])
+        return partial(self._rate, self._make_towers() if dense.by_hand(self._name) else None)
 
-    def _rate(self, towers: Sequence[Tower], observations: Tensor, actions: Tensor) -> Rating:
+    def _rate(self, towers: Towers | None, observations: Tensor, actions: Tensor) -> Rating:
         with torch.no_grad():
             joined = torch.cat((observations, actions), -1)
-            if not (towers and dense.suits(joined)):
+            if towers is None or not dense.suits(joined):
                 return self._rate_by_autograd(observations, actions)
-            layers = [tower.run(joined) for tower in towers]
-            values = torch.stack([tower.heads(its)[0] for tower, its in zip(towers, layers, strict=True)])
-        ways = list(zip(towers, layers, strict=True))
-
-        def pull(of_values: Tensor) -> None:
-            for gradient, (tower, its) in zip(of_values, ways, strict=True):
-                tower.pull([gradient], its)
+            values, way = towers.run(joined)
 
         def pull_actions(of_values: Tensor) -> Tensor:
-            first = observations.shape[1]
-            parts = [tower.pull_input([g], its, first) for g, (tower, its) in zip(of_values, ways, strict=True)]
-            return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+            return way.pull_input(of_values.unbind(), observations.shape[1])
 
-        return Rating(values, pull, pull_actions)
+        return Rating(torch.stack(values), lambda of_values: way.pull(of_values.unbind()), pull_actions)
 
     def _rate_by_autograd(self, observations: Tensor, actions: Tensor) -> Rating:
         actions = actions.detach().requires_grad_()
@@ -109,7 +102,7 @@ class ActionCritics(nn.Module):
 
         return Rating(values.detach(), pull, pull_actions)
 
-    def _make_towers(self) -> list[Tower]:
+    def _make_towers(self) -> Towers:
         def layer(weight: Tensor, bias: Tensor, which: int) -> Layer:
             of_weight = None if weight.grad is None else weight.grad[which].t()
             of_bias = None if bias.grad is None else bias.grad[which, 0]
@@ -119,4 +112,4 @@ class ActionCritics(nn.Module):
             [layer(weight, bias, which) for weight, bias in zip(self.weights, self.biases, strict=True)]
             for which in range(len(self.weights[0]))
         ]
-        return [Tower(layers[:-1], layers[-1:], self._name) for layers in stacks]
+        return Towers([Tower(layers[:-1], layers[-1:]) for layers in stacks], self._name)

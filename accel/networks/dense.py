@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -32,6 +33,24 @@ FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType({
     "hardtanh": F.hardtanh,
     "softplus": F.softplus,
 })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer's weight [out, in] and bias [out], and where their gradients are written; all without a graph."""
+
+    weight: Tensor
+    bias: Tensor
+    of_weight: Tensor | None
+    of_bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class Tower:
+    """An mlp's layers, an activation behind each, and the heads on the last of them."""
+
+    layers: Sequence[Layer]
+    heads: Sequence[Layer]
 
 
 def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], activation: Activation) -> Tensor:

@@ -21,7 +21,7 @@ from accel.networks.heads import GaussianHead, in_single_precision, make_policy_
 from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.observations import DictNormaliser, Parts, mask_outputs, split_observations
 from accel.networks.torsos import MLPTorso, train_features
-from accel.networks.towers import Pull, Towers
+from accel.networks.towers import PolicyTowers, Pull
 
 if TYPE_CHECKING:
     from accel.compressors.qat.fake_quantiser import FakeQuantiser
@@ -172,7 +172,7 @@ class PolicyNetwork(nn.Module):
             and isinstance(self.policy_head, nn.Linear | GaussianHead)
             and not (self.state_shapes or self.spec.parts or self.spec.action.masked)
         ):
-            return partial(self._run_towers, Towers(torso, value_torso, self.policy_head, critic))
+            return partial(self._run_towers, PolicyTowers(torso, value_torso, self.policy_head, critic))
         return self._run_graph
 
     def _run_graph(
@@ -193,7 +193,7 @@ class PolicyNetwork(nn.Module):
 
     @torch.no_grad()
     def _run_towers(
-        self, towers: Towers, observations: Tensor, first: Tensor, state: tuple[Tensor, ...] = ()
+        self, towers: PolicyTowers, observations: Tensor, first: Tensor, state: tuple[Tensor, ...] = ()
     ) -> tuple[NetworkOutput, Pull]:
         if self.fake_quantisation is not None or not dense.suits(observations):
             return self._run_graph(observations, first, state)

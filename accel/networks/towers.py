@@ -2,20 +2,22 @@
 
 A network's forward pass gives its outputs and a *pull*: a function from the gradient of a loss in these outputs to that
 of the parameters, which it writes, or of the inputs. This is the one place where a pull is more than autograd's.
-``PolicyNetwork.differentiator`` and ``ActionCritics.differentiator`` leave what ``Tower`` cannot run to autograd.
+``PolicyNetwork.differentiator`` and ``ActionCritics.differentiator`` leave what ``Towers`` cannot run to autograd.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from accel.config.parts import Activation
-from accel.networks import dense
+from accel.networks import compiled_towers, dense
+from accel.networks.compiled_towers import CompiledTowers
+from accel.networks.dense import Layer, Tower
 from accel.networks.heads import GaussianHead
 from accel.networks.torsos import MLPTorso
 
@@ -26,7 +28,7 @@ Pull = Callable[[Tensor, Tensor | None], None]
 parameters."""
 
 
-class Towers:
+class PolicyTowers:
     """A policy and, unless ``critic_head`` is None, a critic, each an mlp and its head.
 
     Args:
@@ -43,88 +45,119 @@ class Towers:
         self._predicts = critic_head is not None
         if critic_head is not None and value_torso is None:
             heads.append(critic_head)
-        self._towers = [_tower_of(torso, heads)]
+        towers = [_tower_of(torso, heads)]
         if critic_head is not None and value_torso is not None:
-            self._towers.append(_tower_of(value_torso, [critic_head]))
+            towers.append(_tower_of(value_torso, [critic_head]))
+        self._towers = Towers(towers, torso.activation)
 
     def run(self, x: Tensor) -> tuple[Tensor, Tensor | None, Pull]:
         """Params [N, P] and predictions [N, n] of x [N, F], which ``dense.suits``, and their way back."""
-        blocks = [self._run_block(block) for block in torch.split(self._rows(x), BLOCK)]
+        x = self._rows(x)
+        parts = [x] if x.shape[0] <= BLOCK else torch.split(x, BLOCK)
+        blocks = [self._towers.run(part) for part in parts]
         params, *rest = (
-            parts[0] if len(parts) == 1 else torch.cat(parts)
-            for parts in zip(*(outputs for outputs, _ in blocks), strict=True)
+            its[0] if len(its) == 1 else torch.cat(its) for its in zip(*(outputs for outputs, _ in blocks), strict=True)
         )
 
         def pull(of_params: Tensor, of_predictions: Tensor | None) -> None:
             if self._gaussian is not None:
                 of_params, of_log_std = of_params.chunk(2, dim=-1)
                 torch.sum(of_log_std, 0, out=_slot(self._gaussian.log_std))
-            of_outputs = [of_params] if of_predictions is None else [of_params, of_predictions]
-            parts = zip(*(torch.split(gradient, BLOCK) for gradient in of_outputs), strict=True)
-            for number, ((_, layers), gradients) in enumerate(zip(blocks, parts, strict=True)):
-                shared = len(layers) == 1
-                self._towers[0].pull(gradients if shared else gradients[:1], layers[0], add=number > 0)
-                if not shared:
-                    self._towers[1].pull(gradients[1:], layers[1], add=number > 0)
+            gradients = [of_params] if of_predictions is None else [of_params, of_predictions]
+            start = 0
+            for outputs, way in blocks:
+                rows = outputs[0].shape[0]
+                way.pull([gradient.narrow(0, start, rows) for gradient in gradients], add=start > 0)
+                start += rows
 
         predictions = rest[0] if self._predicts else None
         return params if self._gaussian is None else self._gaussian.join(params), predictions, pull
 
-    def _run_block(self, x: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """The heads' outputs of some rows, and each tower's layers."""
-        layers = [tower.run(x) for tower in self._towers]
-        return [output for tower, its in zip(self._towers, layers, strict=True) for output in tower.heads(its)], layers
+
+class Towers:
+    """Mlps on the same inputs, each with heads: compiled where they are small, else by torch's products.
+
+    Args:
+        activation: one that ``dense`` does by hand.
+    """
+
+    def __init__(self, towers: Sequence[Tower], activation: Activation) -> None:
+        self._stacks = [_Stack(tower, activation) for tower in towers]
+        self._compiled = CompiledTowers(towers, activation) if compiled_towers.suits(towers) else None
+
+    def run(self, x: Tensor) -> tuple[list[Tensor], Way]:
+        """The outputs of all heads of x [N, F], and the way back."""
+        if self._compiled is not None and x.shape[0] <= compiled_towers.MOST_ROWS:
+            return self._compiled.run(x)
+        passes = [(stack, stack.run(x)) for stack in self._stacks]
+        outputs = [
+            torch.addmm(head.bias, layers[-1], head.weight.t()) for stack, layers in passes for head in stack.heads
+        ]
+        return outputs, _TorchWay(passes)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A linear layer's weight [out, in] and bias [out], and where their gradients are written; all without a graph."""
+class Way(Protocol):
+    """The way back from a pass of ``Towers``."""
 
-    weight: Tensor
-    bias: Tensor
-    of_weight: Tensor | None
-    of_bias: Tensor | None
+    def pull(self, gradients: Sequence[Tensor], *, add: bool = False) -> None:
+        """From the gradient of each head's output to those of the parameters; ``add``: to what is there."""
+        ...
+
+    def pull_input(self, gradients: Sequence[Tensor], first: int) -> Tensor:
+        """From the gradient of each head's output to that of x's columns from ``first`` on; parameters' stay."""
+        ...
 
 
-class Tower:
-    """An mlp and the heads on it."""
+class _Stack:
+    """A tower as ``dense`` takes it."""
 
-    def __init__(self, layers: Sequence[Layer], heads: Sequence[Layer], activation: Activation) -> None:
-        self._heads, self._activation = heads, activation
-        self._weights, self._biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        self._transposed = [weight.t() for weight in self._weights]
-        self._into = [layer.of_weight for layer in layers] + [layer.of_bias for layer in layers]
+    def __init__(self, tower: Tower, activation: Activation) -> None:
+        self.heads, self.activation = tower.heads, activation
+        self.weights, self._biases = [layer.weight for layer in tower.layers], [layer.bias for layer in tower.layers]
+        self._transposed = [weight.t() for weight in self.weights]
+        self.into = [layer.of_weight for layer in tower.layers] + [layer.of_bias for layer in tower.layers]
 
     def run(self, x: Tensor) -> list[Tensor]:
-        """x [N, F] and every layer's output."""
-        return dense.run(x, self._transposed, self._biases, self._activation)
+        return dense.run(x, self._transposed, self._biases, self.activation)
 
-    def heads(self, layers: Sequence[Tensor]) -> list[Tensor]:
-        """The heads' outputs."""
-        return [torch.addmm(head.bias, layers[-1], head.weight.t()) for head in self._heads]
-
-    def pull(self, gradients: Sequence[Tensor], layers: Sequence[Tensor], *, add: bool = False) -> None:
-        """From the gradient of each head's output to those of the parameters; ``add``: to what is there."""
-        for gradient, head in zip(gradients, self._heads, strict=True):
-            dense.of_weight(gradient, layers[-1], head.of_weight, add)
-            dense.of_bias(gradient, head.of_bias, add)
-        of_features = self._of_features(gradients)
-        dense.pull(of_features, layers, self._weights, self._activation, self._into, to_input=False, add=add)
-
-    def pull_input(self, gradients: Sequence[Tensor], layers: Sequence[Tensor], first: int) -> Tensor:
-        """From the gradient of each head's output to that of x's columns from ``first`` on; parameters' stay."""
-        return dense.pull_input(self._of_features(gradients), layers, self._weights, self._activation, first)
-
-    def _of_features(self, gradients: Sequence[Tensor]) -> Tensor:
-        total = torch.mm(gradients[0], self._heads[0].weight)
-        for gradient, head in zip(gradients[1:], self._heads[1:], strict=True):
+    def of_features(self, gradients: Sequence[Tensor]) -> Tensor:
+        total = torch.mm(gradients[0], self.heads[0].weight)
+        for gradient, head in zip(gradients[1:], self.heads[1:], strict=True):
             total.addmm_(gradient, head.weight)
         return total
 
 
+@dataclass(frozen=True)
+class _TorchWay:
+    """Each stack, and x and the outputs of its layers."""
+
+    passes: Sequence[tuple[_Stack, list[Tensor]]]
+
+    def pull(self, gradients: Sequence[Tensor], *, add: bool = False) -> None:
+        for stack, layers, its in self._each(gradients):
+            for gradient, head in zip(its, stack.heads, strict=True):
+                dense.of_weight(gradient, layers[-1], head.of_weight, add)
+                dense.of_bias(gradient, head.of_bias, add)
+            of_features = stack.of_features(its)
+            dense.pull(of_features, layers, stack.weights, stack.activation, stack.into, to_input=False, add=add)
+
+    def pull_input(self, gradients: Sequence[Tensor], first: int) -> Tensor:
+        parts = [
+            dense.pull_input(stack.of_features(its), layers, stack.weights, stack.activation, first)
+            for stack, layers, its in self._each(gradients)
+        ]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+    def _each(self, gradients: Sequence[Tensor]) -> Iterator[tuple[_Stack, list[Tensor], Sequence[Tensor]]]:
+        start = 0
+        for stack, layers in self.passes:
+            yield stack, layers, gradients[start : start + len(stack.heads)]
+            start += len(stack.heads)
+
+
 def _tower_of(torso: MLPTorso, heads: Sequence[nn.Linear]) -> Tower:
     layers = [_layer(*parameters) for parameters in zip(torso.weights, torso.biases, strict=True)]
-    return Tower(layers, [_layer(head.weight, head.bias) for head in heads], torso.activation)
+    return Tower(layers, [_layer(head.weight, head.bias) for head in heads])
 
 
 def _layer(weight: Tensor, bias: Tensor) -> Layer:

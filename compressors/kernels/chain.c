@@ -1,5 +1,6 @@
 /* A policy of dense layers in one call for a few rows: float or u8 x s8 products, norms, sums and products of values,
-   activations, rounding to codes, one step after the other; once for each set of vector instructions.
+   activations, rounding to codes, one step after the other; once for each set of vector instructions. And small layers
+   with their gradients, for the learner: tower.h.
 
    compressors/kernels/chain.py owns all memory and checks all sizes. A row has one array of floats and one of codes, in
    which every value has its columns: a whole number of vectors, of which what is behind the value counts for nothing.
@@ -70,6 +71,31 @@ typedef struct {
   long stride, pitch; /* of what is read, and of what is made */
   float *made;
 } Rows;
+
+/* tower.h's: an element is at row * its row + column * its column. */
+typedef struct {
+  const float *data;
+  long row, column;
+} Matrix;
+
+/* A linear layer: weight [outputs, inputs] with these strides, of which one is 1; its gradient lies in the same way. */
+typedef struct {
+  const float *weight, *bias;
+  float *of_weight, *of_bias;
+  long row, column;
+  int32_t inputs, outputs;
+} Layer;
+
+/* Layers, each with the activation, and heads on the last of them; widest: outputs of a layer of any tower. */
+typedef struct {
+  int32_t layers, heads, activation, widest;
+  const Layer *each;
+} Tower;
+
+/* activations of which tower.h knows the derivative, by their place in ACTIVATIONS; rows that a weight's gradient takes
+   in one after the other, so that a cache holds them for all columns */
+enum { RELU = 1, TANH, SIGMOID, ELU };
+enum { BLOCK = 128 };
 
 /* Images of bytes with their channels last. */
 static void channels_last(const uint8_t *from, long positions, int channels, uint8_t *to) {

@@ -406,6 +406,8 @@ TARGET void NAME(write_codes)(const float *weights, long rows, long columns, con
   }
 }
 
+#include "tower.h"
+
 #undef INLINE
 #undef ACTIVATION
 #undef FINISH

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PATH = Path(__file__).with_name("_chain.so")
-SOURCES = ("chain.c", "dense.h")
+SOURCES = ("chain.c", "dense.h", "tower.h")
 MACHINES = ("x86_64", "aarch64")
 
 
@@ -35,9 +35,14 @@ class Kernels(NamedTuple):
 
     def weights(self) -> tuple[Any, Any]:
         """``magnitudes`` and ``write_codes``; see dense.h."""
-        names = (f"{name}_{self.suffix}" for name in ("magnitudes", "write_codes"))
-        first, second = (getattr(self.library, name) for name in names)
-        return first, second
+        return self._function("magnitudes"), self._function("write_codes")
+
+    def towers(self) -> tuple[Any, Any]:
+        """``forward`` and ``backward`` of towers; see tower.h."""
+        return self._function("forward"), self._function("backward")
+
+    def _function(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self.library, f"{name}_{self.suffix}")
 
 
 # in the order of their bits in chain.c
@@ -86,7 +91,10 @@ def load_or_why() -> tuple[tuple[Kernels, ...], str]:
             magnitudes, write_codes = kernels.weights()
             magnitudes.argtypes = (pointer, step, step, pointer, pointer)
             write_codes.argtypes = (pointer, step, step, pointer, pointer, pointer, pointer, pointer)
-            magnitudes.restype = write_codes.restype = None
+            forward, backward = kernels.towers()
+            forward.argtypes = (pointer, number, number, pointer, pointer, pointer)
+            backward.argtypes = (pointer, number, *forward.argtypes[2:], number, pointer, number, pointer, pointer)
+            magnitudes.restype = write_codes.restype = forward.restype = backward.restype = None
     except (OSError, AttributeError) as error:
         return (), f"the library does not load ({error}): install the package again"
     return found, "" if found else "this CPU has no AVX2"

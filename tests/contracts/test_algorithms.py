@@ -32,6 +32,7 @@ from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Steps, Store, Transitions
 from accel.experience.stores.catalogue import make_store
 from accel.experience.unroll import Unroll
+from accel.networks.compiled_towers import WIDEST
 from accel.networks.dense import torch_alone
 
 CPU = torch.device("cpu")
@@ -561,12 +562,19 @@ def critic_losses(algorithm: Any, steps: Transitions, targets: Tensor, weights: 
     return critic + (alpha.detach().exp() * log_prob - q).mean() - alpha * surplus.mean()
 
 
-@pytest.mark.parametrize("way", ["by hand", "autograd"])
+@pytest.mark.parametrize("way", ["compiled", "wide", "autograd"])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("name", ["sac", "d4pg", "td3"])
 def test_gradients_of_continuous_control_are_those_of_the_losses(name: str, activation: str, way: str) -> None:
     algorithm: Any = make_algorithm(
-        config(name, activation=activation, network="mlp:8x2", normalise_observations=True), BOX, CPU
+        config(
+            name,
+            activation=activation,
+            network=f"mlp:{WIDEST + 8}x2" if way == "wide" else "mlp:8x2",
+            normalise_observations=True,
+        ),
+        BOX,
+        CPU,
     )
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -579,7 +587,7 @@ def test_gradients_of_continuous_control_are_those_of_the_losses(name: str, acti
         arguments = None, weights, (algorithm.noise(64), noise)
     elif name == "td3":
         arguments = weights, noise, True
-    with nullcontext() if way == "by hand" else torch_alone():
+    with torch_alone() if way == "autograd" else nullcontext():
         before = {n: p.detach().clone() for n, p in algorithm.networks.named_parameters()}
         step = algorithm.descend(ignore, steps, *arguments)
         critics = step.critics if name == "sac" else step

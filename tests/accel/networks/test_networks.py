@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from accel.config.parts import Activation, NetworkConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import PolicyNetwork, build_from_config, build_network
+from accel.networks.compiled_towers import WIDEST
 from accel.networks.dense import dense
 
 DISCRETE = ActionSpec("categorical", (6,))
@@ -104,8 +105,9 @@ def test_what_is_differentiated_by_hand_has_the_gradients_of_autograd(text: str,
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
-def test_every_activation_has_the_gradients_of_autograd(activation: Activation) -> None:
-    _compare_gradients(build_network("mlp:16x2", VECTOR, activation=activation, seed=0), "value")
+@pytest.mark.parametrize("text", ["mlp:16x2", f"mlp:{WIDEST + 8}x2"], ids=["compiled", "wide"])
+def test_every_activation_has_the_gradients_of_autograd(text: str, activation: Activation) -> None:
+    _compare_gradients(build_network(text, VECTOR, activation=activation, seed=0), "value")
 
 
 def _compare_gradients(network: PolicyNetwork, kind: str) -> None:

@@ -1,0 +1,130 @@
+/* Dense layers and their gradients, for what trains them: included by dense.h for each set of vector instructions. */
+
+/* A part of b [k, m], at most two vectors of its columns from j on, as [k, two vectors]; zeros beyond m. */
+static TARGET void NAME(pack)(Matrix b, int k, int j, int count, float *packed) {
+  if (count < 2 * LANES) memset(packed, 0, sizeof(float) * k * 2 * LANES);
+  if (b.column == 1)
+    for (int i = 0; i < k; i++) memcpy(packed + i * 2 * LANES, b.data + i * b.row + j, sizeof(float) * count);
+  else
+    for (int c = 0; c < count; c++)
+      for (int i = 0; i < k; i++) packed[i * 2 * LANES + c] = b.data[i * b.row + (j + c) * b.column];
+}
+
+/* R rows of y, two vectors wide: what is there, or the start, and a [R, k] by what is packed. */
+INLINE void NAME(cell)(const int R, int k, Matrix a, const float *packed, const float *start, int add, int count,
+                       float *y, long pitch) {
+  FLOATS first[MAX_ROWS], second[MAX_ROWS];
+  for (int r = 0; r < R; r++) {
+    const float *from = add ? y + r * pitch : start;
+    first[r] = from ? NAME(load_part)(from, count) : SET(0.0f);
+    second[r] = from ? NAME(load_part)(from + LANES, count - LANES) : SET(0.0f);
+  }
+  for (int i = 0; i < k; i++) {
+    FLOATS u = LOAD(packed + i * 2 * LANES), v = LOAD(packed + i * 2 * LANES + LANES);
+    for (int r = 0; r < R; r++) {
+      FLOATS x = SET(a.data[r * a.row + i * a.column]);
+      first[r] = MULTIPLY_ADD(x, u, first[r]);
+      second[r] = MULTIPLY_ADD(x, v, second[r]);
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    float part[2 * LANES], *to = count == 2 * LANES ? y + r * pitch : part;
+    STORE(to, first[r]);
+    STORE(to + LANES, second[r]);
+    if (to == part) memcpy(y + r * pitch, part, sizeof(float) * count);
+  }
+}
+
+/* y [n, m], contiguous, is a [n, k] b [k, m] and the start of each column, if there is one; or that is added to y. */
+static TARGET void NAME(multiply)(int n, int k, int m, Matrix a, Matrix b, const float *start, int add, float *y,
+                                  float *packed) {
+  for (int j = 0; j < m; j += 2 * LANES) {
+    int count = m - j < 2 * LANES ? m - j : 2 * LANES, row = 0;
+    const float *from = start ? start + j : start;
+    Matrix rest = a;
+    NAME(pack)(b, k, j, count, packed);
+    for (; row + MAX_ROWS <= n; row += MAX_ROWS, rest.data += MAX_ROWS * a.row)
+      NAME(cell)(MAX_ROWS, k, rest, packed, from, add, count, y + (long)row * m + j, m);
+    for (; row < n; row++, rest.data += a.row)
+      NAME(cell)(1, k, rest, packed, from, add, count, y + (long)row * m + j, m);
+  }
+}
+
+/* Values of every tower's layers and heads one behind the other, each [rows, outputs]. */
+TARGET void NAME(forward)(const Tower *tower, int towers, int rows, const float *x, float *values, float *packed) {
+  for (; towers > 0; towers--, tower++) {
+    const float *read = x;
+    for (int l = 0; l < tower->layers + tower->heads; l++) {
+      const Layer *of = tower->each + l;
+      Matrix inputs = {read, of->inputs, 1}, transposed = {of->weight, of->column, of->row};
+      NAME(multiply)(rows, of->inputs, of->outputs, inputs, transposed, of->bias, 0, values, packed);
+      if (l < tower->layers) {
+        Step whole = {.outputs = rows * of->outputs, .alpha = 1.0f};
+        NAME(finish)[tower->activation](&whole, 1, 0, values, NULL);
+        read = values;
+      }
+      values += (long)rows * of->outputs;
+    }
+  }
+}
+
+/* From the gradient of an activation's output y to that of its input, in place. */
+static TARGET void NAME(derive)(int activation, long count, const float *restrict y, float *restrict gradient) {
+  switch (activation) {
+    case RELU: for (long i = 0; i < count; i++) gradient[i] = y[i] > 0.0f ? gradient[i] : 0.0f; break;
+    case TANH: for (long i = 0; i < count; i++) gradient[i] *= 1.0f - y[i] * y[i]; break;
+    case SIGMOID: for (long i = 0; i < count; i++) gradient[i] *= y[i] * (1.0f - y[i]); break;
+    case ELU: for (long i = 0; i < count; i++) gradient[i] *= y[i] > 0.0f ? 1.0f : y[i] + 1.0f;
+  }
+}
+
+/* From the gradient of a layer's sums [rows, outputs] to those of its weight and bias; added to what is there, or not. */
+static TARGET void NAME(of_layer)(const Layer *of, int rows, const float *gradient, const float *inputs, int add,
+                                  float *packed) {
+  int n = of->inputs, m = of->outputs;
+  float *restrict sums = of->of_bias;
+  if (!add) memset(sums, 0, sizeof(float) * m);
+  for (int r = 0; r < rows; r++)
+    for (int j = 0; j < m; j++) sums[j] += gradient[(long)r * m + j];
+  for (int row = 0; row < rows; row += BLOCK, gradient += BLOCK * m, inputs += BLOCK * n, add = 1) {
+    int some = rows - row < BLOCK ? rows - row : BLOCK;
+    Matrix outputs = {gradient, m, 1}, outputs_t = {gradient, 1, m}, x = {inputs, n, 1}, x_t = {inputs, 1, n};
+    if (of->column == 1) NAME(multiply)(m, some, n, outputs_t, x, NULL, add, of->of_weight, packed);
+    else NAME(multiply)(n, some, m, x_t, outputs, NULL, add, of->of_weight, packed);
+  }
+}
+
+/* From the gradients of all heads' outputs, each contiguous, to the parameters', unless x is NULL; and to that of the
+   columns of x from the first on, unless of_x is NULL. Room is for two layers' gradients, the widest's. */
+TARGET void NAME(backward)(const Tower *tower, int towers, int rows, const float *x, const float *values,
+                           const float *const *gradients, int add, float *of_x, int first, float *room, float *packed) {
+  for (int t = 0; t < towers; t++, tower++) {
+    float *gradient = room, *next = room + (long)rows * tower->widest;
+    for (int l = 0; l < tower->layers; l++) values += (long)rows * tower->each[l].outputs;
+    const float *features = values, *behind = values;
+    features -= (long)rows * tower->each[tower->layers - 1].outputs;
+    for (int h = 0; h < tower->heads; h++, gradients++) {
+      const Layer *of = tower->each + tower->layers + h;
+      Matrix outputs = {*gradients, of->outputs, 1}, weight = {of->weight, of->row, of->column};
+      if (x) NAME(of_layer)(of, rows, *gradients, features, add, packed);
+      NAME(multiply)(rows, of->outputs, of->inputs, outputs, weight, NULL, h > 0, gradient, packed);
+      behind += (long)rows * of->outputs;
+    }
+    for (int l = tower->layers - 1; l >= 0; l--) {
+      const Layer *of = tower->each + l;
+      Matrix outputs = {gradient, of->outputs, 1}, weight = {of->weight, of->row, of->column};
+      values -= (long)rows * of->outputs;
+      NAME(derive)(tower->activation, (long)rows * of->outputs, values, gradient);
+      if (x) NAME(of_layer)(of, rows, gradient, l ? values - (long)rows * of->inputs : x, add, packed);
+      if (l) {
+        NAME(multiply)(rows, of->outputs, of->inputs, outputs, weight, NULL, 0, next, packed);
+        float *swap = gradient;
+        gradient = next, next = swap;
+      } else if (of_x) {
+        weight.data += first * of->column;
+        NAME(multiply)(rows, of->outputs, of->inputs - first, outputs, weight, NULL, t > 0, of_x, packed);
+      }
+    }
+    values = behind;
+  }
+}

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from accel.compressors.kernels.library import kernels_here, why_none
+from accel.config.parts import Activation
+from accel.networks.compiled_towers import MOST_ROWS, CompiledTowers
+from accel.networks.dense import FUNCTIONS, Layer, Tower
+from accel.networks.towers import Towers
+
+KERNELS = kernels_here()
+needs_kernels = pytest.mark.skipif(not KERNELS, reason=f"needs compiled kernels, {why_none()}")
+
+
+def layer(inputs: int, outputs: int, *, transposed: bool = False) -> Layer:
+    """A layer with room for its gradients; transposed: its weight lies as [in, out]."""
+    shape = (inputs, outputs) if transposed else (outputs, inputs)
+    weight, of_weight = torch.randn(shape) / inputs**0.5, torch.full(shape, 7.0)
+    if transposed:
+        weight, of_weight = weight.t(), of_weight.t()
+    return Layer(weight, torch.randn(outputs), of_weight, torch.full((outputs,), 7.0))
+
+
+def make(inputs: int, towers: list[tuple[list[int], list[int]]], *, transposed: bool = False) -> list[Tower]:
+    """Towers of such widths and such heads."""
+    made = []
+    for widths, heads in towers:
+        sizes = [inputs, *widths]
+        layers = [layer(a, b, transposed=transposed) for a, b in zip(sizes, widths, strict=False)]
+        made.append(Tower(layers, [layer(widths[-1], outputs, transposed=transposed) for outputs in heads]))
+    return made
+
+
+def parts(towers: list[Tower], *names: str) -> list[Tensor]:
+    return [getattr(layer, name) for tower in towers for layer in (*tower.layers, *tower.heads) for name in names]
+
+
+def by_autograd(towers: list[Tower], activation: Activation, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The heads' outputs in double precision, with a graph, and what they depend on: x, then all parameters."""
+    leaves = [tensor.double().requires_grad_() for tensor in (x, *parts(towers, "weight", "bias"))]
+    parameters, outputs = iter(leaves[1:]), []
+    for tower in towers:
+        features = leaves[0]
+        for _ in tower.layers:
+            features = FUNCTIONS[activation](nn.functional.linear(features, next(parameters), next(parameters)))
+        outputs += [nn.functional.linear(features, next(parameters), next(parameters)) for _ in tower.heads]
+    return outputs, leaves
+
+
+widths = st.integers(1, 40)
+several = st.lists(widths, min_size=1, max_size=3)
+shapes = st.lists(st.tuples(several, several), min_size=1, max_size=3)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kernels", KERNELS, ids=[kernels.suffix for kernels in KERNELS])
+@given(
+    inputs=widths,
+    towers=shapes,
+    rows=st.sampled_from([1, 3, 8, 64, 129, 300]),
+    activation=st.sampled_from(["relu", "tanh", "sigmoid", "elu"]),
+    transposed=st.booleans(),
+    add=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_compiled_towers_have_the_gradients_of_autograd(
+    kernels, inputs, towers, rows, activation, transposed, add, seed
+) -> None:
+    torch.manual_seed(seed)
+    made, x = make(inputs, towers, transposed=transposed), torch.randn(rows, inputs)
+    expected, leaves = by_autograd(made, activation, x)
+    found, way = CompiledTowers(made, activation, kernels).run(x)
+    torch.testing.assert_close(
+        [output.double() for output in found], [e.detach() for e in expected], rtol=1e-4, atol=1e-4
+    )
+    gradients = [torch.randn_like(output) for output in found]
+    of_x, *of_parameters = torch.autograd.grad(expected, leaves, [gradient.double() for gradient in gradients])
+    before = [tensor.clone() for tensor in parts(made, "of_weight", "of_bias")]
+    first = seed % inputs
+    columns = way.pull_input(gradients, first)
+    assert all(map(torch.equal, before, parts(made, "of_weight", "of_bias")))
+    way.pull(gradients, add=add)
+    ours = [tensor - 7.0 if add else tensor for tensor in parts(made, "of_weight", "of_bias")]
+    for mine, wanted in zip([columns, *ours], [of_x[:, first:], *of_parameters], strict=True):
+        scale = max(1.0, float(wanted.abs().max()))
+        torch.testing.assert_close(mine.double(), wanted, rtol=1e-4, atol=2e-5 * scale)
+
+
+@needs_kernels
+def test_more_rows_than_are_compiled_give_the_same() -> None:
+    torch.manual_seed(0)
+    made, x = make(5, [([16, 16], [3]), ([16], [1])]), torch.randn(MOST_ROWS + 1, 5)
+    towers = Towers(made, "tanh")
+    outputs, way = towers.run(x)
+    gradients = [torch.randn_like(output) for output in outputs]
+    way.pull(gradients)
+    whole = [tensor.clone() for tensor in parts(made, "of_weight", "of_bias")]
+    columns = way.pull_input(gradients, 2)
+    for rows in (slice(0, MOST_ROWS), slice(MOST_ROWS, None)):
+        of_some, way_of_some = towers.run(x[rows])
+        torch.testing.assert_close(of_some, [output[rows] for output in outputs])
+        torch.testing.assert_close(way_of_some.pull_input([g[rows] for g in gradients], 2), columns[rows])
+        way_of_some.pull([gradient[rows] for gradient in gradients], add=rows.start > 0)
+    torch.testing.assert_close(parts(made, "of_weight", "of_bias"), whole, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "elu"])
+def test_compiled_towers_hide_nothing_that_is_not_finite(activation: Activation) -> None:
+    made = make(4, [([8], [2])])
+    x = torch.zeros(6, 4)
+    x[2, 1], x[4, 0] = float("nan"), float("inf")
+    made[0].layers[0].weight.fill_(1.0)
+    outputs, way = CompiledTowers(made, activation).run(x)
+    expected, _ = by_autograd(made, activation, x)
+    torch.testing.assert_close(outputs[0].double(), expected[0].detach(), equal_nan=True, rtol=1e-4, atol=1e-5)
+    way.pull([torch.full((6, 2), float("nan"))])
+    assert all(bool(torch.isnan(tensor).any()) for tensor in parts(made, "of_weight", "of_bias"))
+
+
+@needs_kernels
+def test_what_does_not_fit_compiled_towers_is_refused() -> None:
+    made = make(4, [([8], [2, 1])])
+    towers = CompiledTowers(made, "relu")
+    with pytest.raises(ValueError, match="layers of 4 inputs got 5"):
+        towers.run(torch.zeros(3, 5))
+    _, way = towers.run(torch.zeros(3, 4))
+    for wrong in ([torch.zeros(3, 2)], [torch.zeros(3, 2), torch.zeros(2, 1)]):
+        with pytest.raises(ValueError, match="of 3 rows got gradients"):
+            way.pull(wrong)
+    frozen = [Tower([Layer(its.weight, its.bias, None, None) for its in made[0].layers], made[0].heads)]
+    _, way = CompiledTowers(frozen, "relu").run(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="not trained"):
+        way.pull([torch.zeros(3, 2), torch.zeros(3, 1)])
