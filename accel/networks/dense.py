@@ -132,21 +132,19 @@ def pull(
     activation: Activation,
     into: Sequence[Tensor | None],
     to_input: bool,
-    add: bool = False,
 ) -> tuple[Tensor | None, list[Tensor]]:
     """From the gradient of the last of ``run``'s layers those of x (None unless asked for), weights and biases.
 
     Args:
         into: where those of all weights, then of all biases, are written; None: into a new tensor.
-        add: to what is there, instead of in its place.
     """
     depth = len(weights)
     found: list[Tensor] = [gradient] * (2 * depth)
     for index in range(depth - 1, -1, -1):
         output, inputs = layers[index + 1], layers[index]
         gradient = _of_sum(gradient, output, activation, own=index < depth - 1)
-        found[index] = of_weight(gradient, inputs, into[index], add)
-        found[depth + index] = of_bias(gradient, into[depth + index], add)
+        found[index] = of_weight(gradient, inputs, into[index])
+        found[depth + index] = of_bias(gradient, into[depth + index])
         if index > 0 or to_input:
             gradient = torch.mm(gradient, weights[index])
     return gradient if to_input else None, found
@@ -168,18 +166,16 @@ def _of_sum(gradient: Tensor, output: Tensor, activation: Activation, *, own: bo
     return _BACKWARD[activation](gradient, output, into)
 
 
-def of_weight(gradient: Tensor, inputs: Tensor, into: Tensor | None = None, add: bool = False) -> Tensor:
+def of_weight(gradient: Tensor, inputs: Tensor, into: Tensor | None = None) -> Tensor:
     """The gradient [out, in] of a layer's weight from that of its output [N, out], in the quicker orientation."""
     if inputs.shape[1] < gradient.shape[1]:
-        return of_weight(inputs, gradient, None if into is None else into.t(), add).t()
-    if add and into is not None:
-        return into.addmm_(gradient.t(), inputs)
+        return of_weight(inputs, gradient, None if into is None else into.t()).t()
     return torch.mm(gradient.t(), inputs, out=into)
 
 
-def of_bias(gradient: Tensor, into: Tensor | None = None, add: bool = False) -> Tensor:
+def of_bias(gradient: Tensor, into: Tensor | None = None) -> Tensor:
     """The gradient [out] of a layer's bias from that of its output [N, out]."""
-    return into.add_(gradient.sum(0)) if add and into is not None else torch.sum(gradient, 0, out=into)
+    return torch.sum(gradient, 0, out=into)
 
 
 class _Dense(torch.autograd.Function):

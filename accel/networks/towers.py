@@ -21,8 +21,6 @@ from accel.networks.dense import Layer, Tower
 from accel.networks.heads import GaussianHead
 from accel.networks.torsos import MLPTorso
 
-BLOCK = 4096
-"""Rows that pass through all layers together, so that a CPU's caches hold what one layer leaves to the next."""
 Pull = Callable[[Tensor, Tensor | None], None]
 """Takes the gradients of a network's params and of its predictions (None where it has none), and writes those of all
 parameters."""
@@ -52,23 +50,13 @@ class PolicyTowers:
 
     def run(self, x: Tensor) -> tuple[Tensor, Tensor | None, Pull]:
         """Params [N, P] and predictions [N, n] of x [N, F], which ``dense.suits``, and their way back."""
-        x = self._rows(x)
-        parts = [x] if x.shape[0] <= BLOCK else torch.split(x, BLOCK)
-        blocks = [self._towers.run(part) for part in parts]
-        params, *rest = (
-            its[0] if len(its) == 1 else torch.cat(its) for its in zip(*(outputs for outputs, _ in blocks), strict=True)
-        )
+        (params, *rest), way = self._towers.run(self._rows(x))
 
         def pull(of_params: Tensor, of_predictions: Tensor | None) -> None:
             if self._gaussian is not None:
                 of_params, of_log_std = of_params.chunk(2, dim=-1)
                 torch.sum(of_log_std, 0, out=_slot(self._gaussian.log_std))
-            gradients = [of_params] if of_predictions is None else [of_params, of_predictions]
-            start = 0
-            for outputs, way in blocks:
-                rows = outputs[0].shape[0]
-                way.pull([gradient.narrow(0, start, rows) for gradient in gradients], add=start > 0)
-                start += rows
+            way.pull([of_params] if of_predictions is None else [of_params, of_predictions])
 
         predictions = rest[0] if self._predicts else None
         return params if self._gaussian is None else self._gaussian.join(params), predictions, pull
@@ -87,7 +75,7 @@ class Towers:
 
     def run(self, x: Tensor) -> tuple[list[Tensor], Way]:
         """The outputs of all heads of x [N, F], and the way back."""
-        if self._compiled is not None and x.shape[0] <= compiled_towers.MOST_ROWS:
+        if self._compiled is not None:
             return self._compiled.run(x)
         passes = [(stack, stack.run(x)) for stack in self._stacks]
         outputs = [
@@ -99,8 +87,8 @@ class Towers:
 class Way(Protocol):
     """The way back from a pass of ``Towers``."""
 
-    def pull(self, gradients: Sequence[Tensor], *, add: bool = False) -> None:
-        """From the gradient of each head's output to those of the parameters; ``add``: to what is there."""
+    def pull(self, gradients: Sequence[Tensor]) -> None:
+        """From the gradient of each head's output to those of the parameters."""
         ...
 
     def pull_input(self, gradients: Sequence[Tensor], first: int) -> Tensor:
@@ -133,13 +121,13 @@ class _TorchWay:
 
     passes: Sequence[tuple[_Stack, list[Tensor]]]
 
-    def pull(self, gradients: Sequence[Tensor], *, add: bool = False) -> None:
+    def pull(self, gradients: Sequence[Tensor]) -> None:
         for stack, layers, its in self._each(gradients):
             for gradient, head in zip(its, stack.heads, strict=True):
-                dense.of_weight(gradient, layers[-1], head.of_weight, add)
-                dense.of_bias(gradient, head.of_bias, add)
+                dense.of_weight(gradient, layers[-1], head.of_weight)
+                dense.of_bias(gradient, head.of_bias)
             of_features = stack.of_features(its)
-            dense.pull(of_features, layers, stack.weights, stack.activation, stack.into, to_input=False, add=add)
+            dense.pull(of_features, layers, stack.weights, stack.activation, stack.into, to_input=False)
 
     def pull_input(self, gradients: Sequence[Tensor], first: int) -> Tensor:
         parts = [

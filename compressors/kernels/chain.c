@@ -86,16 +86,22 @@ typedef struct {
   int32_t inputs, outputs;
 } Layer;
 
-/* Layers, each with the activation, and heads on the last of them; widest: outputs of a layer of any tower. */
+/* Layers, each with the activation, and heads on the last of them; columns: outputs of them all. */
 typedef struct {
-  int32_t layers, heads, activation, widest;
+  int32_t layers, heads, activation, widest, columns;
   const Layer *each;
 } Tower;
 
-/* activations of which tower.h knows the derivative, by their place in ACTIVATIONS; rows that a weight's gradient takes
-   in one after the other, so that a cache holds them for all columns */
+/* What a call is about: rows from the first to the last of all; packed is room for the part of a matrix. */
+typedef struct {
+  long all, from, to;
+  float *packed;
+} Range;
+
+/* activations of which tower.h knows the derivative, by their place in ACTIVATIONS */
 enum { RELU = 1, TANH, SIGMOID, ELU };
-enum { BLOCK = 128 };
+/* rows that pass all layers together, so that a cache holds what one layer leaves to the next; as in tower.py */
+enum { BLOCK = 256 };
 
 /* Images of bytes with their channels last. */
 static void channels_last(const uint8_t *from, long positions, int channels, uint8_t *to) {

@@ -50,22 +50,31 @@ static TARGET void NAME(multiply)(int n, int k, int m, Matrix a, Matrix b, const
   }
 }
 
-/* Values of every tower's layers and heads one behind the other, each [rows, outputs]. */
-TARGET void NAME(forward)(const Tower *tower, int towers, int rows, const float *x, float *values, float *packed) {
-  for (; towers > 0; towers--, tower++) {
-    const float *read = x;
-    for (int l = 0; l < tower->layers + tower->heads; l++) {
-      const Layer *of = tower->each + l;
-      Matrix inputs = {read, of->inputs, 1}, transposed = {of->weight, of->column, of->row};
-      NAME(multiply)(rows, of->inputs, of->outputs, inputs, transposed, of->bias, 0, values, packed);
-      if (l < tower->layers) {
-        Step whole = {.outputs = rows * of->outputs, .alpha = 1.0f};
-        NAME(finish)[tower->activation](&whole, 1, 0, values, NULL);
-        read = values;
-      }
-      values += (long)rows * of->outputs;
+static TARGET void NAME(forward_block)(const Tower *tower, int rows, const float *x, const Range *of, long row,
+                                       float *values) {
+  const float *read = x;
+  for (int l = 0; l < tower->layers + tower->heads; l++) {
+    const Layer *layer = tower->each + l;
+    float *made = values + row * layer->outputs;
+    Matrix inputs = {read, layer->inputs, 1}, transposed = {layer->weight, layer->column, layer->row};
+    NAME(multiply)(rows, layer->inputs, layer->outputs, inputs, transposed, layer->bias, 0, made, of->packed);
+    if (l < tower->layers) {
+      Step whole = {.outputs = rows * layer->outputs, .alpha = 1.0f};
+      NAME(finish)[tower->activation](&whole, 1, 0, made, NULL);
+      read = made;
     }
+    values += of->all * layer->outputs;
   }
+}
+
+/* Values of every tower's layers and heads one behind the other, each [all rows, outputs]. All, and the first
+   row of a range, are multiples of 16: an activation is of whole vectors, and writes to the rows behind. */
+TARGET void NAME(forward)(const Tower *tower, int towers, const Range *of, const float *x, float *values) {
+  for (int t = 0; t < towers; values += of->all * tower[t++].columns)
+    for (long row = of->from; row < of->to; row += BLOCK) {
+      int rows = of->to - row < BLOCK ? of->to - row : BLOCK;
+      NAME(forward_block)(tower + t, rows, x + row * tower[t].each->inputs, of, row, values);
+    }
 }
 
 /* From the gradient of an activation's output y to that of its input, in place. */
@@ -83,48 +92,56 @@ static TARGET void NAME(of_layer)(const Layer *of, int rows, const float *gradie
                                   float *packed) {
   int n = of->inputs, m = of->outputs;
   float *restrict sums = of->of_bias;
+  Matrix outputs = {gradient, m, 1}, outputs_t = {gradient, 1, m}, x = {inputs, n, 1}, x_t = {inputs, 1, n};
+  if (of->column == 1) NAME(multiply)(m, rows, n, outputs_t, x, NULL, add, of->of_weight, packed);
+  else NAME(multiply)(n, rows, m, x_t, outputs, NULL, add, of->of_weight, packed);
   if (!add) memset(sums, 0, sizeof(float) * m);
   for (int r = 0; r < rows; r++)
     for (int j = 0; j < m; j++) sums[j] += gradient[(long)r * m + j];
-  for (int row = 0; row < rows; row += BLOCK, gradient += BLOCK * m, inputs += BLOCK * n, add = 1) {
-    int some = rows - row < BLOCK ? rows - row : BLOCK;
-    Matrix outputs = {gradient, m, 1}, outputs_t = {gradient, 1, m}, x = {inputs, n, 1}, x_t = {inputs, 1, n};
-    if (of->column == 1) NAME(multiply)(m, some, n, outputs_t, x, NULL, add, of->of_weight, packed);
-    else NAME(multiply)(n, some, m, x_t, outputs, NULL, add, of->of_weight, packed);
+}
+
+static TARGET void NAME(backward_block)(const Tower *tower, int rows, const float *x, const Range *of, long row,
+                                        const float *values, const float *const *gradients, int trains, float *of_x,
+                                        int first, int adds_to_x, float *room) {
+  int add = row > of->from;
+  float *gradient = room, *next = room + BLOCK * tower->widest;
+  for (int l = 0; l < tower->layers; l++) values += of->all * tower->each[l].outputs;
+  for (int l = tower->layers + tower->heads - 1; l >= 0; l--) {
+    const Layer *layer = tower->each + l;
+    int is_head = l >= tower->layers, is_last = l == tower->layers + tower->heads - 1;
+    const float *from = is_head ? gradients[l - tower->layers] + row * layer->outputs : gradient;
+    long read = l ? tower->each[(is_head ? tower->layers : l) - 1].outputs : 0;
+    if (!is_head) {
+      values -= of->all * layer->outputs;
+      NAME(derive)(tower->activation, (long)rows * layer->outputs, values + row * layer->outputs, gradient);
+    }
+    if (trains) {
+      const float *inputs = l ? values + (row - of->all) * read : x;
+      NAME(of_layer)(layer, rows, from, inputs, add, of->packed);
+    }
+    Matrix outputs = {from, layer->outputs, 1}, weight = {layer->weight, layer->row, layer->column};
+    if (is_head)
+      NAME(multiply)(rows, layer->outputs, layer->inputs, outputs, weight, NULL, !is_last, gradient, of->packed);
+    else if (l) {
+      NAME(multiply)(rows, layer->outputs, layer->inputs, outputs, weight, NULL, 0, next, of->packed);
+      float *swap = gradient;
+      gradient = next, next = swap;
+    } else if (of_x) {
+      weight.data += first * layer->column;
+      int columns = layer->inputs - first;
+      NAME(multiply)(rows, layer->outputs, columns, outputs, weight, NULL, adds_to_x, of_x + row * columns, of->packed);
+    }
   }
 }
 
-/* From the gradients of all heads' outputs, each contiguous, to the parameters', unless x is NULL; and to that of the
-   columns of x from the first on, unless of_x is NULL. Room is for two layers' gradients, the widest's. */
-TARGET void NAME(backward)(const Tower *tower, int towers, int rows, const float *x, const float *values,
-                           const float *const *gradients, int add, float *of_x, int first, float *room, float *packed) {
-  for (int t = 0; t < towers; t++, tower++) {
-    float *gradient = room, *next = room + (long)rows * tower->widest;
-    for (int l = 0; l < tower->layers; l++) values += (long)rows * tower->each[l].outputs;
-    const float *features = values, *behind = values;
-    features -= (long)rows * tower->each[tower->layers - 1].outputs;
-    for (int h = 0; h < tower->heads; h++, gradients++) {
-      const Layer *of = tower->each + tower->layers + h;
-      Matrix outputs = {*gradients, of->outputs, 1}, weight = {of->weight, of->row, of->column};
-      if (x) NAME(of_layer)(of, rows, *gradients, features, add, packed);
-      NAME(multiply)(rows, of->outputs, of->inputs, outputs, weight, NULL, h > 0, gradient, packed);
-      behind += (long)rows * of->outputs;
+/* From the gradients of all heads' outputs, each contiguous, to the parameters', if it trains; and to that of the
+   columns of x from the first on, unless of_x is NULL. Room is for two layers' gradients, the widest's, of a block. */
+TARGET void NAME(backward)(const Tower *tower, int towers, const Range *of, const float *x, const float *values,
+                           const float *const *gradients, int trains, float *of_x, int first, float *room) {
+  for (int t = 0; t < towers; values += of->all * tower[t].columns, gradients += tower[t++].heads)
+    for (long row = of->from; row < of->to; row += BLOCK) {
+      int rows = of->to - row < BLOCK ? of->to - row : BLOCK;
+      NAME(backward_block)(tower + t, rows, x + row * tower[t].each->inputs, of, row, values, gradients, trains, of_x,
+                           first, t > 0, room);
     }
-    for (int l = tower->layers - 1; l >= 0; l--) {
-      const Layer *of = tower->each + l;
-      Matrix outputs = {gradient, of->outputs, 1}, weight = {of->weight, of->row, of->column};
-      values -= (long)rows * of->outputs;
-      NAME(derive)(tower->activation, (long)rows * of->outputs, values, gradient);
-      if (x) NAME(of_layer)(of, rows, gradient, l ? values - (long)rows * of->inputs : x, add, packed);
-      if (l) {
-        NAME(multiply)(rows, of->outputs, of->inputs, outputs, weight, NULL, 0, next, packed);
-        float *swap = gradient;
-        gradient = next, next = swap;
-      } else if (of_x) {
-        weight.data += first * of->column;
-        NAME(multiply)(rows, of->outputs, of->inputs - first, outputs, weight, NULL, t > 0, of_x, packed);
-      }
-    }
-    values = behind;
-  }
 }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
+BLOCK = 256
+"""Rows that pass all layers together, as in chain.c."""
+
 
 class Layer(ctypes.Structure):
     """A linear layer: addresses, the strides of its weight and gradient, and its sizes."""
@@ -16,9 +19,15 @@ class Layer(ctypes.Structure):
 
 
 class Tower(ctypes.Structure):
-    """Layers, an activation by its place in ACTIVATIONS, and heads; widest: outputs of a layer of any tower."""
+    """Layers, an activation by its place in ACTIVATIONS, and heads; outputs of the widest layer, and of all."""
 
     _fields_ = (
-        ("layers", ctypes.c_int32), ("heads", ctypes.c_int32), ("activation", ctypes.c_int32),
-        ("widest", ctypes.c_int32), ("each", ctypes.POINTER(Layer)),
-    )  # fmt: skip
+        *((name, ctypes.c_int32) for name in ("layers", "heads", "activation", "widest", "columns")),
+        ("each", ctypes.POINTER(Layer)),
+    )
+
+
+class Range(ctypes.Structure):
+    """Of all rows, in whole sixteens, those from the first on; and room for a part of a matrix."""
+
+    _fields_ = (("all", ctypes.c_long), ("first", ctypes.c_long), ("end", ctypes.c_long), ("packed", ctypes.c_void_p))
