@@ -14,7 +14,7 @@ from accel.config.parts import Activation, NetworkConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.networks import dense
-from accel.networks.dense import Layer, Tower
+from accel.networks.compiled_towers import Layer, Tower
 from accel.networks.text import parse_network
 from accel.networks.towers import Towers
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -20,6 +19,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from accel.config.parts import Activation
+from accel.networks import compiled_towers
+from accel.networks.compiled_towers import CompiledTowers, Layer, Tower
 
 FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType({
     "tanh": torch.tanh,
@@ -35,24 +36,6 @@ FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType({
 })  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A linear layer's weight [out, in] and bias [out], and where their gradients are written; all without a graph."""
-
-    weight: Tensor
-    bias: Tensor
-    of_weight: Tensor | None
-    of_bias: Tensor | None
-
-
-@dataclass(frozen=True)
-class Tower:
-    """An mlp's layers, an activation behind each, and the heads on the last of them."""
-
-    layers: Sequence[Layer]
-    heads: Sequence[Layer]
-
-
 def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], activation: Activation) -> Tensor:
     """h_i = φ(h_{i−1} W_iᵀ + b_i) with h_0 = x; gradients reach x, weights and biases.
 
@@ -62,6 +45,10 @@ def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], ac
     Returns:
         The last layer's [N, out].
     """
+    if not torch.is_grad_enabled():
+        towers = [Tower([*map(Layer, weights, biases)])]
+        if compiled_towers.suits(towers) and compiled_towers.takes(len(x)):
+            return CompiledTowers(towers, activation).run(x)[0][0]
     output: Tensor = _Dense.apply(x, activation, *weights, *biases)  # type: ignore[no-untyped-call]
     return output
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from accel.config.parts import Activation
 from accel.networks import compiled_towers, dense
-from accel.networks.compiled_towers import CompiledTowers
-from accel.networks.dense import Layer, Tower
+from accel.networks.compiled_towers import CompiledTowers, Layer, Tower
 from accel.networks.heads import GaussianHead
 from accel.networks.torsos import MLPTorso
 
@@ -75,7 +74,7 @@ class Towers:
 
     def run(self, x: Tensor) -> tuple[list[Tensor], Way]:
         """The outputs of all heads of x [N, F], and the way back."""
-        if self._compiled is not None:
+        if self._compiled is not None and compiled_towers.takes(x.shape[0]):
             return self._compiled.run(x)
         passes = [(stack, stack.run(x)) for stack in self._stacks]
         outputs = [

@@ -92,16 +92,18 @@ typedef struct {
   const Layer *each;
 } Tower;
 
-/* What a call is about: rows from the first to the last of all; packed is room for the part of a matrix. */
+/* Rows that pass all layers together, so that a cache holds what one layer leaves to the next. A layer's values have
+   room for whole sixteens of rows: an activation is of whole vectors, and writes to what is behind the last. */
+enum { BLOCK = 256 }; /* as in tower.py */
+#define ROOM(rows) (((long)(rows) + 15) / 16 * 16)
 typedef struct {
-  long all, from, to;
-  float *packed;
-} Range;
+  long row, room;
+  int32_t rows;
+  float *packed; /* a part of a matrix */
+} Block;
 
 /* activations of which tower.h knows the derivative, by their place in ACTIVATIONS */
 enum { RELU = 1, TANH, SIGMOID, ELU };
-/* rows that pass all layers together, so that a cache holds what one layer leaves to the next; as in tower.py */
-enum { BLOCK = 256 };
 
 /* Images of bytes with their channels last. */
 static void channels_last(const uint8_t *from, long positions, int channels, uint8_t *to) {

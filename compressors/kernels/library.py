@@ -92,7 +92,7 @@ def load_or_why() -> tuple[tuple[Kernels, ...], str]:
             magnitudes.argtypes = (pointer, step, step, pointer, pointer)
             write_codes.argtypes = (pointer, step, step, pointer, pointer, pointer, pointer, pointer)
             forward, backward = kernels.towers()
-            forward.argtypes = (pointer, number, pointer, pointer, pointer)
+            forward.argtypes = (pointer, number, number, pointer, pointer, pointer)
             backward.argtypes = (*forward.argtypes, pointer, number, pointer, number, pointer)
             magnitudes.restype = write_codes.restype = forward.restype = backward.restype = None
     except (OSError, AttributeError) as error:

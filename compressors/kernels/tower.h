@@ -50,30 +50,29 @@ static TARGET void NAME(multiply)(int n, int k, int m, Matrix a, Matrix b, const
   }
 }
 
-static TARGET void NAME(forward_block)(const Tower *tower, int rows, const float *x, const Range *of, long row,
-                                       float *values) {
-  const float *read = x;
+/* Values of a tower's layers and heads one behind the other. */
+static TARGET void NAME(forward_block)(const Tower *tower, const Block *at, const float *x, float *values) {
+  const float *read = x + at->row * tower->each->inputs;
   for (int l = 0; l < tower->layers + tower->heads; l++) {
-    const Layer *layer = tower->each + l;
-    float *made = values + row * layer->outputs;
-    Matrix inputs = {read, layer->inputs, 1}, transposed = {layer->weight, layer->column, layer->row};
-    NAME(multiply)(rows, layer->inputs, layer->outputs, inputs, transposed, layer->bias, 0, made, of->packed);
+    const Layer *of = tower->each + l;
+    float *made = values + at->row * of->outputs;
+    Matrix inputs = {read, of->inputs, 1}, transposed = {of->weight, of->column, of->row};
+    NAME(multiply)(at->rows, of->inputs, of->outputs, inputs, transposed, of->bias, 0, made, at->packed);
     if (l < tower->layers) {
-      Step whole = {.outputs = rows * layer->outputs, .alpha = 1.0f};
+      Step whole = {.outputs = at->rows * of->outputs, .alpha = 1.0f};
       NAME(finish)[tower->activation](&whole, 1, 0, made, NULL);
       read = made;
     }
-    values += of->all * layer->outputs;
+    values += at->room * of->outputs;
   }
 }
 
-/* Values of every tower's layers and heads one behind the other, each [all rows, outputs]. All, and the first
-   row of a range, are multiples of 16: an activation is of whole vectors, and writes to the rows behind. */
-TARGET void NAME(forward)(const Tower *tower, int towers, const Range *of, const float *x, float *values) {
-  for (int t = 0; t < towers; values += of->all * tower[t++].columns)
-    for (long row = of->from; row < of->to; row += BLOCK) {
-      int rows = of->to - row < BLOCK ? of->to - row : BLOCK;
-      NAME(forward_block)(tower + t, rows, x + row * tower[t].each->inputs, of, row, values);
+/* The values of every tower. */
+TARGET void NAME(forward)(const Tower *tower, int towers, int rows, const float *x, float *values, float *packed) {
+  for (int t = 0; t < towers; values += ROOM(rows) * tower[t++].columns)
+    for (Block at = {.room = ROOM(rows), .packed = packed}; at.row < rows; at.row += BLOCK) {
+      at.rows = rows - at.row < BLOCK ? rows - at.row : BLOCK;
+      NAME(forward_block)(tower + t, &at, x, values);
     }
 }
 
@@ -100,48 +99,46 @@ static TARGET void NAME(of_layer)(const Layer *of, int rows, const float *gradie
     for (int j = 0; j < m; j++) sums[j] += gradient[(long)r * m + j];
 }
 
-static TARGET void NAME(backward_block)(const Tower *tower, int rows, const float *x, const Range *of, long row,
-                                        const float *values, const float *const *gradients, int trains, float *of_x,
-                                        int first, int adds_to_x, float *room) {
-  int add = row > of->from;
-  float *gradient = room, *next = room + BLOCK * tower->widest;
-  for (int l = 0; l < tower->layers; l++) values += of->all * tower->each[l].outputs;
+static TARGET void NAME(backward_block)(const Tower *tower, const Block *at, const float *x, const float *values,
+                                        const float *const *gradients, int trains, float *of_x, int first,
+                                        int adds_to_x, float *spare) {
+  int rows = at->rows;
+  float *gradient = spare, *next = spare + BLOCK * tower->widest, *packed = at->packed;
+  for (int l = 0; l < tower->layers; l++) values += at->room * tower->each[l].outputs;
   for (int l = tower->layers + tower->heads - 1; l >= 0; l--) {
-    const Layer *layer = tower->each + l;
+    const Layer *of = tower->each + l;
     int is_head = l >= tower->layers, is_last = l == tower->layers + tower->heads - 1;
-    const float *from = is_head ? gradients[l - tower->layers] + row * layer->outputs : gradient;
+    const float *from = is_head ? gradients[l - tower->layers] + at->row * of->outputs : gradient;
     long read = l ? tower->each[(is_head ? tower->layers : l) - 1].outputs : 0;
     if (!is_head) {
-      values -= of->all * layer->outputs;
-      NAME(derive)(tower->activation, (long)rows * layer->outputs, values + row * layer->outputs, gradient);
+      values -= at->room * of->outputs;
+      NAME(derive)(tower->activation, (long)rows * of->outputs, values + at->row * of->outputs, gradient);
     }
     if (trains) {
-      const float *inputs = l ? values + (row - of->all) * read : x;
-      NAME(of_layer)(layer, rows, from, inputs, add, of->packed);
+      const float *inputs = l ? values + (at->row - at->room) * read : x + at->row * of->inputs;
+      NAME(of_layer)(of, rows, from, inputs, at->row > 0, packed);
     }
-    Matrix outputs = {from, layer->outputs, 1}, weight = {layer->weight, layer->row, layer->column};
-    if (is_head)
-      NAME(multiply)(rows, layer->outputs, layer->inputs, outputs, weight, NULL, !is_last, gradient, of->packed);
+    Matrix outputs = {from, of->outputs, 1}, weight = {of->weight, of->row, of->column};
+    if (is_head) NAME(multiply)(rows, of->outputs, of->inputs, outputs, weight, NULL, !is_last, gradient, packed);
     else if (l) {
-      NAME(multiply)(rows, layer->outputs, layer->inputs, outputs, weight, NULL, 0, next, of->packed);
+      NAME(multiply)(rows, of->outputs, of->inputs, outputs, weight, NULL, 0, next, packed);
       float *swap = gradient;
       gradient = next, next = swap;
     } else if (of_x) {
-      weight.data += first * layer->column;
-      int columns = layer->inputs - first;
-      NAME(multiply)(rows, layer->outputs, columns, outputs, weight, NULL, adds_to_x, of_x + row * columns, of->packed);
+      int columns = of->inputs - first;
+      weight.data += first * of->column;
+      NAME(multiply)(rows, of->outputs, columns, outputs, weight, NULL, adds_to_x, of_x + at->row * columns, packed);
     }
   }
 }
 
 /* From the gradients of all heads' outputs, each contiguous, to the parameters', if it trains; and to that of the
-   columns of x from the first on, unless of_x is NULL. Room is for two layers' gradients, the widest's, of a block. */
-TARGET void NAME(backward)(const Tower *tower, int towers, const Range *of, const float *x, const float *values,
-                           const float *const *gradients, int trains, float *of_x, int first, float *room) {
-  for (int t = 0; t < towers; values += of->all * tower[t].columns, gradients += tower[t++].heads)
-    for (long row = of->from; row < of->to; row += BLOCK) {
-      int rows = of->to - row < BLOCK ? of->to - row : BLOCK;
-      NAME(backward_block)(tower + t, rows, x + row * tower[t].each->inputs, of, row, values, gradients, trains, of_x,
-                           first, t > 0, room);
+   columns of x from the first on, unless of_x is NULL. Spare is room for two layers' gradients, the widest's. */
+TARGET void NAME(backward)(const Tower *tower, int towers, int rows, const float *x, const float *values, float *packed,
+                           const float *const *gradients, int trains, float *of_x, int first, float *spare) {
+  for (int t = 0; t < towers; values += ROOM(rows) * tower[t].columns, gradients += tower[t++].heads)
+    for (Block at = {.room = ROOM(rows), .packed = packed}; at.row < rows; at.row += BLOCK) {
+      at.rows = rows - at.row < BLOCK ? rows - at.row : BLOCK;
+      NAME(backward_block)(tower + t, &at, x, values, gradients, trains, of_x, first, t > 0, spare);
     }
 }

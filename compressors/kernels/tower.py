@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 BLOCK = 256
-"""Rows that pass all layers together, as in chain.c."""
+"""As in chain.c."""
 
 
 class Layer(ctypes.Structure):
@@ -25,9 +25,3 @@ class Tower(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("layers", "heads", "activation", "widest", "columns")),
         ("each", ctypes.POINTER(Layer)),
     )
-
-
-class Range(ctypes.Structure):
-    """Of all rows, in whole sixteens, those from the first on; and room for a part of a matrix."""
-
-    _fields_ = (("all", ctypes.c_long), ("first", ctypes.c_long), ("end", ctypes.c_long), ("packed", ctypes.c_void_p))

@@ -88,6 +88,9 @@ def test_the_dense_call_and_its_gradients_equal_the_layers(activation: Activatio
     weights, biases = tuple(layer.weight for layer in layers), tuple(layer.bias for layer in layers)
     output = dense(x, weights, biases, activation)
     torch.testing.assert_close(output, expected)
+    with torch.no_grad():
+        single = dense(x.float(), *(tuple(part.float() for part in parts) for parts in (weights, biases)), activation)
+    torch.testing.assert_close(single, expected.detach().float(), rtol=1e-4, atol=1e-5)
     weight = torch.randn_like(output)
     ours = torch.autograd.grad((output * weight).sum(), [x, *weights, *biases])
     theirs = torch.autograd.grad((expected * weight).sum(), [x, *weights, *biases])
