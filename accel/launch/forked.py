@@ -33,7 +33,7 @@ from accel.launch.outcome import (
 from accel.launch.train import start
 from accel.runs.directory import wait_for_writer
 from accel.runs.job import Job
-from accel.supervision.activity import PREPARING, WORDS, Activity, Watchdog
+from accel.supervision.activity import PREPARING, WORDS, Activity, Seen, Watchdog
 from accel.supervision.clock import AwakeClock
 from accel.supervision.process_tree import MARK, TreeKiller, new_mark
 from accel.system.signals import FORWARDED, STOP_SIGNALS, SecondInterrupt, end_with_parent, handling
@@ -153,7 +153,7 @@ class _Command:
                     self._end(f"its process was still running {_LEAVE_S:g} s later")
             time.sleep(_POLL_S)
 
-    def _on_hang(self, why: str, times: int) -> None:
+    def _on_hang(self, why: str, times: int, _seen: Seen) -> None:
         if times >= _HUNG_TIMES and not self._said[0]:
             self._end(f"{why}, and nothing in their process can run")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from accel.errors import EXIT_ABORTED, EnvError, contained
 from accel.launch.outcome import how_to_continue, noting_how_to_continue
 from accel.launch.starting import initialiser
-from accel.supervision.activity import WAITING, Activity, Watchdog
+from accel.supervision.activity import Activity, Seen, Watchdog
 from accel.system.signals import Interrupted, StopRequest, interruptible
 from accel.transport.base import TransportOptions
 from accel.transport.pinning import all_cores
@@ -54,13 +54,13 @@ def learn_in_one_process(
 
             inline = InlineActor(end, partial(DeviceActor, device=choose_device(job.config.learner.device)))
         limits_s = job.config.acting.actor_timeout_s, job.config.run.peer_timeout_s
-        with interruptible(lambda: end.activity.words[1] != WAITING) as interrupt:
+        with interruptible(end.activity.now) as interrupt:
             hung = partial(_end_hang, job, interrupt, leave)
 
-            def interrupted() -> bool:
+            def interrupted(seen: Seen) -> bool:
                 asked = inline.is_over
                 if is_over := asked is not None and bool(asked()):
-                    interrupt(Interrupted())
+                    interrupt(Interrupted(), seen)
                 return is_over
 
             try:
@@ -70,7 +70,7 @@ def learn_in_one_process(
                     return run_session(job, place, inline, initialise)
             finally:
                 late = f"closing the environments took longer than {_CLOSE_S:g} s"
-                with Watchdog(end.activity, _CLOSE_S, _CLOSE_S, lambda _, times: hung(late, times)):
+                with Watchdog(end.activity, _CLOSE_S, _CLOSE_S, lambda _, *how: hung(late, *how)):
                     _close(inline)
 
 
@@ -84,11 +84,16 @@ def _close(inline: InlineActor) -> None:
 
 
 def _end_hang(
-    job: Job, interrupt: Callable[[BaseException], None], leave: Callable[[int], NoReturn] | None, why: str, times: int
+    job: Job,
+    interrupt: Callable[[BaseException, Seen], None],
+    leave: Callable[[int], NoReturn] | None,
+    why: str,
+    times: int,
+    seen: Seen,
 ) -> None:
     """Raise in the environment's step, which costs that environment; code that is not Python may never hear of it."""
     if times == 1 or leave is None:
-        interrupt(EnvError(why))
+        interrupt(EnvError(why), seen)
         if times == 2:
             logger.error("accel: %s, and cannot be interrupted; train() waits for them. %s", why, how_to_continue(job))
     else:

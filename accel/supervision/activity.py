@@ -14,6 +14,8 @@ from accel.system.memory import map_memory
 STEPPING, PREPARING, WAITING = 0, 1, 2
 """Phases: a step or less at a time; construction, resets and other work that may take longer; for the other side."""
 WORDS = 2
+Seen = tuple[int, int]
+"""Progress and phase of a process at one moment."""
 _LOOK_S = 0.25
 _GRACE_S = 1.0
 
@@ -30,6 +32,10 @@ class Activity:
 
     def __init__(self, words: memoryview | None = None) -> None:
         self.words = memoryview(array("q", [0, PREPARING])) if words is None else words
+
+    def now(self) -> Seen:
+        """Progress and phase."""
+        return self.words[0], self.words[1]
 
     def enter(self, phase: int) -> int:
         """Enter a phase; returns the one before."""
@@ -50,20 +56,21 @@ class HangDetector:
     Attributes:
         step_s, preparation_s: how long a step may take, and construction or a reset.
         since_s: when there was progress last, as looks or the user tell. longest_s: the longest time without.
+        seen: progress and phase at the last look.
     """
 
     def __init__(self, activity: Activity, step_s: float = math.inf, preparation_s: float = math.inf) -> None:
         self.step_s, self.preparation_s = step_s, preparation_s
         self.since_s = self.longest_s = 0.0
-        self._words = activity.words
-        self._seen = (self._words[0], self._words[1])
+        self._activity = activity
+        self.seen = activity.now()
 
     def look(self, now_s: float) -> str:
         """What takes too long; empty as long as nothing does."""
-        seen = (self._words[0], self._words[1])
-        if seen != self._seen or seen[1] == WAITING:
+        seen = self._activity.now()
+        if seen != self.seen or seen[1] == WAITING:
             self.longest_s = max(self.longest_s, now_s - self.since_s)
-            self._seen, self.since_s = seen, now_s
+            self.seen, self.since_s = seen, now_s
             return ""
         is_prepared = seen[1] == STEPPING
         limit_s = self.step_s if is_prepared else max(self.step_s, self.preparation_s)
@@ -80,9 +87,10 @@ class Watchdog:
 
     Args:
         activity: what is watched. step_s, preparation_s: how long a step may take, and construction or a reset.
-        hung: called in the thread with what took too long and 1; with 2, 3 … where it takes as long again.
-        interrupted: asked where what is watched has taken a second. True: nobody waits for it any longer, and it was
-            interrupted, which counts as the first time.
+        hung: called in the thread with what took too long and 1; with 2, 3 … where it takes as long again; and the
+            progress and phase that were seen.
+        interrupted: asked with these where what is watched has taken a second. True: nobody waits for it any longer,
+            and it was interrupted, which counts as the first time.
     """
 
     def __init__(
@@ -90,8 +98,8 @@ class Watchdog:
         activity: Activity,
         step_s: float,
         preparation_s: float,
-        hung: Callable[[str, int], None],
-        interrupted: Callable[[], bool] = lambda: False,
+        hung: Callable[[str, int, Seen], None],
+        interrupted: Callable[[Seen], bool] = lambda _: False,
     ) -> None:
         self._detector = HangDetector(activity, step_s, preparation_s)
         self._hung, self._interrupted = hung, interrupted
@@ -112,8 +120,8 @@ class Watchdog:
             if why := detector.look(now_s):
                 detector.since_s = now_s
                 times += 1
-                self._hung(why, times)
+                self._hung(why, times, detector.seen)
             elif detector.since_s == now_s:
                 times = 0
-            elif times == 0 and now_s > detector.since_s + _GRACE_S and self._interrupted():
+            elif times == 0 and now_s > detector.since_s + _GRACE_S and self._interrupted(detector.seen):
                 times = 1

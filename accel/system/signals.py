@@ -81,23 +81,25 @@ def handling(numbers: Iterable[int], handler: Callable[[int, FrameType | None], 
 
 
 @contextmanager
-def interruptible(applies: Callable[[], bool]) -> Iterator[Callable[[BaseException], None]]:
-    """Meanwhile other threads can raise an exception in the main thread, where that runs Python code and ``applies``.
+def interruptible(progress: Callable[[], object]) -> Iterator[Callable[[BaseException, object], None]]:
+    """Meanwhile other threads can raise an exception in the main thread, where that runs Python code.
 
+    They say which ``progress`` they saw: nothing is raised in a main thread that has gone on since.
     In a thread other than the main one, which cannot be interrupted, what is yielded does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda error: None
+        yield lambda error, seen: None
         return
-    main, errors = threading.get_ident(), list[BaseException]()
+    main, asked = threading.get_ident(), list[tuple[BaseException, object]]()
 
     def raise_newest(_number: int, _frame: FrameType | None) -> None:
-        newest = errors.pop() if errors else None
-        if newest is not None and applies():
-            raise newest
+        if asked:
+            error, seen = asked.pop()
+            if progress() == seen:
+                raise error
 
-    def interrupt(error: BaseException) -> None:
-        errors.append(error)
+    def interrupt(error: BaseException, seen: object) -> None:
+        asked.append((error, seen))
         signal.pthread_kill(main, signal.SIGUSR2)
 
     before = signal.signal(signal.SIGUSR2, raise_newest)

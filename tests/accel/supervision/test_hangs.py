@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from accel.errors import ConfigError, EnvError
 from accel.launch.outcome import EXIT_STOPPED
 from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import TIMEOUT_S
-from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity, Watchdog
+from accel.supervision.activity import PREPARING, STEPPING, WAITING, Activity, Seen, Watchdog
 from accel.supervision.processes import descendants, is_running
 from accel.system.signals import interruptible
 from tests.waiting import until
@@ -63,11 +63,11 @@ def test_a_hang_costs_its_environment_and_the_time_limit_is_kept(
 def test_environments_that_hang_in_one_step_are_interrupted_one_after_another() -> None:
     """Not once for all of them, after which the second would count as code that cannot be interrupted."""
     environment, times = make_vector_env("CartPole-v1", 3, wrappers=[f"{TROUBLED}HangsAtOnce"]), list[int]()
-    with interruptible(lambda: True) as interrupt:
+    with interruptible(environment.activity.now) as interrupt:
 
-        def hung(why: str, count: int) -> None:
+        def hung(why: str, count: int, seen: Seen) -> None:
             times.append(count)
-            interrupt(EnvError(why))
+            interrupt(EnvError(why), seen)
 
         with Watchdog(environment.activity, 1.0, 1.0, hung):
             environment.reset(seed=0)
@@ -262,7 +262,7 @@ def test_an_evaluation_that_hangs_is_given_up(tmp_path: Path, capsys: pytest.Cap
 def test_an_activity_without_progress_is_told_until_it_goes_on(phase: int) -> None:
     activity, told = Activity(), list[tuple[str, int]]()
     activity.enter(phase)
-    with Watchdog(activity, 0.5, 1.0, lambda why, times: told.append((why, times))):
+    with Watchdog(activity, 0.5, 1.0, lambda why, times, _: told.append((why, times))):
         assert until(lambda: len(told) == 2, LIMIT_S)
         activity.words[0] += 1
         assert until(lambda: len(told) == 3, LIMIT_S)
@@ -274,9 +274,11 @@ def test_an_activity_without_progress_is_told_until_it_goes_on(phase: int) -> No
     assert all(("a step" if phase == STEPPING else "a reset") in why for why, _ in told)
 
 
-def test_the_main_thread_is_left_alone_where_no_interruption_applies() -> None:
-    with interruptible(lambda: False) as interrupt:
-        thread = threading.Timer(0.1, interrupt, [EnvError("enough")])
-        thread.start()
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_main_thread_that_has_gone_on_is_not_interrupted(goes_on: bool) -> None:
+    activity = Activity()
+    with interruptible(activity.now) as interrupt, nullcontext() if goes_on else pytest.raises(EnvError):
+        seen = activity.now()
+        activity.words[0] += goes_on
+        threading.Timer(0.1, interrupt, [EnvError("enough"), seen]).start()
         time.sleep(0.5)
-        thread.join()
