@@ -27,7 +27,8 @@ FEW_THREADS = 2
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer's weight [out, in] and bias [out], and where their gradients are written; all without a graph."""
+    """A linear layer's weight [out, in] and bias [out], and where their gradients are written, None where nobody trains
+    them; all without a graph."""
 
     weight: Tensor
     bias: Tensor
@@ -70,7 +71,6 @@ class CompiledTowers:
         self._towers = (compiled.Tower * len(each))(*each)
         self._start = ctypes.addressof(self._towers), len(each)
         self._packed = 2 * kernels.lanes * max(self._inputs, self._columns, compiled.BLOCK)
-        self._trained = all(layer.of_weight is not None for tower in towers for layer in (*tower.layers, *tower.heads))
 
     def run(self, x: Tensor) -> tuple[list[Tensor], CompiledWay]:
         """The outputs of all heads of x [N, F], or of the last layer of a tower that has none; and the way back."""
@@ -78,7 +78,7 @@ class CompiledTowers:
         if inputs != self._inputs:
             raise ValueError(f"layers of {self._inputs} inputs got {inputs}")
         x, room = x.contiguous(), -(-rows // 16) * 16  # see chain.c
-        values = torch.empty(room * self._columns + self._packed)
+        values = _room(room * self._columns + self._packed)
         address = values.data_ptr()
         self._forward(*self._start, rows, x.data_ptr(), address, address + 4 * room * self._columns)
         outputs = [values.as_strided((rows, width), (width, 1), room * start) for start, width in self._handed_out]
@@ -90,15 +90,14 @@ class CompiledTowers:
         plain = [gradient.float().contiguous() for gradient in gradients]
         if [(rows, width) for _, width in self._handed_out] != [gradient.shape for gradient in plain]:
             raise ValueError(f"heads {self._handed_out} of {rows} rows got gradients {[g.shape for g in plain]}")
-        trains = of_x is None
-        if trains and not self._trained:
-            raise ValueError("layers that are not trained have no gradients")
+        if not all(tower.heads for tower in self._given):
+            raise ValueError("a tower without heads has no way back")
         into, first = (None, 0) if of_x is None else (of_x.data_ptr(), inputs - of_x.shape[1])
-        memory = torch.empty(self._packed + 2 * compiled.BLOCK * self._widest)
+        memory = _room(self._packed + 2 * compiled.BLOCK * self._widest)
         address, starts = memory.data_ptr(), (ctypes.c_void_p * len(plain))(*[its.data_ptr() for its in plain])
         self._backward(
-            *self._start, rows, way.x.data_ptr(), way.values.data_ptr(), address, starts, trains, into, first,
-            address + 4 * self._packed,
+            *self._start, rows, way.x.data_ptr(), way.values.data_ptr(), address, starts, of_x is None, into,
+            first, address + 4 * self._packed,
         )  # fmt: skip
 
 
@@ -123,14 +122,32 @@ class CompiledWay:
 
 
 def suits(towers: Sequence[Tower]) -> bool:
-    """Whether such towers are small enough, and kernels are compiled for this CPU."""
+    """Whether such towers are small enough, lie as the kernels read them, and kernels are compiled for this CPU."""
     widths = [layer.bias.shape[0] for tower in towers for layer in tower.layers]
-    return all(tower.layers for tower in towers) and max(widths) <= WIDEST and bool(kernels_here())
+    are_small = all(tower.layers for tower in towers) and max(widths) <= WIDEST
+    layers = (layer for tower in towers for layer in (*tower.layers, *tower.heads))
+    return are_small and all(map(_lies_plainly, layers)) and bool(kernels_here())
 
 
 def takes(rows: int) -> bool:
     """Whether so many rows are quicker here than by torch."""
     return rows <= MOST_ROWS or torch.get_num_threads() <= FEW_THREADS
+
+
+def _lies_plainly(layer: Layer) -> bool:
+    """Whether all is float32 in this machine's memory, and a gradient lies as its parameter."""
+    parts = [(layer.weight, layer.of_weight), (layer.bias, layer.of_bias)]
+    tensors = [tensor for pair in parts for tensor in pair if tensor is not None]
+    return (
+        all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+        and (layer.weight.is_contiguous() or layer.weight.t().is_contiguous())
+        and layer.bias.is_contiguous()
+        and all(its is None or its.stride() == part.stride() for part, its in parts)
+    )
+
+
+def _room(floats: int) -> Tensor:
+    return torch.empty(floats, dtype=torch.float32, device="cpu")  # whatever the caller's default is
 
 
 def _at_its_address(layer: Layer) -> compiled.Layer:

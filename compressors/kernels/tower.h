@@ -79,21 +79,23 @@ TARGET void NAME(forward)(const Tower *tower, int towers, int rows, const float 
 /* From the gradient of an activation's output y to that of its input, in place. */
 static TARGET void NAME(derive)(int activation, long count, const float *restrict y, float *restrict gradient) {
   switch (activation) {
-    case RELU: for (long i = 0; i < count; i++) gradient[i] = y[i] > 0.0f ? gradient[i] : 0.0f; break;
+    case RELU: for (long i = 0; i < count; i++) gradient[i] = y[i] <= 0.0f ? 0.0f : gradient[i]; break;
     case TANH: for (long i = 0; i < count; i++) gradient[i] *= 1.0f - y[i] * y[i]; break;
     case SIGMOID: for (long i = 0; i < count; i++) gradient[i] *= y[i] * (1.0f - y[i]); break;
     case ELU: for (long i = 0; i < count; i++) gradient[i] *= y[i] > 0.0f ? 1.0f : y[i] + 1.0f;
   }
 }
 
-/* From the gradient of a layer's sums [rows, outputs] to those of its weight and bias; added to what is there, or not. */
+/* From the gradient of a layer's sums [rows, outputs] to those of its weight and bias, each unless NULL; added to what is
+   there, or not. */
 static TARGET void NAME(of_layer)(const Layer *of, int rows, const float *gradient, const float *inputs, int add,
                                   float *packed) {
   int n = of->inputs, m = of->outputs;
   float *restrict sums = of->of_bias;
   Matrix outputs = {gradient, m, 1}, outputs_t = {gradient, 1, m}, x = {inputs, n, 1}, x_t = {inputs, 1, n};
-  if (of->column == 1) NAME(multiply)(m, rows, n, outputs_t, x, NULL, add, of->of_weight, packed);
-  else NAME(multiply)(n, rows, m, x_t, outputs, NULL, add, of->of_weight, packed);
+  if (of->of_weight && of->column == 1) NAME(multiply)(m, rows, n, outputs_t, x, NULL, add, of->of_weight, packed);
+  else if (of->of_weight) NAME(multiply)(n, rows, m, x_t, outputs, NULL, add, of->of_weight, packed);
+  if (!sums) return;
   if (!add) memset(sums, 0, sizeof(float) * m);
   for (int r = 0; r < rows; r++)
     for (int j = 0; j < m; j++) sums[j] += gradient[(long)r * m + j];

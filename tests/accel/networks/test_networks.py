@@ -113,12 +113,23 @@ def test_every_activation_has_the_gradients_of_autograd(text: str, activation: A
     _compare_gradients(build_network(text, VECTOR, activation=activation, seed=0), "value")
 
 
+@pytest.mark.parametrize("frozen", ["torso.", "bias", "policy_head.", "critic_head.", "log_std"])
+@pytest.mark.parametrize("text", ["mlp:16x2", f"mlp:{WIDEST + 8}x2"], ids=["compiled", "wide"])
+def test_frozen_parameters_stay_and_the_others_have_the_gradients_of_autograd(text: str, frozen: str) -> None:
+    network = build_network(text, VECTOR, seed=0)
+    named = [parameter for name, parameter in network.named_parameters() if frozen in name]
+    for parameter in named:
+        parameter.requires_grad_(False)
+    _compare_gradients(network, "value")
+    assert named and all(parameter.grad is None for parameter in named)
+
+
 def _compare_gradients(network: PolicyNetwork, kind: str) -> None:
     arguments = _observations(network.spec, 3, 2), _first(3, 2), _state(network, 2)
     expected = network(*arguments)
     predictions = expected.values if kind == "value" else expected.action_values
     of_params, of_predictions = torch.randn_like(expected.params), torch.randn_like(predictions)
-    parameters = list(network.parameters())
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     theirs = torch.autograd.grad([expected.params, predictions], parameters, [of_params, of_predictions])
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)

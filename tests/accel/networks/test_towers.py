@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 
 from accel.compressors.kernels.library import kernels_here, why_none
 from accel.config.parts import Activation
-from accel.networks.compiled_towers import FEW_THREADS, MOST_ROWS, CompiledTowers, CompiledWay, Layer, Tower
+from accel.networks.compiled_towers import FEW_THREADS, MOST_ROWS, CompiledTowers, CompiledWay, Layer, Tower, suits
 from accel.networks.dense import FUNCTIONS
 from accel.networks.towers import Towers
 
@@ -118,8 +120,9 @@ def test_compiled_towers_hide_nothing_that_is_not_finite(activation: Activation)
     outputs, way = CompiledTowers(made, activation).run(x)
     expected, _ = by_autograd(made, activation, x)
     torch.testing.assert_close(outputs[0].double(), expected[0].detach(), equal_nan=True, rtol=1e-4, atol=1e-5)
-    way.pull([torch.full((6, 2), float("nan"))])
-    assert all(bool(torch.isnan(tensor).any()) for tensor in parts(made, "of_weight", "of_bias"))
+    for gradient in (torch.ones(6, 2), torch.full((6, 2), float("nan"))):
+        way.pull([gradient])
+        assert all(bool(torch.isnan(tensor).any()) for tensor in parts(made, "of_weight"))
 
 
 @needs_kernels
@@ -132,7 +135,62 @@ def test_what_does_not_fit_compiled_towers_is_refused() -> None:
     for wrong in ([torch.zeros(3, 2)], [torch.zeros(3, 2), torch.zeros(2, 1)]):
         with pytest.raises(ValueError, match="of 3 rows got gradients"):
             way.pull(wrong)
-    frozen = [Tower([Layer(its.weight, its.bias) for its in made[0].layers], made[0].heads)]
-    _, way = CompiledTowers(frozen, "relu").run(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="not trained"):
-        way.pull([torch.zeros(3, 2), torch.zeros(3, 1)])
+    _, way = CompiledTowers([Tower(made[0].layers)], "relu").run(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="without heads"):
+        way.pull([torch.zeros(3, 8)])
+
+
+@needs_kernels
+@given(kept=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=4, max_size=4), rows=st.sampled_from([3, 300]))
+def test_of_parameters_that_nobody_trains_no_gradient_is_written(kept: list[tuple[bool, bool]], rows: int) -> None:
+    torch.manual_seed(0)
+    whole, x = make(4, [([8, 6], [2, 3])]), torch.randn(rows, 4)
+    gradients = [torch.randn(rows, 2), torch.randn(rows, 3)]
+    _, way = CompiledTowers(whole, "tanh").run(x)
+    way.pull(gradients)
+    layers = [*whole[0].layers, *whole[0].heads]
+    some = [
+        Layer(
+            its.weight,
+            its.bias,
+            torch.empty_like(its.weight) if weight else None,
+            torch.empty_like(its.bias) if bias else None,
+        )
+        for (weight, bias), its in zip(kept, layers, strict=True)
+    ]
+    _, way = CompiledTowers([Tower(some[:2], some[2:])], "tanh").run(x)
+    way.pull(gradients)
+    for mine, all_of_it in zip(some, layers, strict=True):
+        for name in ("of_weight", "of_bias"):
+            if getattr(mine, name) is not None:
+                assert torch.equal(getattr(mine, name), getattr(all_of_it, name))
+
+
+@needs_kernels
+def test_only_towers_that_lie_as_the_kernels_read_them_are_compiled() -> None:
+    whole = layer(8, 3)
+
+    def is_taken(**parts: Tensor) -> bool:
+        return suits([Tower([replace(whole, **parts)], [layer(3, 1)])])
+
+    wide = torch.zeros(3, 16)
+    assert is_taken() and is_taken(weight=torch.zeros(8, 3).t(), of_weight=torch.zeros(8, 3).t())
+    assert not is_taken(weight=wide[:, ::2]) and not is_taken(of_weight=wide[:, :8]) and not is_taken(bias=wide[:, 0])
+    assert not is_taken(weight=torch.zeros(8, 3).t())
+    for name in ("weight", "bias", "of_weight", "of_bias"):
+        for dtype in (torch.float64, torch.bfloat16):
+            assert not is_taken(**{name: getattr(whole, name).to(dtype)})
+        assert not is_taken(**{name: getattr(whole, name).to("meta")})
+
+
+@needs_kernels
+def test_towers_are_float32_whatever_the_default_is() -> None:
+    made, x = make(4, [([8], [2])]), torch.randn(6, 4)
+    torch.set_default_dtype(torch.float64)
+    try:
+        (output,), way = CompiledTowers(made, "relu").run(x)
+        way.pull([torch.ones(6, 2)])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (expected,), _ = CompiledTowers(made, "relu").run(x)
+    assert output.dtype == torch.float32 and torch.equal(output, expected)
