@@ -50,7 +50,8 @@ def test_every_batch_runtime_and_scheme_has_a_row() -> None:
         assert row["speedup_fp32"] == pytest.approx(peers["onnxruntime", "fp32"] / number(row, "us"))
     in_torch, fp32, int8, _ = rows[:4]
     assert in_torch["kl"] is None and fp32["greedy_agreement"] == 1.0
-    assert number(fp32, "kl") < 1e-9 < number(int8, "kl") < 0.1
+    assert number(fp32, "kl") < 1e-9 and number(int8, "kl") < 0.1
+    assert number(fp32, "action_error") < 1e-8 < number(int8, "action_error")
 
 
 @pytest.mark.slow

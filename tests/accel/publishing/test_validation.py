@@ -145,7 +145,7 @@ def test_an_unclear_quick_check_takes_further_rows_in_the_open_session(
 
     assert quick_check(1.01 * of_few) == (True, more - 2 * few), "few were enough"
     assert quick_check(0.5 * (of_few + of_more)) == (True, -1)
-    assert quick_check(0.99 * of_more) == (False, -1), "a full check decides"
+    assert quick_check(0.9 * of_more) == (False, -1), "a full check decides"
 
 
 def _recent(net: PolicyNetwork, rows: int = 256, first: int = 0) -> RecentInputs:
