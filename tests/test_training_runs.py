@@ -105,7 +105,7 @@ def test_help_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gpu-halfcheetah", "gpu-scaling", "gpu-device"])
+@pytest.mark.parametrize("name", ["gpu-halfcheetah", "gpu-scaling", "gpu-central", "gpu-central-images", "gpu-device"])
 def test_what_needs_a_gpu_is_rehearsed_on_the_cpu(name: str, tmp_path: Path) -> None:
     """Each variant once, with a small network and a few steps; the page is drawn."""
     case = runner().read_cases(PROJECT / "scripts/evidence/cases.toml")[name]
@@ -116,10 +116,16 @@ def test_what_needs_a_gpu_is_rehearsed_on_the_cpu(name: str, tmp_path: Path) -> 
         "10000000": "9000",
         "100000000": "9000",
         "18": "2",
+        "25": "2",
+        "bf16": "none",
+        "12": "2",
+        "mlp:512x3": "mlp:16x1",
+        "impala-resnet": "impala-resnet:0.25",
     }
     lines = [f"[case.{name}]", f"baseline = {case.baseline!r}", f"lanes = {list(map(list, case.lanes))}", "seeds = 1"]
     lines += [f"arguments = {[small.get(word, word) for word in case.arguments]}", "needs = ['module:mujoco']"]
-    lines += [f"[case.{name}.variants]", *(f"{v.name} = {list(v.arguments)}" for v in case.variants)]
+    variants = [(v.name, [small.get(word, word) for word in v.arguments]) for v in case.variants]
+    lines += [f"[case.{name}.variants]", *(f"{name} = {words}" for name, words in variants)]
     (tmp_path / "table.toml").write_text("\n".join(lines))
     done = call(cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

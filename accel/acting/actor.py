@@ -150,13 +150,13 @@ class Actor:
         return ReadyCollector(self._environment, policy, sampler, self.layout, priorities, ahead)
 
     def _make_policy(self, sampler: Sampler) -> SessionPolicy:
+        if self.config.central:
+            transport = cast(ChildActor, self._transport)
+            return CentralPolicy(self.layout, sampler, transport, self._timeout_s)
         if self.config.torch_options is not None:
             from accel.acting.torch_policy import TorchPolicy, make_module
 
             return TorchPolicy(make_module(self.config.torch_options, self.spec), self.layout, sampler)
-        if self.config.central:
-            transport = cast(ChildActor, self._transport)
-            return CentralPolicy(self.layout, sampler, transport, self._timeout_s)
         make = ReadyPolicy if self.config.env_workers else SessionPolicy
         return make(self.layout, sampler, self.config.schemes, self.config.runtime)
 

@@ -15,7 +15,8 @@ is the same with its outputs:
     answer      [version, scheme]     next_state_0 …, params of each
 
 Source: Espeholt et al. 2020 (SEED RL), arXiv:1910.06591; Babaeizadeh et al. 2017 (GA3C), arXiv:1611.06256. Deviations:
-the recurrent state stays with the actor, which stores it in unrolls; the server runs on a CPU.
+the recurrent state stays with the actor, which stores it in unrolls; a compressed policy runs on a CPU, and torch's
+(``torch_policy.TorchBatcher``) on the learner's device.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from accel.acting.policy import (
     Array,
     Bools,
     Floats,
+    InPlaceSession,
     LoadedPolicy,
     SessionPolicy,
     Tensors,
@@ -112,10 +114,20 @@ class CentralPolicy(SessionPolicy):
 
 
 class InferenceServer:
-    """Runs the newest policy, which its transport brings, for a learner's actors; ``pin`` binds it to its core."""
+    """Runs the newest policy, which its transport brings, for a learner's actors.
 
-    def __init__(self, transport: RemoteActor, questions: Questions, pin: Callable[[], object]) -> None:
-        self._transport, self._questions, self._pin = transport, questions, pin
+    Args:
+        pin: binds this process to its core. make: what answers with the policies of a run.
+    """
+
+    def __init__(
+        self,
+        transport: RemoteActor,
+        questions: Questions,
+        pin: Callable[[], object],
+        make: Callable[[ActorConfig], PolicyBatcher],
+    ) -> None:
+        self._transport, self._questions, self._pin, self._make = transport, questions, pin, make
         self._batcher: PolicyBatcher | None = None
 
     def serve(self) -> int:
@@ -149,7 +161,7 @@ class InferenceServer:
         while (message := self._transport.poll_welcome()) is not None:
             if self._batcher is None:
                 config = ActorConfig.from_json(message)
-                self._batcher = PolicyBatcher(config.schemes, config.runtime)
+                self._batcher = self._make(config)
                 if config.pin_cores:
                     self._pin()
         if (update := self._transport.pull()) is not None and self._batcher is not None:
@@ -162,7 +174,7 @@ class PolicyBatcher(LoadedPolicy):
     def __init__(self, schemes: tuple[str, ...], runtime: Runtime = "native") -> None:
         self._schemes, self._wanted_runtime = schemes, runtime
         self._scheme_id = 0
-        self._sessions: dict[int, PolicySession] = {}
+        self._sessions: dict[int, InPlaceSession] = {}
         self._answers: dict[int, Bytes] = {}
 
     def _take(self, payload: bytes) -> float:
@@ -173,8 +185,15 @@ class PolicyBatcher(LoadedPolicy):
             row_of({spec.name: (spec.dtype, spec.with_batch(1)[1:]) for spec in specs})
             for specs in (artifact.inputs, artifact.outputs)
         )
-        self._sessions, self.scheme, self.runtime = {1: session}, artifact.scheme, session.ran_on
+        self._first, self._sessions = session, {}
+        self.scheme, self.runtime = artifact.scheme, session.ran_on
         return deserialise_s
+
+    def _session(self, rows: int) -> InPlaceSession:
+        """The newest policy for at least so many rows."""
+        if rows not in self._sessions:
+            self._sessions[rows] = self._first.with_batch(rows)
+        return self._sessions[rows]
 
     def answer(self, asked: list[tuple[int, Bytes]]) -> list[tuple[int, Bytes]]:
         """(rank, answer) to each (rank, question); an answer's buffer is that rank's until it asks again.
@@ -183,10 +202,7 @@ class PolicyBatcher(LoadedPolicy):
             TransportError: a question is for another policy. ArtifactError: the policy fails on this batch.
         """
         rows = [_rows(question) for _, question in asked]
-        count = sum(rows)
-        if count not in self._sessions:
-            self._sessions[count] = self._sessions[1].with_batch(count)
-        session, start = self._sessions[count], 0
+        session, start = self._session(sum(rows)), 0
         for (_, question), count in zip(asked, rows, strict=True):
             for name, tensor in open_message(question, self._question, count)[1].items():
                 session.inputs[name][start : start + count] = tensor

@@ -1,18 +1,27 @@
-"""The same actor on torch eager, uncompressed: the baseline that compression is measured against. Imports torch."""
+"""The same actor on torch eager, uncompressed: the baseline that compression is measured against. Imports torch.
+
+For central inference the learner's device runs the policy for all actors.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from time import perf_counter
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from accel.acting.policy import Array, SessionPolicy
+from accel.acting.central import PolicyBatcher, row_of
+from accel.acting.policy import Array, InPlaceSession, SessionPolicy
 from accel.acting.rules import Sampler
+from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import make_algorithm
+from accel.algorithms.cuda_graphs import make_runner
+from accel.algorithms.gradient_exchange import GradientExchange
 from accel.compressors.errors import ArtifactError
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
@@ -20,10 +29,35 @@ from accel.experience.unroll import UnrollLayout
 from accel.networks.observations import example_inputs
 from accel.networks.policy import PolicyModule
 
+_SCHEME = "fp32"
+_SPEC = "spec"
 
-def serialise_module(module: torch.nn.Module) -> bytes:
-    """The acting module's parameters and buffers as safetensors."""
-    return save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()})
+
+def serialise_module(module: torch.nn.Module, spec: EnvSpec) -> bytes:
+    """The acting module's parameters and buffers as safetensors, and the environment's layout beside them."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    return save_tensors(tensors, {_SPEC: json.dumps(spec.to_json())})
+
+
+def read_spec(payload: bytes) -> EnvSpec:
+    """The environment's layout in what ``serialise_module`` gives. Raises ArtifactError."""
+    try:
+        header = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
+        return EnvSpec.from_json(json.loads(header["__metadata__"][_SPEC]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"these are no weights of a policy: {error!r}") from None
+
+
+def load_weights(module: torch.nn.Module, payload: bytes) -> None:
+    """Write what ``serialise_module`` gives into a module: all tensors, or none. Raises ArtifactError."""
+    try:
+        tensors = load_tensors(bytes(payload))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ArtifactError(f"these are no weights of a policy: {error}") from None
+    wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in module.state_dict().items()}
+    if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != wanted:
+        raise ArtifactError("the weights are of another network than this actor's")
+    module.load_state_dict(tensors)
 
 
 def make_module(options: Mapping[str, object], spec: EnvSpec) -> PolicyModule:
@@ -71,7 +105,10 @@ class TorchSession:
     @torch.inference_mode()
     def _call(self) -> tuple[torch.Tensor, ...]:
         observations, *others = self._tensors
-        outputs = self._module(observations.contiguous(memory_format=self._layout), *others)
+        return self._apply(observations.contiguous(memory_format=self._layout), *others)
+
+    def _apply(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = self._module(*inputs)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
@@ -89,16 +126,66 @@ class TorchPolicy(SessionPolicy):
         self._use(TorchSession(self._module, example, layout.envs, order))
 
     def _take(self, payload: bytes) -> float:
-        """All tensors are checked before any is written: so that no policy is loaded in part."""
         before = perf_counter()
-        try:
-            tensors = load_tensors(bytes(payload))
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise ArtifactError(f"these are no weights of a policy: {error}") from None
-        wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in self._module.state_dict().items()}
-        if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != wanted:
-            raise ArtifactError("the weights are of another network than this actor's")
-        deserialise_s = perf_counter() - before
-        self._module.load_state_dict(tensors)
+        load_weights(self._module, payload)
         self.runtime = "torch"
-        return deserialise_s
+        return perf_counter() - before
+
+
+class TorchBatcher(PolicyBatcher):
+    """Answers with the learner's own network on a device, in its precision, recorded as CUDA graphs where that is on.
+
+    A batch has a power of two rows, so that few are recorded; rows that nobody asked for are computed too.
+    """
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        super().__init__((_SCHEME,))
+        torch.set_num_threads(1)
+        self._config, self._device = config, device
+        self._module: PolicyModule | None = None
+
+    def _take(self, payload: bytes) -> float:
+        before = perf_counter()
+        if self._module is None:
+            self._make(read_spec(payload))
+        load_weights(cast(PolicyModule, self._module), payload)
+        self.scheme, self.runtime = _SCHEME, f"torch on {self._device.type}, central"
+        return perf_counter() - before
+
+    def _make(self, spec: EnvSpec) -> None:
+        runner = make_runner(self._config, GradientExchange(), self._device)
+        self._algorithm = cast(GradientAlgorithm, make_algorithm(self._config, spec, self._device, runner=runner))
+        network = self._algorithm.network
+        self._module, self._example = network.acting_module().eval(), example_inputs(spec, network.state_shapes)
+        first = self._session(1)
+        self._question, self._answer = (
+            row_of({name: (str(array.dtype), array.shape[1:]) for name, array in arrays.items()})
+            for arrays in (first.inputs, first.outputs)
+        )
+
+    def _session(self, rows: int) -> InPlaceSession:
+        rows = 1 << (rows - 1).bit_length()
+        if rows not in self._sessions:
+            self._sessions[rows] = _DeviceSession(
+                cast(PolicyModule, self._module), self._example, rows, self._algorithm
+            )
+        return self._sessions[rows]
+
+
+class _DeviceSession(TorchSession):
+    """On the device of an algorithm, as that runs its own parts."""
+
+    def __init__(
+        self, module: PolicyModule, example: Mapping[str, torch.Tensor], batch: int, algorithm: GradientAlgorithm
+    ) -> None:
+        self._algorithm = algorithm
+        super().__init__(module, example, batch)
+
+    def _apply(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        algorithm = self._algorithm
+        there = [tensor.to(algorithm.device, non_blocking=True) for tensor in inputs]
+        return tuple(output.cpu() for output in algorithm.runner.run(self._step, lambda phase: None, *there))
+
+    def _step(self, mark: object, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with self._algorithm.autocast():
+            return tuple(output.float() for output in self._module(*inputs))

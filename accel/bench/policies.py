@@ -195,7 +195,9 @@ class MeasuredPolicy:
         """
         found = []
         if "torch" in runtimes:
-            found.append(Variant("torch", FULL_PRECISION, serialise_module(self.run.policy), _NO_MISMATCH))
+            found.append(
+                Variant("torch", FULL_PRECISION, serialise_module(self.run.policy, self.run.spec), _NO_MISMATCH)
+            )
         if {*runtimes} == {"torch"}:
             return found
         native, messages = [], []

@@ -82,7 +82,8 @@ class ActingConfig(Options):
     actor_runtime: Literal["native", "onnxruntime", "torch"] = Field(
         "native",
         description="what runs the actors' policy: native: compiled kernels for policies of dense layers, onnxruntime "
-        "for others; onnxruntime: always that; torch: torch eager, uncompressed, for comparison",
+        "for others; onnxruntime: always that; torch: torch eager, uncompressed, for comparison, or with central "
+        "inference on the learner's device",
     )
     inference: Literal["local", "central"] = Field(
         "local",

@@ -219,8 +219,6 @@ class TrainConfig(BaseModel):
                 "inference = 'central' answers with the newest policy at every step, schedule 'synchronous' acts with "
                 "one policy for a whole round: use --inference local, or an algorithm that does not wait, such as ppo"
             )
-        if self.acting.actor_runtime == "torch":
-            raise ConfigError("inference = 'central' runs compressed policies: leave actor_runtime = 'torch' out")
 
     def _check_env_workers(self) -> None:
         if not self.acting.env_workers:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accel.acting.supervisor import ActorSupervisor
 from accel.errors import EXIT_ABORTED, LaunchError
@@ -19,6 +20,10 @@ from accel.transport.launcher import LaunchInfo, Role, detect_launch
 from accel.transport.learners import take_role
 from accel.transport.pinning import pin_rank
 from accel.transport.remote_actor import RemoteActor
+
+if TYPE_CHECKING:
+    from accel.acting.central import PolicyBatcher
+    from accel.config.actor import ActorConfig
 
 
 def act(
@@ -63,12 +68,25 @@ def act(
 def _infer(info: LaunchInfo, transport: RemoteActor, questions: Questions) -> int:
     from accel.acting.central import InferenceServer
 
-    server = InferenceServer(transport, questions, lambda: pin_rank(info))
+    server = InferenceServer(transport, questions, lambda: pin_rank(info), _batcher)
     try:
         return server.serve()
     except USER_ERRORS as error:
         transport.report({"error": str(error)})
         return EXIT_ABORTED
+
+
+def _batcher(config: ActorConfig) -> PolicyBatcher:
+    from accel.acting.central import PolicyBatcher
+
+    if config.torch_options is None:
+        return PolicyBatcher(config.schemes, config.runtime)
+    from accel.acting.torch_policy import TorchBatcher
+    from accel.config import TrainConfig
+    from accel.learning.device import choose_device
+
+    run = TrainConfig.from_json(config.torch_options)
+    return TorchBatcher(run, choose_device(run.learner.device))
 
 
 def start_timeout_s(arguments: Sequence[str]) -> float:

@@ -292,7 +292,7 @@ class Publisher:
             self._snapshot.wait()
         if self._config.acting.actor_runtime == "torch":
             is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._published.state_dict().values())
-            return serialise_module(self._published) if is_finite else None
+            return serialise_module(self._published, self._network.spec) if is_finite else None
         self._adopt_results()
         if self._recent.full and not self._proved_on_real_rows:
             self._proved_on_real_rows = True

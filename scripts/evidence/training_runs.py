@@ -397,7 +397,7 @@ def _table(case: Case, samples: Mapping[str, Sample]) -> str:
             continue
         reached = sum(str(summary["reason"]).startswith("mean return") for summary in summaries)
         cells = [
-            _spread([s[k] for s in summaries if s.get(k) is not None])
+            _spread([s.get(k) for s in summaries])
             for k in ("training_s", "env_steps", "env_steps_per_s", "return_mean")
         ]
         cells.append(_spread([100 * s["learner_s"].get("wait", 0.0) / sum(s["learner_s"].values()) for s in summaries]))
@@ -406,7 +406,8 @@ def _table(case: Case, samples: Mapping[str, Sample]) -> str:
     return "\n".join(lines)
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(measured: Sequence[float | None]) -> str:
+    values = [value for value in measured if value is not None]
     if not values:
         return "–"
     digits = 1 if max(map(abs, values)) < 1000 else 0

@@ -17,15 +17,25 @@ INFERENCE, LAST = 1, 3
 
 @pytest.mark.learning
 @pytest.mark.timeout(LEARNING_LIMIT_S + 60.0)
-@pytest.mark.parametrize("algorithm", ["seed", pytest.param("ga3c", marks=pytest.mark.long)])
-def test_actors_that_only_step_environments_learn(algorithm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "acts"),
+    [
+        ("seed", "int8"),
+        pytest.param("seed", "torch", marks=pytest.mark.long),
+        pytest.param("ga3c", "int8", marks=pytest.mark.long),
+    ],
+)
+def test_actors_that_only_step_environments_learn(algorithm: str, acts: str, tmp_path: Path) -> None:
     limits = ("--stop-at-return", "100", "--stop-window", "20", "--total-env-steps", "200000")
     network = ("--network", "mlp:64x2", "--unroll-length", "20")
-    with TrainingRun(tmp_path, *SEED[2:], "--algorithm", algorithm, *network, *limits) as job:
+    how = ("--actor-runtime", "torch", "--compressor", "fp32") if acts == "torch" else SEED[2:4]
+    with TrainingRun(tmp_path, "--algorithm", algorithm, *how, "--actors", "2", *network, *limits) as job:
         assert job.finish(LEARNING_LIMIT_S) == 0, job.output
         summary = job.summary()
         assert summary.return_mean is not None and summary.return_mean >= 100.0, job.output
-        assert job.mostly_acted_with("int8") and summary.actors == 2 and summary.dead_actors == 0
+        assert job.mostly_acted_with("fp32" if acts == "torch" else "int8")
+        assert (summary.actor_runtime == "torch on cpu, central") == (acts == "torch")
+        assert summary.actors == 2 and summary.dead_actors == 0
 
 
 @pytest.mark.long

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from accel.acting.central import CentralPolicy, PolicyBatcher, message_bytes, open_message, row_of
 from accel.acting.policy import SessionPolicy
+from accel.acting.torch_policy import TorchBatcher, serialise_module
 from accel.compressors.errors import ArtifactError
 from accel.errors import TransportError
 from accel.networks import PolicyNetwork
@@ -87,6 +89,27 @@ def test_an_actor_that_asks_acts_as_with_a_policy_of_its_own(name: str, scheme: 
     for mine, theirs in zip(own.states(), asking.states(), strict=True):
         assert np.abs(mine).max() > 1e-3
         np.testing.assert_allclose(theirs, mine, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mlp:16x2", "mlp:16x1+lstm:8", "nature-cnn:0.1"])
+def test_torch_answers_as_the_compressed_policy_does(name: str) -> None:
+    """Batches of 4 and of 8 rows; the second policy is loaded into the first one's place."""
+    config = config_for(name, "fp32", actor_runtime="torch", normalise_observations=True)
+    batcher = TorchBatcher(config, torch.device("cpu"))
+    for version in (3, 4):
+        network = make_network(config, seed=version)
+        own = SessionPolicy(layout_of(network, envs=ENVS), begun_sampler(network.spec, ENVS), ("fp32",))
+        own.load(update_of(compressed(network, name, "fp32"), version))
+        batcher.load(update_of(serialise_module(network.acting_module(), network.spec), version))
+        asking = central(network, Exchange(batcher))
+        params, asked = played(own, network)[1], played(asking, network)[1]
+        assert np.ptp(params) > 0.01
+        np.testing.assert_allclose(asked, params, atol=1e-4)
+        for mine, theirs in zip(own.states(), asking.states(), strict=True):
+            np.testing.assert_allclose(theirs, mine, atol=1e-4)
+    with pytest.raises(ArtifactError, match="no weights"):
+        batcher.load(update_of(b"nothing", 5))
+    assert batcher.version == 4
 
 
 def test_each_row_names_the_version_and_the_scheme_that_chose_its_actions() -> None:

@@ -39,7 +39,7 @@ def test_parameters_are_those_of_the_published_network(network: str, spec: EnvSp
     policy = TorchPolicy(
         make_module(config.to_json(), spec), UnrollLayout(spec, 4, ENVS, published.state_shapes), sampler
     )
-    policy.load(PolicyUpdate(3, serialise_module(published.acting_module())))
+    policy.load(PolicyUpdate(3, serialise_module(published.acting_module(), spec)))
     assert (policy.version, policy.scheme) == (3, "fp32")
     state = tuple(torch.zeros(ENVS, *s) for s in published.state_shapes)
     actions, params = np.zeros(ENVS, np.int64), np.zeros((ENVS, 4), np.float32)

@@ -155,7 +155,6 @@ TASKS: dict[str, object] = {"task": ("a:A-v0", "b:B-v0"), "algorithm": "impala"}
             {"algorithm": "a3c", "schedule": "synchronous", "learners": 2, "actors": 2},
             "learners = 2: those of algorithm 'a3c' do not wait for each other, schedule 'synchronous' does",
         ),
-        ({"algorithm": "seed", "actor_runtime": "torch"}, "inference = 'central' runs compressed policies"),
         ({"compressor": "qat", "mixed_precision": "bf16", "device": "cuda"}, "mixed_precision = 'none'"),
         ({"hosts": "a", "hostfile": "b"}, "not both"),
         ({"actors": 0, "hosts": "a"}, "one process"),
