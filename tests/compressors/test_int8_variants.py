@@ -58,16 +58,16 @@ def test_what_a_reduction_leaves_stays_close_in_integer_kernels_too(reduction: s
 
 
 def test_channels_and_features_of_different_sizes_keep_their_precision() -> None:
-    """A unit a thousand times smaller than another is as exact where what reads it makes up for it."""
+    """A unit a sixteenth of another's size is as exact where what reads it makes up for it."""
     case, module = made("relu-mlp")
     inputs = case.inputs(128, seed=1)
-    wanted, sizes = run_module(module, inputs)[0], torch.logspace(-3, 0, 32)
-    before = error_of(case.bind("int8(u8s8)", module).refresh(module, 1), module, inputs)
+    wanted, sizes = run_module(module, inputs)[0], torch.logspace(-1.2, 0, 32)
+    before = error_of(case.bind("int8(s8s8)", module).refresh(module, 1), module, inputs)
     module.torso[2].weight.data *= sizes[:, None]
     module.torso[2].bias.data *= sizes
     module.head.weight.data /= sizes[None]
     np.testing.assert_allclose(run_module(module, inputs)[0], wanted, atol=1e-4)
-    assert error_of(case.bind("int8(u8s8)", module).refresh(module, 1), module, inputs) < 1.5 * before
+    assert error_of(case.bind("int8(s8s8)", module).refresh(module, 1), module, inputs) < 1.5 * before
 
 
 def test_ranges_from_a_look_for_drift_are_enough_to_refresh() -> None:
@@ -130,7 +130,7 @@ def test_weights_of_few_bits_reach_their_greatest_codes_and_no_others(option: st
 
 
 def test_drift_is_counted_and_widens_the_ranges() -> None:
-    case, module, plan = bound("relu-mlp", "int8(u8s8,x8)")
+    case, module, plan = bound("relu-mlp", "int8(s8s8,x8)")
     quiet, loud = case.inputs(32, seed=1), case.inputs(256, seed=1)
     module.normaliser.var.fill_(1.0)
     loud["observations"] = loud["observations"] * 3.0
@@ -147,16 +147,18 @@ def test_drift_is_counted_and_widens_the_ranges() -> None:
 
 def test_drift_widens_what_drifted_and_narrows_nothing() -> None:
     """Two rows that make the normalised observation loud where the torso does not, and all else quieter than usual."""
-    case, module, plan = bound("relu-mlp", "int8(u8s8,x8)", rows=256)
+    case, module, plan = bound("relu-mlp", "int8(s8s8,x8)", rows=256)
     before = plan.encoder.ranges
     quiet = {name: array[:2] * np.float32(0.01) for name, array in case.inputs(256, seed=1).items()}
     quiet["observations"][0, 3] = 9.0
     seen = plan.encoder.measure(plan.begin_update(module).parameters, quiet)
-    loud = {name for name, now in seen.items() if before[name].exceeded_by(now)}
-    assert applied(plan, module, PlanUpdate.recalibrate_on_drift, quiet) == len(loud) > 0
+    drifted = plan.encoder.drifted(seen)
+    assert applied(plan, module, PlanUpdate.recalibrate_on_drift, quiet) == drifted > 0
     after = plan.encoder.ranges
-    assert all(after[name].low <= r.low and after[name].high >= r.high for name, r in before.items())
-    assert all(after[name] != before[name] for name in loud)
-    assert any(now.low > before[name].low for name, now in seen.items()), "the rows would have narrowed something"
+    wider = {name: (after[name].low <= r.low) & (after[name].high >= r.high) for name, r in before.items()}
+    assert all(map(np.all, wider.values()))
+    assert sum(bool(np.any(after[name].high > r.high)) for name, r in before.items()) >= drifted
+    assert any(np.any(now.high < before[name].high) for name, now in seen.items()), "the rows would have narrowed some"
     plan.calibrate(quiet)
-    assert any(plan.encoder.ranges[name].low > r.low for name, r in after.items()), "calibration forgets slowly"
+    forgotten = [np.any(plan.encoder.ranges[name].high < r.high) for name, r in after.items()]
+    assert any(forgotten), "calibration forgets slowly"
