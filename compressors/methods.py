@@ -22,6 +22,7 @@ class Encoder(ABC):
 
     Attributes:
         optimisation, cpu_features, variant: see ``CompressedPolicy``.
+        coded_weights: parameters of the module of which nothing but codes is written.
         calibrations: how often activation ranges were measured; 0 for formats without.
         drifted_activations: how many activations, counted over all calibrations but the first, left their range by more
             than 5 % of its width.
@@ -30,12 +31,17 @@ class Encoder(ABC):
     optimisation: Optimisation = "none"
     cpu_features: tuple[str, ...] = ()
     variant: str = ""
+    coded_weights: frozenset[str] = frozenset()
     calibrations: int = 0
     drifted_activations: int = 0
 
     @abstractmethod
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """The serialised model; raises WeightsError when a parameter is not finite."""
+
+    def encode_there(self, parameters: Mapping[str, Array], there: Mapping[str, torch.Tensor]) -> bytes:
+        """``encode``, to whose parameters those of ``coded_weights`` belong that are ``there``, on a device."""
+        return self.encode(parameters)
 
     def fit(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> bytes:
         """The serialised model of a finished policy, rounded to answer these real inputs as the full one does; slow.

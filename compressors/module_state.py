@@ -21,12 +21,20 @@ def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> d
     Raises:
         WeightsError: the module has no tensor of that name.
     """
+    return as_arrays(named_tensors(module) if names is None else leaves_of(module, names))
+
+
+def leaves_of(module: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """A module's parameters and buffers of these names. Raises WeightsError: it has none of one."""
     tensors = named_tensors(module)
-    if names is not None:
-        missing = [name for name in names if name not in tensors]
-        if missing:
-            raise WeightsError(f"the policy has no parameter or buffer {missing[0]!r}; bind the scheme to it again")
-        tensors = {name: tensors[name] for name in names}
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise WeightsError(f"the policy has no parameter or buffer {missing[0]!r}; bind the scheme to it again")
+    return {name: tensors[name] for name in names}
+
+
+def as_arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Array]:
+    """Views on the CPU, copies from a GPU."""
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
         tensors = _to_cpu(tensors)
     return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
@@ -66,7 +74,8 @@ def _to_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     moved: dict[str, torch.Tensor] = {}
     for dtype in {tensor.dtype for tensor in tensors.values()}:
         group = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in group.values()]).cpu()
-        parts = torch.split(flat, [tensor.numel() for tensor in group.values()])
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in group.values()])
+        here = torch.empty(flat.shape, dtype=dtype, pin_memory=flat.is_cuda).copy_(flat)
+        parts = torch.split(here, [tensor.numel() for tensor in group.values()])
         moved.update({name: part.view(group[name].shape) for name, part in zip(group, parts, strict=True)})
     return {name: moved[name] for name in tensors}

@@ -15,7 +15,7 @@ from accel.compressors.arrays import Array, State
 from accel.compressors.artifact import CompressedPolicy, Json
 from accel.compressors.graph.policy_graph import PolicyGraph
 from accel.compressors.methods import Encoder, Reduction
-from accel.compressors.module_state import read_state
+from accel.compressors.module_state import as_arrays, leaves_of, read_state
 from accel.compressors.quantisation.ranges import Range, check_inputs
 
 if TYPE_CHECKING:
@@ -52,14 +52,20 @@ class Plan:
         self._contract = CompressedPolicy(scheme, 0, *contract, b"", encoder.optimisation, encoder.variant)
         self.reductions_lock = threading.Lock()
 
-    def refresh(self, module: torch.nn.Module, version: int) -> CompressedPolicy:
+    def refresh(self, module: torch.nn.Module, version: int, *, in_torch: bool = False) -> CompressedPolicy:
         """The artifact of the module's present weights; fast, and never changes the module.
 
+        Args:
+            in_torch: compute codes of weights on the module's device, from which they alone come.
         Raises:
             WeightsError: the module lacks a parameter of the one bound, or a weight is not finite.
         """
         self._module = module
-        return self._contract.with_model(self.encoder.encode(self.begin_update(module).parameters), version)
+        if not in_torch or self.reductions:
+            return self._contract.with_model(self.encoder.encode(self.begin_update(module).parameters), version)
+        tensors = leaves_of(module, self.graph.prologue.leaves)
+        there = {name: tensors.pop(name).detach() for name in self.encoder.coded_weights}
+        return self._contract.with_model(self.encoder.encode_there(self.graph.read(as_arrays(tensors)), there), version)
 
     def fit(self, module: torch.nn.Module, inputs: Mapping[str, Array], version: int) -> CompressedPolicy:
         """The artifact of a finished policy, fitted to real inputs ([N, *shape] by name); seconds.

@@ -256,7 +256,7 @@ def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[st
 
 def _task_cost(interval_updates: int, task: UpkeepTask, measured: MeasuredPolicy, plan: Plan) -> UpkeepCost:
     policy, cancelled = measured.run.policy, threading.Event()
-    copy = Snapshot(policy, next(policy.parameters()).device)
+    copy = Snapshot(policy)
     spent = []
     for _ in range(_UPKEEP_TIMES):
         timer = PhaseTimer(("learner", "worker"))

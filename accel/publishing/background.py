@@ -15,8 +15,9 @@ import copy
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -97,45 +98,38 @@ def perform_upkeep(task: UpkeepTask, plan: Plan, module: nn.Module, cancelled: t
 
 
 class Snapshot:
-    """A module's weights as they were at one moment, in a copy on a device, while the learner changes the module's own.
-
-    From a CUDA device they come to the CPU on a stream of their own into page-locked memory: neither the caller nor the
-    learner's work on the device waits for them.
+    """A module's weights as they were at one moment, in a copy on its device, while the learner changes the module's
+    own. The host waits for no copy.
 
     Attributes:
-        module: the copy; its weights may be read after ``wait``, until the next ``take``.
+        module: the copy; its weights may be read within ``reading``, until the next ``take``.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self.module = copy.deepcopy(module).to(device)
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.deepcopy(module)
         self._live, self._copies = _tensors(module), _tensors(self.module)
-        self._sent: list[torch.Tensor] = []
         self._stream: torch.cuda.Stream | None = None
-        if self._live[0].device != device:
+        if self._live[0].is_cuda:
             self._stream = torch.cuda.Stream(self._live[0].device)  # type: ignore[no-untyped-call]
-            self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            for tensor in self._copies:
-                tensor.data = tensor.data.pin_memory()
+            self._taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def take(self) -> None:
         """Begin to copy the weights as they are after all work that is queued on the device."""
-        if self._stream is None:
-            for mine, live in zip(self._copies, self._live, strict=True):
-                mine.copy_(live)
-            return
-        self._sent = [live.clone() for live in self._live]
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            for mine, live in zip(self._copies, self._sent, strict=True):
-                mine.copy_(live, non_blocking=True)
-            self._arrived.record()
-
-    def wait(self) -> None:
-        """Until the weights are there; in any thread."""
+        for mine, live in zip(self._copies, self._live, strict=True):
+            mine.copy_(live)
         if self._stream is not None:
-            self._arrived.synchronize()
-            self._sent = []
+            self._taken.record()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Work on the copy, in any thread: on a device, on a stream of its own, beside the learner's."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._taken)
+            yield
 
 
 class BackgroundWorker:

@@ -196,7 +196,7 @@ class Level:
 
     def artifact(self, version: int) -> CompressedPolicy:
         """The current policy. Raises WeightsError: it is not finite; CalibrationError: the level is not ready."""
-        return self._plan.refresh(self._published, version=version)
+        return self._plan.refresh(self._published, version, in_torch=self._published is not self._module)
 
     def payload(self) -> bytes | None:
         """The current policy, serialised as version 0; None when it fails validation and is withheld."""
@@ -355,7 +355,7 @@ class Level:
     def _checked_payload(self) -> bytes:
         """Raises WeightsError: the policy is not finite; VerificationError: the artifact fails validation."""
         statistics, started = self._statistics, perf_counter()
-        artifact = self._plan.refresh(self._published, version=0)
+        artifact = self.artifact(0)
         payload = artifact.to_bytes()
         statistics.refresh_s += perf_counter() - started
         statistics.refreshes += 1

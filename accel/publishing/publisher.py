@@ -11,6 +11,7 @@ import copy
 import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 from typing import cast
@@ -133,7 +134,7 @@ class Publisher:
         self._worker, self._caller = BackgroundWorker(inline=config.acting.actors == 0), BackgroundWorker(inline=True)
         self._copy: Snapshot | None = None
         self.beside = beside and not any(map(is_quantisation_aware, self.levels))
-        self._snapshot = Snapshot(self._module, torch.device("cpu")) if self.beside else None
+        self._snapshot = Snapshot(self._module) if self.beside else None
         self._published = self._module if self._snapshot is None else self._snapshot.module
         self._preparer = BackgroundWorker(inline=not self.beside, niceness=0)
         self._preparing: Future[bytes | None] | None = None
@@ -288,8 +289,10 @@ class Publisher:
 
     def _prepare(self) -> bytes | None:
         """The policy as it was at the last snapshot, at the level in use, or in fp32 while that is not ready or fit."""
-        if self._snapshot is not None:
-            self._snapshot.wait()
+        with nullcontext() if self._snapshot is None else self._snapshot.reading():
+            return self._payload()
+
+    def _payload(self) -> bytes | None:
         if self._config.acting.actor_runtime == "torch":
             is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._published.state_dict().values())
             return serialise_module(self._published, self._network.spec) if is_finite else None
@@ -349,7 +352,6 @@ class Publisher:
         """Bring the snapshot up to date."""
         if self._snapshot is not None:
             self._snapshot.take()
-            self._snapshot.wait()
 
     def _renewal_updates(self) -> int:
         """Updates in which kept inputs are replaced: short for a student and for compensation, long for ranges, which
@@ -386,7 +388,7 @@ class Publisher:
     def _copied(self) -> torch.nn.Module:
         """The module, in a copy for background work."""
         if self._copy is None:
-            self._copy = Snapshot(self._module, next(self._module.parameters()).device)
+            self._copy = Snapshot(self._module)
         self._copy.take()
         return self._copy.module
 

@@ -35,6 +35,7 @@ class Prologue:
         self._kept = kept
         read = {name for node in kept for name in node.input}
         inputs = {name: (state[name].dtype, state[name].shape) for name in self.leaves if name in read}
+        self.unchanged = frozenset(self._direct) - read
         computed = [name for name in wanted if name not in state]
         self._subgraph = Subgraph(kept, inputs, constants, computed, opset) if kept else None
 
@@ -52,8 +53,8 @@ class Prologue:
         return tuple(found)
 
     def run(self, leaves: State) -> dict[str, Array]:
-        """The wanted arrays by name."""
-        results = {name: leaves[name] for name in self._direct}
+        """The wanted arrays by name; those of ``unchanged`` that are no leaves here are left out."""
+        results = {name: leaves[name] for name in self._direct if name in leaves}
         if self._subgraph is not None:
             results.update(self._subgraph(leaves))
         return results

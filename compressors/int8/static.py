@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,9 @@ from accel.compressors.quantisation.nibbles import NibbleWriter
 from accel.compressors.quantisation.ranges import Range, RangeObserver, check_inputs
 from accel.compressors.quantisation.weight_codes import CodeWriter, as_float
 from accel.compressors.runtime import session_options
+
+if TYPE_CHECKING:
+    import torch
 
 _MATRIX = 2
 # of a layer that is fitted; wider ones, behind images, are rounded to the nearest
@@ -144,6 +148,8 @@ class Int8Encoder(Encoder):
         self._check_sums(scheme)
         self.int4_layers = integer.int4_layers
         self.floats = integer.floats
+        other = {*self.floats, *(layer.weight for layer in self.int4_layers)}
+        self.coded_weights = frozenset(layer.weight for layer in self.layers) & graph.prologue.unchanged - other
         self._measured = list(dict.fromkeys(integer.measured))
         self._coded_values = {name for name in self._measured if f"{name}:scale" in integer.slots}
         self.coded, self.sums = integer.coded, integer.sums
@@ -234,6 +240,10 @@ class Int8Encoder(Encoder):
 
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
+        return self.encode_there(parameters, {})
+
+    def encode_there(self, parameters: Mapping[str, Array], there: Mapping[str, torch.Tensor]) -> bytes:
+        """See ``Encoder.encode_there``."""
         missing = [name for name in self._measured if name not in self._ranges]
         if missing:
             raise CalibrationError(
@@ -241,7 +251,7 @@ class Int8Encoder(Encoder):
                 "publish fp32 until then"
             )
         for layer in self.layers:
-            self._encode_layer(layer, parameters)
+            self._encode_layer(layer, parameters, there.get(layer.weight))
         for layer in self.int4_layers:
             moved = self._in_steps(layer.weight, parameters[layer.weight])
             rows = moved if layer.axis == 0 else moved.T
@@ -319,21 +329,24 @@ class Int8Encoder(Encoder):
         bias = means[1] - (rounded * scales[:, None].astype(np.float64)) @ means[0]
         self._write_scales(layer, scales, bias.astype(np.float32))
 
-    def _encode_layer(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> None:
+    def _encode_layer(self, layer: IntegerLayer, parameters: Mapping[str, Array], there: torch.Tensor | None) -> None:
         codes = self.payload.views[f"{layer.stem}:codes"]
         bias = as_float(layer.bias, parameters) if layer.bias else None
         known, factors = self._ranges.get(layer.source), self._steps.get(layer.source)
         mean = None if known is None or bias is None else known.mean
-        weight = self._rows(layer, parameters)
-        scales, lost = (self._wide_writer if layer.wide else self._writer).write(
-            layer.name,
-            weight,
-            (codes if layer.axis == 0 else codes.T).reshape(weight.shape),
-            bias=bias,
-            input_scale=self._scales[layer.activation],
-            factors=factors,
-            means=mean if mean is None or factors is None else mean / factors,
-        )
+        target = (codes if layer.axis == 0 else codes.T).reshape(codes.shape[layer.axis], -1)
+        settings: dict[str, Any] = {
+            "bias": bias,
+            "input_scale": self._scales[layer.activation],
+            "factors": factors,
+            "means": mean if mean is None or factors is None else mean / factors,
+        }
+        writer = self._wide_writer if layer.wide else self._writer
+        if there is None:
+            scales, lost = writer.write(layer.name, self._rows(layer, parameters), target, **settings)
+        else:
+            rows = (there if layer.axis == 0 else there.T).reshape(target.shape)
+            scales, lost = writer.write_there(layer.name, rows, target, **settings)
         self._write_scales(layer, scales, None if bias is None else bias + lost)
 
     def _rows(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> FloatArray:

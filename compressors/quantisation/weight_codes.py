@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from accel.compressors.arrays import Array, FloatArray
@@ -63,13 +64,7 @@ class CodeWriter:
             sizes = (values.ctypes.data, rows, width, factors.ctypes.data)
             greatest = np.empty(rows, np.float32)
             compiled[0](*sizes, greatest.ctypes.data)
-        if not np.isfinite(greatest).all() or (bias is not None and not np.isfinite(bias).all()):
-            raise WeightsError(
-                f"layer {name!r} has a weight or bias that is not finite; do not publish it, lower the learning rate"
-            )
-        scales = scales_of(greatest, self._codes)
-        if bias is not None:
-            scales = scales_for_bias(scales, input_scale, bias, greatest)
+        scales = self._scales(name, greatest, bias, input_scale)
         means = np.zeros(width, np.float32) if means is None else means
         if compiled is None:
             codes = np.rint(product / scales[:, None])
@@ -78,6 +73,42 @@ class CodeWriter:
         lost = np.empty(rows, np.float32)
         compiled[1](*sizes, scales.ctypes.data, means.ctypes.data, target.ctypes.data, lost.ctypes.data)
         return scales, lost
+
+    def write_there(
+        self,
+        name: str,
+        weight: torch.Tensor,
+        target: Array,
+        *,
+        bias: FloatArray | None = None,
+        input_scale: np.float32 = np.float32(1.0),  # noqa: B008 - a number
+        factors: FloatArray | None = None,
+        means: FloatArray | None = None,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """``write``, computed on the weight's device, from which its codes come; the same codes."""
+
+        def there(array: FloatArray) -> torch.Tensor:
+            return torch.from_numpy(np.asarray(array, np.float32)).to(weight.device)
+
+        product = weight.float() if factors is None else weight.float() * there(factors)
+        scales = self._scales(name, product.abs().amax(1).cpu().numpy(), bias, input_scale)
+        steps = there(scales)[:, None]
+        rounded = torch.round(product / steps)
+        codes = torch.empty(rounded.shape, dtype=torch.int8, pin_memory=weight.is_cuda).copy_(rounded.to(torch.int8))
+        target[...] = codes.numpy()
+        if means is None:
+            return scales, np.zeros(len(scales), np.float32)
+        return scales, ((product - rounded * steps) @ there(means)).cpu().numpy()
+
+    def _scales(
+        self, name: str, greatest: FloatArray, bias: FloatArray | None, input_scale: np.float32
+    ) -> NDArray[np.float32]:
+        if not np.isfinite(greatest).all() or (bias is not None and not np.isfinite(bias).all()):
+            raise WeightsError(
+                f"layer {name!r} has a weight or bias that is not finite; do not publish it, lower the learning rate"
+            )
+        scales = scales_of(greatest, self._codes)
+        return scales if bias is None else scales_for_bias(scales, input_scale, bias, greatest)
 
 
 def as_float(name: str, parameters: Mapping[str, Array]) -> FloatArray:

@@ -6,11 +6,14 @@ import dataclasses
 import functools
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import WeightsError
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.plan import Plan, PlanUpdate
 from accel.compressors.runtime import PolicySession
@@ -134,3 +137,31 @@ def test_refreshes_differ_in_the_version_only_and_plans_of_one_policy_share_noth
     other = _bind(scheme, name, randomise(CASES[name].make(), seed=9))
     other.refresh(randomise(CASES[name].make(), seed=10), version=1)
     assert plan.refresh(module, version=2) == dataclasses.replace(artifact, version=2)
+
+
+IN_TORCH = [(scheme, name) for scheme in ("fp32", "int8", "int8(s8s8,x8)", "int8(w4)", "qat") for name in CASES]
+
+
+@pytest.mark.parametrize(("scheme", "name"), [*IN_TORCH, ("prune(0.5)+int8", "relu-mlp")])
+def test_codes_that_torch_computes_are_those_of_the_kernels(scheme: str, name: str) -> None:
+    """But for what rounding takes from a bias, whose sum has another order."""
+    plan, module = _bound(scheme, name)
+    randomise(module, seed=5)
+    models = [onnx.load_from_string(plan.refresh(module, 1, in_torch=there).model) for there in (False, True)]
+    ours, theirs = ({t.name: numpy_helper.to_array(t) for t in model.graph.initializer} for model in models)
+    assert ours.keys() == theirs.keys()
+    for tensor, array in ours.items():
+        apart = np.abs(array.astype(np.float64) - theirs[tensor]).max(initial=0.0)
+        assert apart <= (1 if tensor.endswith(":bias:codes") else 0), tensor
+    randomise(module, seed=0)
+
+
+def test_a_weight_that_is_not_finite_is_refused_wherever_its_codes_are_computed() -> None:
+    plan, module = _bound("int8", "relu-mlp")
+    (name, *_), parameters = sorted(plan.encoder.coded_weights), dict(module.named_parameters())
+    with torch.no_grad():
+        parameters[name][0, 0] = float("nan")
+    for there in (False, True):
+        with pytest.raises(WeightsError, match="not finite"):
+            plan.refresh(module, 1, in_torch=there)
+    randomise(module, seed=0)

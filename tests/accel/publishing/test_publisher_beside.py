@@ -93,7 +93,7 @@ def test_updates_while_one_is_prepared_are_counted_when_it_is_there() -> None:
 
 def test_a_publication_that_takes_longer_than_an_update_holds_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next is begun at once; int8 is calibrated all the same."""
-    gate = Gate(monkeypatch, Snapshot, "wait")
+    gate = Gate(monkeypatch, Snapshot, "reading")
     publisher, net = _made("int8", "cpu", beside=True)
     for version in range(4):
         gate.close()
