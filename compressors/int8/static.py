@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,8 @@ from accel.compressors.runtime import session_options
 
 if TYPE_CHECKING:
     import torch
+
+Rows = TypeVar("Rows", FloatArray, "torch.Tensor")
 
 _MATRIX = 2
 # of a layer that is fitted; wider ones, behind images, are rounded to the nearest
@@ -311,7 +313,10 @@ class Int8Encoder(Encoder):
         wanted: npt.NDArray[np.float64],
     ) -> None:
         views, stem = self.payload.views, layer.stem
-        weight, factors = self._rows(layer, parameters).astype(np.float64), self._steps.get(layer.source, 1.0)
+        weight, factors = (
+            self._rows(layer, as_float(layer.weight, parameters)).astype(np.float64),
+            self._steps.get(layer.source, 1.0),
+        )
         means = [array.mean(axis=0) if layer.bias else np.zeros(array.shape[1]) for array in (given, wanted)]
         centred = given - means[0]
         gram = centred.T @ centred / len(centred)
@@ -334,24 +339,22 @@ class Int8Encoder(Encoder):
         bias = as_float(layer.bias, parameters) if layer.bias else None
         known, factors = self._ranges.get(layer.source), self._steps.get(layer.source)
         mean = None if known is None or bias is None else known.mean
-        target = (codes if layer.axis == 0 else codes.T).reshape(codes.shape[layer.axis], -1)
-        settings: dict[str, Any] = {
-            "bias": bias,
-            "input_scale": self._scales[layer.activation],
-            "factors": factors,
-            "means": mean if mean is None or factors is None else mean / factors,
-        }
-        writer = self._wide_writer if layer.wide else self._writer
-        if there is None:
-            scales, lost = writer.write(layer.name, self._rows(layer, parameters), target, **settings)
-        else:
-            rows = (there if layer.axis == 0 else there.T).reshape(target.shape)
-            scales, lost = writer.write_there(layer.name, rows, target, **settings)
+        weight: FloatArray | torch.Tensor = (
+            self._rows(layer, as_float(layer.weight, parameters)) if there is None else self._rows(layer, there)
+        )
+        scales, lost = (self._wide_writer if layer.wide else self._writer).write(
+            layer.name,
+            weight,
+            (codes if layer.axis == 0 else codes.T).reshape(weight.shape),
+            bias=bias,
+            input_scale=self._scales[layer.activation],
+            factors=factors,
+            means=mean if mean is None or factors is None else mean / factors,
+        )
         self._write_scales(layer, scales, None if bias is None else bias + lost)
 
-    def _rows(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> FloatArray:
+    def _rows(self, layer: IntegerLayer, weight: Rows) -> Rows:
         """The weight [n, k]: a row for each output."""
-        weight = as_float(layer.weight, parameters)
         return (weight if layer.axis == 0 else weight.T).reshape(weight.shape[layer.axis], -1)
 
     def _write_scales(self, layer: IntegerLayer, scales: FloatArray, bias: FloatArray | None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +12,14 @@ from numpy.typing import NDArray
 from accel.compressors.arrays import Array, FloatArray
 from accel.compressors.errors import WeightsError
 from accel.compressors.kernels.library import Kernels, kernels_here
-from accel.compressors.quantisation.affine import IntegerType, magnitudes, scales_for_bias, scales_of
+from accel.compressors.quantisation.affine import IntegerType, scales_for_bias, scales_of
+
+_Writes = Callable[[FloatArray, FloatArray, Array], FloatArray]
+"""Takes scales, means and target; returns what rounding takes from each output at the means."""
 
 
 class CodeWriter:
-    """Quantises weights into a model's bytes, in compiled kernels where there are any."""
+    """Quantises weights into a model's bytes: in compiled kernels where there are any, else in torch."""
 
     def __init__(self, codes: IntegerType, kernels: Kernels | None = None) -> None:
         """``kernels``: the best that this CPU runs when None."""
@@ -26,7 +30,7 @@ class CodeWriter:
     def write(
         self,
         name: str,
-        weight: Array,
+        weight: Array | torch.Tensor,
         target: Array,
         *,
         bias: FloatArray | None = None,
@@ -40,7 +44,7 @@ class CodeWriter:
 
         Args:
             name: the layer's name in messages.
-            weight: [n, k].
+            weight: [n, k]; the codes of a tensor are computed on its device, and are the same.
             target: the destination, of the weight's shape.
             bias: [n] of the layer; scales are widened if it would exceed 32 bits.
             input_scale: of the layer's input.
@@ -51,64 +55,59 @@ class CodeWriter:
         Raises:
             WeightsError: a weight or bias is not finite.
         """
-        values: FloatArray = weight.astype(np.float32, copy=False)
-        rows, width = values.shape
-        compiled = self._compiled if values.flags.c_contiguous and target.flags.c_contiguous else None
-        factors = np.ones(width, np.float32) if factors is None else factors
-        product = values
-        if compiled is None:
-            with np.errstate(over="ignore"):  # what is not finite then is refused below
-                product = values * factors
-            greatest = magnitudes(product)
+        factors = np.ones(weight.shape[1], np.float32) if factors is None else factors
+        means = np.zeros(weight.shape[1], np.float32) if means is None else means
+        if isinstance(weight, torch.Tensor):
+            greatest, writes = _in_torch(weight, factors)
         else:
-            sizes = (values.ctypes.data, rows, width, factors.ctypes.data)
-            greatest = np.empty(rows, np.float32)
-            compiled[0](*sizes, greatest.ctypes.data)
-        scales = self._scales(name, greatest, bias, input_scale)
-        means = np.zeros(width, np.float32) if means is None else means
-        if compiled is None:
-            codes = np.rint(product / scales[:, None])
-            np.copyto(target, codes, casting="unsafe")
-            return scales, (product - codes * scales[:, None]) @ means
-        lost = np.empty(rows, np.float32)
-        compiled[1](*sizes, scales.ctypes.data, means.ctypes.data, target.ctypes.data, lost.ctypes.data)
-        return scales, lost
-
-    def write_there(
-        self,
-        name: str,
-        weight: torch.Tensor,
-        target: Array,
-        *,
-        bias: FloatArray | None = None,
-        input_scale: np.float32 = np.float32(1.0),  # noqa: B008 - a number
-        factors: FloatArray | None = None,
-        means: FloatArray | None = None,
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """``write``, computed on the weight's device, from which its codes come; the same codes."""
-
-        def there(array: FloatArray) -> torch.Tensor:
-            return torch.from_numpy(np.asarray(array, np.float32)).to(weight.device)
-
-        product = weight.float() if factors is None else weight.float() * there(factors)
-        scales = self._scales(name, product.abs().amax(1).cpu().numpy(), bias, input_scale)
-        steps = there(scales)[:, None]
-        rounded = torch.round(product / steps)
-        codes = torch.empty(rounded.shape, dtype=torch.int8, pin_memory=weight.is_cuda).copy_(rounded.to(torch.int8))
-        target[...] = codes.numpy()
-        if means is None:
-            return scales, np.zeros(len(scales), np.float32)
-        return scales, ((product - rounded * steps) @ there(means)).cpu().numpy()
-
-    def _scales(
-        self, name: str, greatest: FloatArray, bias: FloatArray | None, input_scale: np.float32
-    ) -> NDArray[np.float32]:
+            values = weight.astype(np.float32, copy=False)
+            if self._compiled is not None and values.flags.c_contiguous and target.flags.c_contiguous:
+                greatest, writes = _in_kernels(self._compiled, values, factors)
+            else:
+                greatest, writes = _in_torch(torch.from_numpy(values), factors)
         if not np.isfinite(greatest).all() or (bias is not None and not np.isfinite(bias).all()):
             raise WeightsError(
                 f"layer {name!r} has a weight or bias that is not finite; do not publish it, lower the learning rate"
             )
         scales = scales_of(greatest, self._codes)
-        return scales if bias is None else scales_for_bias(scales, input_scale, bias, greatest)
+        if bias is not None:
+            scales = scales_for_bias(scales, input_scale, bias, greatest)
+        return scales, writes(scales, means, target)
+
+
+def _in_kernels(compiled: tuple[Any, Any], values: FloatArray, factors: FloatArray) -> tuple[FloatArray, _Writes]:
+    """The greatest magnitude of each row, and what writes the codes."""
+    magnitudes, write_codes = compiled
+    rows = len(values)
+    sizes = (values.ctypes.data, *values.shape, factors.ctypes.data)
+    greatest = np.empty(rows, np.float32)
+    magnitudes(*sizes, greatest.ctypes.data)
+
+    def write(scales: FloatArray, means: FloatArray, target: Array) -> FloatArray:
+        lost = np.empty(rows, np.float32)
+        write_codes(*sizes, scales.ctypes.data, means.ctypes.data, target.ctypes.data, lost.ctypes.data)
+        return lost
+
+    return greatest, write
+
+
+def _in_torch(weight: torch.Tensor, factors: FloatArray) -> tuple[FloatArray, _Writes]:
+    """``_in_kernels`` on the weight's device, from which the codes alone come."""
+
+    def there(array: FloatArray) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(array, np.float32)).to(weight.device)
+
+    product = weight.float() * there(factors)
+
+    def write(scales: FloatArray, means: FloatArray, target: Array) -> FloatArray:
+        steps = there(scales)[:, None]
+        rounded = torch.round(product / steps)
+        codes = torch.empty(rounded.shape, dtype=torch.int8, pin_memory=weight.is_cuda).copy_(rounded.to(torch.int8))
+        target[...] = codes.numpy()
+        lost: FloatArray = torch.mv(product - rounded * steps, there(means)).cpu().numpy()
+        return lost
+
+    return product.abs().amax(1).cpu().numpy(), write
 
 
 def as_float(name: str, parameters: Mapping[str, Array]) -> FloatArray:
