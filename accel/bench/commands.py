@@ -18,7 +18,6 @@ from accel.config import TrainConfig
 from accel.config.files import load_preset
 from accel.config.parts import Activation
 from accel.display.arguments import argument
-from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
 from accel.imports.policy_source import PolicyActivation, PolicySource
 
@@ -115,27 +114,6 @@ class BenchOptions(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutOptions(BenchOptions):
-    """A policy's observations and actions."""
-
-    observation_shape: Annotated[str | None, tyro.conf.arg(help="such as 17, or 4,84,84 for uint8 images")] = None
-    actions: Annotated[
-        str | None, tyro.conf.arg(help="6: one of six choices; 3,2: several choices; box:6: continuous")
-    ] = None
-
-    def spec(self) -> EnvSpec | None:
-        """The layout of the given shape and actions, None without them. Raises ConfigError."""
-        if self.observation_shape is None and self.actions is None:
-            return None
-        if self.observation_shape is None or self.actions is None:
-            raise ConfigError("give --observation-shape and --actions together")
-        if self.env is not None or self.run is not None:
-            raise ConfigError("give --run, or --env, or --observation-shape and --actions, and no two of them")
-        sizes = integers(self.observation_shape)
-        return EnvSpec(tuple(sizes), "uint8" if len(sizes) == 3 else "float32", _action(self.actions, sizes))
-
-
-@dataclass(frozen=True, kw_only=True)
 class PoliciesOptions(BenchOptions, PolicySource):
     """A trained run, networks with random weights, or a policy that others trained."""
 
@@ -148,14 +126,11 @@ class PoliciesOptions(BenchOptions, PolicySource):
         """How policies are measured, whatever is measured of them."""
         return {"schemes": texts(self.schemes), "seconds": self.seconds, "repeats": self.repeats, "notify": refuse}
 
-    def policies(
-        self, networks: str = _NETWORKS, *, spec: EnvSpec | None = None, default: str | None = None, **options: object
-    ) -> Policies:
+    def policies(self, networks: str = _NETWORKS, *, default: str | None = None, **options: object) -> Policies:
         """What is measured.
 
         Args:
-            networks, default: where no network or environment is given.
-            spec: of observations and actions. options: of the configuration.
+            networks, default: where no network or environment is given. options: of the configuration.
         Raises:
             ConfigError: options that contradict each other. CheckpointError, EnvError: it cannot be read or played.
         """
@@ -166,11 +141,11 @@ class PoliciesOptions(BenchOptions, PolicySource):
             self._refuse(imported, "{}: these are for --policy and --module, give one of them too")
             config, chosen = self.environment(default, **options), self.networks(networks)
             if self.run is None:
-                return Policies(chosen, config, spec, self.activation)
+                return Policies(chosen, config, activation=self.activation)
             from accel.runs.loading import load_run
 
             return Policies(run=load_run(self.run, which=self.which))
-        own = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
+        own = ("run", "network", "activation", "normalise_observations")
         self._refuse(own, "--policy and --module bring their own network: leave out {}")
         values = {field.name: getattr(self, field.name) for field in fields(PolicySource)}
         policy = PolicySource(**values | {"activation": self.policy_activation}).load()
@@ -178,12 +153,11 @@ class PoliciesOptions(BenchOptions, PolicySource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyOptions(PoliciesOptions, LayoutOptions):
+class PolicyOptions(PoliciesOptions):
     """Microseconds, bytes and mismatch of a policy call: torch, each scheme on onnxruntime and native.
 
-    Observations and actions come from --run, --env, or --observation-shape and --actions. Default: 4x84x84 frames and 6
-    choices for a CNN, 17 numbers and 6 continuous actions otherwise. Your own policy, on inputs that it meets: --policy
-    or --module, with --env.
+    Observations and actions come from --run or --env. Default: 4x84x84 frames and 6 choices for a CNN, 17 numbers and 6
+    continuous actions otherwise. Your own policy, on inputs that it meets: --policy or --module, with --env.
     """
 
     batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,64"
@@ -194,7 +168,7 @@ class PolicyOptions(PoliciesOptions, LayoutOptions):
         from accel.bench.policy import bench_policy
 
         rows = bench_policy(
-            self.policies(spec=self.spec()),
+            self.policies(),
             batches=integers(self.batch),
             runtimes=texts(self.runtimes),
             **self._how(refuse),
@@ -237,7 +211,7 @@ class ActorOptions(PoliciesOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefreshOptions(PoliciesOptions, LayoutOptions):
+class RefreshOptions(PoliciesOptions):
     """Milliseconds from new weights to a loaded policy: bind, requantise, serialise, load; and the break-even.
 
     Break-even: the environment steps per refresh from which on an actor is faster than with fp32. Your
@@ -250,7 +224,7 @@ class RefreshOptions(PoliciesOptions, LayoutOptions):
         """See ``BenchOptions.measure``."""
         from accel.bench.refresh import bench_refresh
 
-        policies = self.policies("mlp:64x2,mlp:256x2,mlp:512x3", spec=self.spec())
+        policies = self.policies("mlp:64x2,mlp:256x2,mlp:512x3")
         rows = bench_refresh(policies, envs=self.envs, **self._how(refuse))
         title = (
             f"Refresh: ms from new weights to a loaded policy; environments: {self.envs}; {rows[0]['weights']} weights"
@@ -264,13 +238,13 @@ class RefreshOptions(PoliciesOptions, LayoutOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerOptions(LayoutOptions):
+class LearnerOptions(BenchOptions):
     """Microseconds of the learner's update per environment step, by phase, in single precision and in bf16; on CUDA
     with and without CUDA graphs.
 
     The learner limits a run: compression gains nothing where the actors together are faster. Experience is random, with
-    the layout of --run, --preset, --env, or --observation-shape and --actions; --run and --preset also set the training
-    options. Networks are those of accel train: an imported policy (--policy, --module) has no learner here.
+    the layout of --run, --preset or --env; --run and --preset also set the training options. Networks are those of
+    accel train: an imported policy (--policy, --module) has no learner here.
     """
 
     preset: Annotated[str | None, tyro.conf.arg(help="preset of accel train: its environment and learner")] = None
@@ -291,8 +265,7 @@ class LearnerOptions(LayoutOptions):
         """The preset's configuration, None without one. Raises ConfigError: an option contradicts the preset."""
         if self.preset is None:
             return None
-        given = ("run", *_ENVIRONMENT, "observation_shape", "actions")
-        self._refuse(given, "--preset brings its own training: leave out {}")
+        self._refuse(("run", *_ENVIRONMENT), "--preset brings its own training: leave out {}")
         return TrainConfig.create(**load_preset(self.preset))
 
     def changed(self, config: TrainConfig) -> TrainConfig:
@@ -316,7 +289,7 @@ class LearnerOptions(LayoutOptions):
 
         if self.backend == "device":
             return self._on_device()
-        spec, config, given = self.spec(), self.training(), self.networks()
+        spec, config, given = None, self.training(), self.networks()
         if self.run is not None:
             from accel.runs.loading import load_run
 
@@ -331,8 +304,7 @@ class LearnerOptions(LayoutOptions):
         layouts = {default_spec(network) for network in networks} if spec is None else {spec}
         if len(layouts) > 1:
             raise ConfigError(
-                f"{', '.join(networks)} take observations of different shapes: give --env, or --observation-shape and "
-                "--actions, or one network"
+                f"{', '.join(networks)} take observations of different shapes: give --env, or one network"
             )
         rows = bench_learner(
             [self.changed(config.replace(network=network)) for network in networks],
@@ -385,15 +357,3 @@ def integers(text: str) -> list[int]:
         return [int(item) for item in texts(text)]
     except ValueError:
         raise ConfigError(f"'{text}' is not a list of whole numbers separated by commas, such as 1,8,32") from None
-
-
-def _action(text: str, observation_sizes: list[int]) -> ActionSpec:
-    is_box = text.startswith("box:")
-    numbers = integers(text.removeprefix("box:"))
-    if not numbers or not observation_sizes or min(*numbers, *observation_sizes) < 1:
-        raise ConfigError("--observation-shape and --actions need positive numbers, such as 17 and box:6")
-    if not is_box:
-        return ActionSpec("categorical" if len(numbers) == 1 else "multi_categorical", tuple(numbers))
-    if len(numbers) > 1:
-        raise ConfigError(f"--actions {text}: continuous actions are one number, such as box:6")
-    return ActionSpec("gaussian", (numbers[0],), (-1.0,) * numbers[0], (1.0,) * numbers[0])

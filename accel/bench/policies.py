@@ -45,25 +45,23 @@ class Policies:
 
     Attributes:
         networks: network texts. ``run`` has its own.
-        config: a configuration whose environment provides layout and inputs, with its network options; inputs are
-            random numbers without it.
-        spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
+        config: a configuration whose environment provides layout and inputs, with its network options; without it
+            inputs are random numbers, and the layout is ``default_spec``'s.
         activation: of mlp torsos, without ``config``.
         run: a run's directory or a trained policy: its environment, network and weights; excludes the others.
     Raises:
-        ConfigError: an unknown network, none, or a run together with another environment or layout.
+        ConfigError: an unknown network, none, or a run together with another environment.
     """
 
     networks: Sequence[str] = ("mlp:64x2",)
     config: TrainConfig | None = None
-    spec: EnvSpec | None = None
     activation: str = "tanh"
     run: Path | TrainedPolicy | None = None
 
     def __post_init__(self) -> None:
         if self.run is None:
             object.__setattr__(self, "networks", check_networks(self.networks))
-        elif self.config is not None or self.spec is not None:
+        elif self.config is not None:
             raise ConfigError("a run brings its own environment and network: leave out the others")
 
     def __len__(self) -> int:
@@ -90,15 +88,13 @@ class Policies:
         for network in self.networks:
             if self.config is not None:
                 config = self.config.replace(network=network)
-                yield _played(_untrained(config, self.spec or environment_spec(config)))
+                yield _played(_untrained(config, environment_spec(config)))
                 continue
             config = TrainConfig.create(network=network, activation=self.activation)
             try:
-                yield _on_random_inputs(config, self.spec or default_spec(network))
+                yield _on_random_inputs(config, default_spec(network))
             except ConfigError as error:
-                if self.spec is not None:
-                    raise
-                raise ConfigError(f"{error}; give --env, or --observation-shape and --actions") from error
+                raise ConfigError(f"{error}; give --env") from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 
 from accel.bench.advice import advise
-from accel.bench.commands import PolicyOptions, integers, texts
+from accel.bench.commands import integers, texts
 from accel.bench.rows import Row
 from accel.bench.tables import TABLES, Column, fitting, table_text
 from accel.cli import main
 from accel.cli.bench import encode, interference
-from accel.errors import ConfigError
 
 QUICK = "--seconds 0.05 --repeats 3"
 COMMANDS = {
     "policy": f"{QUICK} --network mlp:16x1 --batch 1,2 --schemes int8 --runtimes torch,onnxruntime",
     "actor": f"{QUICK} --network mlp:16x1 --envs-per-actor 2 --schemes int8",
-    "refresh": f"{QUICK} --network mlp:16x1 --schemes int8 --observation-shape 5 --actions 3,2",
+    "refresh": f"{QUICK} --network mlp:16x1 --schemes int8",
     "learner": f"{QUICK} --network mlp:16x1,mlp:8x1 --envs 4 --passes 2 --device cpu",
 }
 
@@ -66,9 +65,6 @@ def test_each_benchmark_prints_a_table_and_writes_rows(
         (["actor", "--runtimes", "torch.compile"], "unknown runtimes"),
         (["refresh", "--envs", "0"], "envs 0"),
         (["refresh", "--schemes", "int8+prune(0.5)"], "last"),
-        (["policy", "--observation-shape", "4"], "together"),
-        (["policy", "--observation-shape", "4", "--actions", "2", "--env", "CartPole-v1"], "no two of them"),
-        (["policy", "--observation-shape", "4", "--actions", "0"], "positive"),
         (["policy", "--run", "{dir}", "--network", "mlp:8x1"], "its own network"),
         (["policy", "--env-arg", "a=1"], "--env-arg: these need an environment"),
         (["refresh", "--normalise-observations"], "give --env too"),
@@ -107,25 +103,6 @@ def test_lists_split_at_commas_outside_parentheses() -> None:
         "fp32", "prune(0.5,torso.0=0.25)+int8", "int8",
     ]  # fmt: skip
     assert texts("") == [] and integers("1, 8") == [1, 8]
-
-
-@pytest.mark.parametrize(
-    ("shape", "actions", "dtype", "kind", "sizes"),
-    [
-        ("17", "box:6", "float32", "gaussian", (6,)),
-        ("4,84,84", "6", "uint8", "categorical", (6,)),
-        ("3,4", "3,2", "float32", "multi_categorical", (3, 2)),
-    ],
-)
-def test_layouts_are_read_from_shape_and_actions(
-    shape: str, actions: str, dtype: str, kind: str, sizes: tuple[int, ...]
-) -> None:
-    spec = PolicyOptions(observation_shape=shape, actions=actions).spec()
-    assert spec is not None
-    assert (spec.observation_dtype, spec.action.kind, spec.action.sizes) == (dtype, kind, sizes)
-    assert ",".join(map(str, spec.observation_shape)) == shape
-    with pytest.raises(ConfigError, match="one number"):
-        PolicyOptions(observation_shape="3", actions="box:2,2").spec()
 
 
 def policy_row(runtime: str, scheme: str, us: float, **changes: float | str) -> Row:

@@ -15,14 +15,12 @@ from accel.bench.rows import number
 from accel.compressors.kernels.library import kernels_here
 from accel.config import TrainConfig
 from accel.config.parts import Activation
-from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
 from tests.accel.bench.bench_rows import check_rows
 from tests.accel.runs.trained_runs import make_run
 
 QUICK = {"seconds": 0.05, "repeats": 3}
 RUNTIMES = ["torch", "onnxruntime"]
-IMAGES = EnvSpec((4, 40, 40), "uint8", ActionSpec("categorical", (5,)))
 
 
 def measured(network: str, **options: Any) -> MeasuredPolicy:
@@ -73,7 +71,7 @@ def test_an_environment_gives_layout_and_inputs() -> None:
 
 def test_a_scheme_that_the_network_cannot_take_is_told_and_the_others_are_measured() -> None:
     told: list[str] = []
-    policy = measured("nature-cnn:0.25", spec=IMAGES)
+    policy = measured("nature-cnn:0.25")
     variants = policy.variants(["prune(nowhere=0.5)", "int8"], ["onnxruntime"], told.append)
     assert [variant.scheme for variant in variants] == ["fp32", "int8"]
     (line,) = told
@@ -81,7 +79,7 @@ def test_a_scheme_that_the_network_cannot_take_is_told_and_the_others_are_measur
 
 
 def test_images_on_torch_are_answered_as_by_the_policy_itself() -> None:
-    policy = measured("nature-cnn:0.25", spec=IMAGES)
+    policy = measured("nature-cnn:0.25")
     inputs = {name: array[:3] for name, array in policy.held_out.items()}
     with torch.inference_mode():
         answers, wanted = (
@@ -114,7 +112,7 @@ def test_every_activation_runs_in_kernels(activation: Activation) -> None:
 @pytest.mark.skipif(not kernels_here(), reason="a CPU with compiled kernels")
 def test_the_operators_that_kernels_lack_are_named() -> None:
     told: list[str] = []
-    policy = measured("nature-cnn:0.25", spec=IMAGES)
+    policy = measured("nature-cnn:0.25")
     variants = policy.variants(["fp32"], ["onnxruntime", "native"], told.append)
     assert [variant.runtime for variant in variants] == ["onnxruntime"]
     (line,) = told
