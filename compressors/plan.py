@@ -1,7 +1,7 @@
 """A policy bound to a scheme: refreshed often, changed in between by updates that are prepared beside its refreshes.
 
 ``Compressor.bind`` is slow and rare: export through torch, recognise the graph, fuse, lay out the serialised model with
-places for the weights. ``Plan.refresh`` is fast and frequent: quantise with numpy, write into those places, copy out
+places for the weights. ``Plan.refresh`` is fast and frequent: quantise, write into those places, copy out
 the bytes; no protobuf work, no export and no change to a session.
 """
 

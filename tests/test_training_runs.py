@@ -123,7 +123,10 @@ def test_what_needs_a_gpu_is_rehearsed_on_the_cpu(name: str, tmp_path: Path) -> 
         "impala-resnet": "impala-resnet:0.25",
     }
     lines = [f"[case.{name}]", f"baseline = {case.baseline!r}", f"lanes = {list(map(list, case.lanes))}", "seeds = 1"]
-    lines += [f"arguments = {[small.get(word, word) for word in case.arguments]}", "needs = ['module:mujoco']"]
+    lines += [
+        f"arguments = {[small.get(word, word) for word in case.arguments]}",
+        f"needs = {[need for need in case.needs if need != 'cuda']}",
+    ]
     variants = [(v.name, [small.get(word, word) for word in v.arguments]) for v in case.variants]
     lines += [f"[case.{name}.variants]", *(f"{name} = {words}" for name, words in variants)]
     (tmp_path / "table.toml").write_text("\n".join(lines))

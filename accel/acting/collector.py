@@ -165,7 +165,7 @@ class UnrollCollector(Collector):
         )
         newest = slice(-(self._layout.frame_shape[0]), None) if self._stack > 1 else None
         first, valid = self._first, self._valid
-        activity = environment.activity.words
+        activity, progress = environment.activity.words, environment.activity.words[0]
         env_s = policy_s = 0.0
         look_s = math.inf if is_over is None else start
         rows = zip(
@@ -173,13 +173,13 @@ class UnrollCollector(Collector):
             list(arrays["terminated"]), list(arrays["truncated"]), strict=True,
         )  # fmt: skip
         for t, (actions, params, rewards, terminated, truncated) in enumerate(rows):
-            activity[0] = t
             write(t)[...] = observations if newest is None else observations[:, newest]
             before_policy = perf_counter()
             act(observations, first if recurrent and first.any() else None, t, actions, params)
             env_actions = to_env(actions)
             before_env = perf_counter()
             observations, rewards[...], terminated[...], truncated[...] = step(env_actions)
+            activity[0] = progress = progress + 1  # at once: an interruption is for this step
             after_env = perf_counter()
             policy_s += before_env - before_policy
             env_s += after_env - before_env

@@ -86,7 +86,6 @@ class DeviceActor:
         returns, lengths = torch.empty_like(fields["rewards"]), torch.empty_like(fields["rewards"], dtype=torch.int32)
         observations, words = self._observations, self._activity.words
         for t in range(self._config.unroll_length):
-            words[0] = t
             observed[t] = observations
             params = algorithm.runner.run(self._params, lambda phase: None, observations)
             fields["behaviour_params"][t] = params
@@ -94,6 +93,7 @@ class DeviceActor:
             fields["actions"][t] = actions
             before = perf_counter()
             observations, rewards, terminated, truncated, ended_with = self.environment.step(actions)
+            words[0] += 1
             after = perf_counter()
             env_s += after - before
             fields["rewards"][t], fields["terminated"][t], fields["truncated"][t] = rewards, terminated, truncated

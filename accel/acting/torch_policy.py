@@ -18,9 +18,8 @@ from safetensors.torch import save as save_tensors
 from accel.acting.central import PolicyBatcher, row_of
 from accel.acting.policy import Array, InPlaceSession, SessionPolicy
 from accel.acting.rules import Sampler
-from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import make_algorithm
-from accel.algorithms.cuda_graphs import make_runner
+from accel.algorithms.cuda_graphs import StepRunner, make_runner
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.compressors.errors import ArtifactError
 from accel.config import TrainConfig
@@ -133,7 +132,8 @@ class TorchPolicy(SessionPolicy):
 
 
 class TorchBatcher(PolicyBatcher):
-    """Answers with the learner's own network on a device, in its precision, recorded as CUDA graphs where that is on.
+    """Answers with the learner's own network on a device, in its precision, recorded as CUDA graphs where the learner's
+    steps are.
 
     A batch has a power of two rows, so that few are recorded; rows that nobody asked for are computed too.
     """
@@ -142,7 +142,11 @@ class TorchBatcher(PolicyBatcher):
         super().__init__((_SCHEME,))
         torch.set_num_threads(1)
         self._config, self._device = config, device
+        self._runner = make_runner(config, GradientExchange(), device)
         self._module: PolicyModule | None = None
+        torch.ones(2, 2, device=device) @ torch.ones(
+            2, 2, device=device
+        )  # A device starts slowly: before anybody asks.
 
     def _take(self, payload: bytes) -> float:
         before = perf_counter()
@@ -153,9 +157,7 @@ class TorchBatcher(PolicyBatcher):
         return perf_counter() - before
 
     def _make(self, spec: EnvSpec) -> None:
-        runner = make_runner(self._config, GradientExchange(), self._device)
-        self._algorithm = cast(GradientAlgorithm, make_algorithm(self._config, spec, self._device, runner=runner))
-        network = self._algorithm.network
+        network = make_algorithm(self._config, spec, self._device).network.to(self._device)
         self._module, self._example = network.acting_module().eval(), example_inputs(spec, network.state_shapes)
         first = self._session(1)
         self._question, self._answer = (
@@ -166,26 +168,30 @@ class TorchBatcher(PolicyBatcher):
     def _session(self, rows: int) -> InPlaceSession:
         rows = 1 << (rows - 1).bit_length()
         if rows not in self._sessions:
-            self._sessions[rows] = _DeviceSession(
-                cast(PolicyModule, self._module), self._example, rows, self._algorithm
-            )
+            module, is_bf16 = cast(PolicyModule, self._module), self._config.learner.mixed_precision == "bf16"
+            self._sessions[rows] = _DeviceSession(module, self._example, rows, self._device, self._runner, is_bf16)
         return self._sessions[rows]
 
 
 class _DeviceSession(TorchSession):
-    """On the device of an algorithm, as that runs its own parts."""
+    """On a device, as an algorithm runs its own parts."""
 
     def __init__(
-        self, module: PolicyModule, example: Mapping[str, torch.Tensor], batch: int, algorithm: GradientAlgorithm
+        self,
+        module: PolicyModule,
+        example: Mapping[str, torch.Tensor],
+        batch: int,
+        device: torch.device,
+        runner: StepRunner,
+        is_bf16: bool,
     ) -> None:
-        self._algorithm = algorithm
+        self._device, self._runner, self._is_bf16 = device, runner, is_bf16
         super().__init__(module, example, batch)
 
     def _apply(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        algorithm = self._algorithm
-        there = [tensor.to(algorithm.device, non_blocking=True) for tensor in inputs]
-        return tuple(output.cpu() for output in algorithm.runner.run(self._step, lambda phase: None, *there))
+        there = [tensor.to(self._device, non_blocking=True) for tensor in inputs]
+        return tuple(output.cpu() for output in self._runner.run(self._step, lambda phase: None, *there))
 
     def _step(self, mark: object, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with self._algorithm.autocast():
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_bf16):
             return tuple(output.float() for output in self._module(*inputs))

@@ -167,7 +167,9 @@ class ActorLoop:
 
     def __init__(self, run: TrainedPolicy, variant: Variant) -> None:
         on_torch = variant.artifact is None
-        config = run.config.replace(actors=1, actor_runtime="native" if on_torch else variant.runtime)
+        config = run.config.replace(
+            actors=1, inference="local", actor_runtime="native" if on_torch else variant.runtime
+        )
         if config.schedule.waits_for_policy:
             config = config.replace(schedule="asynchronous")  # there is no learner to wait for
         self._learner = LocalLearner()

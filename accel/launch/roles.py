@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.acting.supervisor import ActorSupervisor
-from accel.errors import EXIT_ABORTED, LaunchError
+from accel.errors import EXIT_ABORTED, ConfigError, LaunchError
 from accel.launch.actor import command as actor_command
 from accel.launch.learners import FORMATS, USER_ERRORS, follow
 from accel.system.signals import end_with_parent, ignore_stop_signals
@@ -83,10 +84,15 @@ def _batcher(config: ActorConfig) -> PolicyBatcher:
         return PolicyBatcher(config.schemes, config.runtime)
     from accel.acting.torch_policy import TorchBatcher
     from accel.config import TrainConfig
-    from accel.learning.device import choose_device
+    from accel.learning.device import choose_device, choose_precision, take_gpu
 
     run = TrainConfig.from_json(config.torch_options)
-    return TorchBatcher(run, choose_device(run.learner.device))
+    take_gpu(config.learner)
+    try:
+        device = choose_device(run.learner.device)
+        return TorchBatcher(run.replace(mixed_precision=choose_precision(run, device)), device)
+    except ConfigError as error:
+        raise ConfigError(f"inference on {os.uname().nodename}: {error}") from error
 
 
 def start_timeout_s(arguments: Sequence[str]) -> float:

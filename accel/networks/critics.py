@@ -16,7 +16,7 @@ from accel.errors import ConfigError
 from accel.networks import dense
 from accel.networks.compiled_towers import Layer, Tower
 from accel.networks.text import parse_network
-from accel.networks.towers import Towers
+from accel.networks.towers import Towers, slot_of
 
 
 class Rating(NamedTuple):
@@ -104,9 +104,13 @@ class ActionCritics(nn.Module):
 
     def _make_towers(self) -> Towers:
         def layer(weight: Tensor, bias: Tensor, which: int) -> Layer:
-            of_weight = None if weight.grad is None else weight.grad[which].t()
-            of_bias = None if bias.grad is None else bias.grad[which, 0]
-            return Layer(weight.detach()[which].t(), bias.detach()[which, 0], of_weight, of_bias)
+            of_weight, of_bias = slot_of(weight), slot_of(bias)
+            return Layer(
+                weight.detach()[which].t(),
+                bias.detach()[which, 0],
+                None if of_weight is None else of_weight[which].t(),
+                None if of_bias is None else of_bias[which, 0],
+            )
 
         stacks = [
             [layer(weight, bias, which) for weight, bias in zip(self.weights, self.biases, strict=True)]

@@ -54,7 +54,7 @@ class PolicyTowers:
         def pull(of_params: Tensor, of_predictions: Tensor | None) -> None:
             if self._gaussian is not None:
                 of_params, of_log_std = of_params.chunk(2, dim=-1)
-                torch.sum(of_log_std, 0, out=_slot(self._gaussian.log_std))
+                torch.sum(of_log_std, 0, out=slot_of(self._gaussian.log_std))
             way.pull([of_params] if of_predictions is None else [of_params, of_predictions])
 
         predictions = rest[0] if self._predicts else None
@@ -148,11 +148,13 @@ def _tower_of(torso: MLPTorso, heads: Sequence[nn.Linear]) -> Tower:
 
 
 def _layer(weight: Tensor, bias: Tensor) -> Layer:
-    return Layer(weight.detach(), bias.detach(), _slot(weight), _slot(bias))
+    return Layer(weight.detach(), bias.detach(), slot_of(weight), slot_of(bias))
 
 
-def _slot(parameter: Tensor) -> Tensor | None:
+def slot_of(parameter: Tensor) -> Tensor | None:
     """The tensor that holds a parameter's gradient; None of one that is not trained."""
-    if parameter.grad is None and parameter.requires_grad:
+    if not parameter.requires_grad:
+        return None
+    if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad

@@ -29,6 +29,9 @@ from tests.accel.publishing.live_policies import (
 )
 
 ENVS = 4
+CUDA = pytest.param(
+    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")
+)
 
 
 class Exchange:
@@ -91,11 +94,12 @@ def test_an_actor_that_asks_acts_as_with_a_policy_of_its_own(name: str, scheme: 
         np.testing.assert_allclose(theirs, mine, atol=1e-4)
 
 
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("name", ["mlp:16x2", "mlp:16x1+lstm:8", "nature-cnn:0.1"])
-def test_torch_answers_as_the_compressed_policy_does(name: str) -> None:
+def test_torch_answers_as_the_compressed_policy_does(name: str, device: str) -> None:
     """Batches of 4 and of 8 rows; the second policy is loaded into the first one's place."""
     config = config_for(name, "fp32", actor_runtime="torch", normalise_observations=True)
-    batcher = TorchBatcher(config, torch.device("cpu"))
+    batcher = TorchBatcher(config, torch.device(device))
     for version in (3, 4):
         network = make_network(config, seed=version)
         own = SessionPolicy(layout_of(network, envs=ENVS), begun_sampler(network.spec, ENVS), ("fp32",))

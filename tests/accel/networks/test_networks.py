@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from accel.config import TrainConfig
 from accel.config.parts import Activation, NetworkConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import PolicyNetwork, build_from_config, build_network
 from accel.networks.compiled_towers import WIDEST
+from accel.networks.critics import ActionCritics
 from accel.networks.dense import dense
 
 DISCRETE = ActionSpec("categorical", (6,))
@@ -122,6 +124,30 @@ def test_frozen_parameters_stay_and_the_others_have_the_gradients_of_autograd(te
         parameter.requires_grad_(False)
     _compare_gradients(network, "value")
     assert named and all(parameter.grad is None for parameter in named)
+
+
+@pytest.mark.parametrize("text", ["mlp:16x2", f"mlp:{WIDEST + 8}x2"], ids=["compiled", "wide"])
+def test_parameters_frozen_after_they_had_gradients_get_no_more(text: str) -> None:
+    network = build_network(text, VECTOR, seed=0)
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    network.torso.requires_grad_(False)
+    output, pull = network.differentiator()(_observations(VECTOR, 3, 2), _first(3, 2))
+    with torch.no_grad():
+        pull(torch.ones_like(output.params), torch.ones_like(output.values))
+    assert not any(bool(parameter.grad.any()) for parameter in network.torso.parameters())
+    assert all(bool(parameter.grad.any()) for parameter in network.policy_head.parameters())
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("text", ["mlp:16x2", f"mlp:{WIDEST + 8}x2"], ids=["compiled", "wide"])
+def test_critics_without_gradients_yet_get_some(text: str, activation: Activation) -> None:
+    box = EnvSpec((5,), "float32", ActionSpec("gaussian", (2,), (-1.0, -1.0), (1.0, 1.0)))
+    config = TrainConfig.create(algorithm="sac", network=text, activation=activation)
+    critics = ActionCritics(config.policy, box, critics=2)
+    rating = critics.differentiator()(torch.randn(7, 5), torch.randn(7, 2))
+    rating.pull(torch.ones_like(rating.values))
+    assert all(parameter.grad is not None and bool(parameter.grad.any()) for parameter in critics.parameters())
 
 
 def _compare_gradients(network: PolicyNetwork, kind: str) -> None:

@@ -108,18 +108,21 @@ def test_a_publication_that_takes_longer_than_an_update_holds_nothing_back(monke
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")
-def test_the_learner_waits_for_nothing_on_cuda() -> None:
+def test_the_learner_waits_for_nothing_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     publisher, _ = _made("int8", "cuda", beside=True)
     payload_of(publisher)
+    gate = Gate(monkeypatch, Snapshot, "reading")  # The preparing thread may wait for the device.
     busy = torch.randn(4096, 4096, device="cuda")
     for version in range(3):
         for _ in range(20):
             busy = (busy @ busy).clamp(-1.0, 1.0)
+        gate.close()
         torch.cuda.set_sync_debug_mode("error")
         try:
             assert publisher.begin(version)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+            gate.open.set()
         assert publisher.prepared(wait=True) is not None
     publisher.close()
 

@@ -280,5 +280,9 @@ def test_a_main_thread_that_has_gone_on_is_not_interrupted(goes_on: bool) -> Non
     with interruptible(activity.now) as interrupt, nullcontext() if goes_on else pytest.raises(EnvError):
         seen = activity.now()
         activity.words[0] += goes_on
-        threading.Timer(0.1, interrupt, [EnvError("enough"), seen]).start()
-        time.sleep(0.5)
+        timer = threading.Timer(0.1, interrupt, [EnvError("enough"), seen])
+        timer.start()
+        try:
+            time.sleep(0.5)
+        finally:
+            timer.join()
