@@ -1,12 +1,9 @@
-"""The same actor on torch eager, uncompressed: the baseline that compression is measured against. Imports torch.
-
-For central inference the learner's device runs the policy for all actors.
-"""
+"""Policies that act in torch: eager, which compression is measured against, and central, on a device. Imports torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import cast
 
@@ -19,7 +16,7 @@ from accel.acting.central import PolicyBatcher, row_of
 from accel.acting.policy import Array, InPlaceSession, SessionPolicy
 from accel.acting.rules import Sampler
 from accel.algorithms.catalogue import make_algorithm
-from accel.algorithms.cuda_graphs import StepRunner, make_runner
+from accel.algorithms.cuda_graphs import make_runner
 from accel.algorithms.gradient_exchange import GradientExchange
 from accel.compressors.errors import ArtifactError
 from accel.config import TrainConfig
@@ -82,7 +79,7 @@ class TorchSession:
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        module: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
         example: Mapping[str, torch.Tensor],
         batch: int,
         layout: torch.memory_format = torch.contiguous_format,
@@ -104,10 +101,7 @@ class TorchSession:
     @torch.inference_mode()
     def _call(self) -> tuple[torch.Tensor, ...]:
         observations, *others = self._tensors
-        return self._apply(observations.contiguous(memory_format=self._layout), *others)
-
-    def _apply(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = self._module(*inputs)
+        outputs = self._module(observations.contiguous(memory_format=self._layout), *others)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
@@ -168,30 +162,14 @@ class TorchBatcher(PolicyBatcher):
     def _session(self, rows: int) -> InPlaceSession:
         rows = 1 << (rows - 1).bit_length()
         if rows not in self._sessions:
-            module, is_bf16 = cast(PolicyModule, self._module), self._config.learner.mixed_precision == "bf16"
-            self._sessions[rows] = _DeviceSession(module, self._example, rows, self._device, self._runner, is_bf16)
+            self._sessions[rows] = TorchSession(self._on_device, self._example, rows)
         return self._sessions[rows]
 
-
-class _DeviceSession(TorchSession):
-    """On a device, as an algorithm runs its own parts."""
-
-    def __init__(
-        self,
-        module: PolicyModule,
-        example: Mapping[str, torch.Tensor],
-        batch: int,
-        device: torch.device,
-        runner: StepRunner,
-        is_bf16: bool,
-    ) -> None:
-        self._device, self._runner, self._is_bf16 = device, runner, is_bf16
-        super().__init__(module, example, batch)
-
-    def _apply(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _on_device(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         there = [tensor.to(self._device, non_blocking=True) for tensor in inputs]
         return tuple(output.cpu() for output in self._runner.run(self._step, lambda phase: None, *there))
 
     def _step(self, mark: object, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_bf16):
-            return tuple(output.float() for output in self._module(*inputs))
+        is_bf16 = self._config.learner.mixed_precision == "bf16"
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=is_bf16):
+            return tuple(output.float() for output in cast(PolicyModule, self._module)(*inputs))

@@ -252,7 +252,6 @@ class LearnerOptions(BenchOptions):
     unroll_length: Annotated[int | None, tyro.conf.arg(help="T, vector steps per environment in a batch")] = None
     passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one trains with ppo")] = None
     minibatches: Annotated[int | None, tyro.conf.arg(help="minibatches per pass; more than one trains with ppo")] = None
-    precisions: Annotated[str, tyro.conf.arg(help="any of none (single precision) and bf16 (autocast)")] = "none,bf16"
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None, argument("learner device; default: the training's, or auto")
     ] = None
@@ -309,7 +308,6 @@ class LearnerOptions(BenchOptions):
         rows = bench_learner(
             [self.changed(config.replace(network=network)) for network in networks],
             layouts.pop(),
-            precisions=texts(self.precisions),
             seconds=self.seconds,
             repeats=self.repeats,
             notify=refuse,

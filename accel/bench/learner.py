@@ -27,7 +27,6 @@ from accel.networks.dense import torch_alone
 from accel.system.machine import read_machine
 from accel.system.timing import interleave, torch_threads
 
-PRECISIONS = ("none", "bf16")
 EAGER = "eager"
 TRAINING = ("network", "device", "T", "B", "algorithm", "passes", "minibatches")
 PHASES = ("batch", "forward", "correct", "backward")
@@ -43,7 +42,6 @@ def bench_learner(
     configs: Sequence[TrainConfig],
     spec: EnvSpec,
     *,
-    precisions: Sequence[str] = PRECISIONS,
     seconds: float = 20.0,
     repeats: int = 50,
     notify: Notify = logger.info,
@@ -62,10 +60,9 @@ def bench_learner(
         configs: network, algorithm, passes, minibatches, unroll length, environments; all run on the first one's
             device with its ``learner_threads`` (0: the cores that its actors leave free).
         spec: observations and actions.
-        precisions: ``none`` (single precision) and ``bf16`` (autocast).
         seconds: measuring time in all.
         repeats: updates of each cell at most.
-        notify: called with a message about each refused precision.
+        notify: called with a message where a precision or CUDA graphs do not work here.
     Returns:
         Flat rows: ``learner`` (``accel`` or ``eager``), ``network``, ``precision``, ``graphs`` (``on`` or ``off``;
         with them every phase but ``batch`` counts as ``backward``), ``mode`` (both), ``device``, ``T``, ``B``
@@ -74,37 +71,33 @@ def bench_learner(
         ``env_steps_per_s``, the learner's limit; ``speedup_none`` over accel's in single precision without graphs (None
         where that was not measured); ``samples``, ``cpu_share``; threads, machine and versions.
     Raises:
-        ConfigError: an unknown precision, no precision that this device supports, a missing device, a number that is
-            not positive, a network that does not take the observations, no configuration.
+        ConfigError: a missing device, a number that is not positive, a network that does not take the observations, no
+            configuration.
     """
     check_budget(seconds, repeats)
     if not configs:
         raise ConfigError("no configuration is given: name at least one")
-    if unknown := [precision for precision in precisions if precision not in PRECISIONS]:
-        raise ConfigError(f"unknown precision {unknown[0]!r}: choose from {', '.join(PRECISIONS)}")
     where, threads = choose_device(configs[0].learner.device), learner_threads(configs[0])
     if where.type == "cpu":
         keep_freed_memory()
     with torch_threads(threads):
-        cells = _cells(configs, spec, precisions, where, notify)
+        cells = _cells(configs, spec, where, notify)
         samples, cpu_share = interleave({place: cell.take for place, cell in enumerate(cells)}, seconds, repeats)
     rows = [cell.row(samples[place]) | {"cpu_share": cpu_share} for place, cell in enumerate(cells)]
     shared: Row = {"torch_threads": threads} | provenance()
     return [row | {"speedup_none": speedup_none(row, rows)} | shared for row in rows]
 
 
-def _cells(
-    configs: Sequence[TrainConfig], spec: EnvSpec, precisions: Sequence[str], device: torch.device, notify: Notify
-) -> list[LearnerCell]:
-    cells, eager, refusals = list[LearnerCell](), list[LearnerCell](), list[str]()
-    for precision, given in product(dict.fromkeys(precisions), configs):
+def _cells(configs: Sequence[TrainConfig], spec: EnvSpec, device: torch.device, notify: Notify) -> list[LearnerCell]:
+    cells, eager = list[LearnerCell](), list[LearnerCell]()
+    for precision, given in product(("none", "bf16"), configs):
+        # the actors' scheme does not affect the update, and qat refuses bf16
+        config = given.replace(mixed_precision=precision, compressor="fp32")
         try:
-            # the actors' scheme does not affect the update, and qat refuses bf16
-            config = given.replace(mixed_precision=precision, compressor="fp32")
             choose_precision(config, device)
         except ConfigError:
-            refusals.append(f"refused: {precision}: this CPU has no instructions for it, so it would be slower")
-            continue
+            notify(f"no row for {precision}: this CPU has no instructions for it, so it would be slower")
+            break
         cells.append(LearnerCell(config.replace(learner_graphs="off"), spec, device))
         if device.type == "cpu" and precision == "none":
             eager.append(LearnerCell(config, spec, device, eager=True))
@@ -113,11 +106,6 @@ def _cells(
                 cells.append(LearnerCell(config.replace(learner_graphs="on"), spec, device))
             else:
                 notify(f"without CUDA graphs: {reason}")
-    refusals = list(dict.fromkeys(refusals))
-    if not cells:
-        raise ConfigError("; ".join(refusals) + ": leave it out" if refusals else "no precision is given: name one")
-    for refusal in refusals:
-        notify(refusal)
     return cells + eager
 
 

@@ -18,10 +18,9 @@ class WatchOptions:
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="the run's directory")]
     once: Annotated[bool, tyro.conf.arg(help="print the current status and exit")] = False
-    interval_s: Annotated[float, tyro.conf.arg(help="seconds between reads")] = 0.5
 
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, follow."""
     options = tyro.cli(WatchOptions, prog="accel watch", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    return watch(options.run, once=options.once, interval_s=options.interval_s)
+    return watch(options.run, once=options.once)

@@ -24,8 +24,6 @@ from accel.supervision.activity import PREPARING
 
 SingleEnv = gymnasium.Env[object, object]
 StepOfOne: TypeAlias = tuple[object, SupportsFloat, bool, bool, dict[str, Any]]
-_OTHERS = 1 << 32
-"""What progress grows by within a step: no step that is counted has such a number."""
 
 
 class EnvLoop(VectorEnvironment):
@@ -204,7 +202,7 @@ class EnvLoop(VectorEnvironment):
             ) from error
         self._unproven.add(i)
         self._broken.add(i)
-        self.activity.words[0] += _OTHERS  # Progress: the next one may hang as well, for as long.
+        self.activity.words[0] += 1 << 32  # Progress, of a number that no step has: the next one may hang as long.
         self._failed += 1
         self._rewards[i] = 0.0
         self._terminated[i], self._truncated[i], self._is_over[i] = False, True, True

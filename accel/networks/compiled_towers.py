@@ -103,18 +103,18 @@ class CompiledTowers:
 
 @dataclass(frozen=True)
 class CompiledWay:
-    """See ``towers.Way``."""
+    """The way back from a pass of ``CompiledTowers``."""
 
     towers: CompiledTowers
     x: Tensor
     values: Tensor
 
     def pull(self, gradients: Sequence[Tensor]) -> None:
-        """See ``towers.Way``."""
+        """From the gradient of each head's output to those of the parameters."""
         self.towers.pull(self, gradients, None)
 
     def pull_input(self, gradients: Sequence[Tensor], first: int) -> Tensor:
-        """See ``towers.Way``."""
+        """From the gradient of each head's output to that of x's columns from ``first`` on; parameters' stay."""
         rows, columns = self.x.shape
         of_x = self.x.new_empty(rows, columns - first)
         self.towers.pull(self, gradients, of_x)

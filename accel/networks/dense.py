@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 import torch
@@ -49,8 +50,7 @@ def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], ac
         towers = [Tower([*map(Layer, weights, biases)])]
         if compiled_towers.suits(towers) and compiled_towers.takes(len(x)):
             return CompiledTowers(towers, activation).run(x)[0][0]
-    output: Tensor = _Dense.apply(x, activation, *weights, *biases)  # type: ignore[no-untyped-call]
-    return output
+    return cast(Tensor, _Dense.apply(x, activation, *weights, *biases))  # type: ignore[no-untyped-call]
 
 
 def _fast_tanh(x: Tensor) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from accel.config.parts import Activation
 from accel.networks import compiled_towers, dense
-from accel.networks.compiled_towers import CompiledTowers, Layer, Tower
+from accel.networks.compiled_towers import CompiledTowers, CompiledWay, Layer, Tower
 from accel.networks.heads import GaussianHead
 from accel.networks.torsos import MLPTorso
 
@@ -72,7 +72,7 @@ class Towers:
         self._stacks = [_Stack(tower, activation) for tower in towers]
         self._compiled = CompiledTowers(towers, activation) if compiled_towers.suits(towers) else None
 
-    def run(self, x: Tensor) -> tuple[list[Tensor], Way]:
+    def run(self, x: Tensor) -> tuple[list[Tensor], CompiledWay | _TorchWay]:
         """The outputs of all heads of x [N, F], and the way back."""
         if self._compiled is not None and compiled_towers.takes(x.shape[0]):
             return self._compiled.run(x)
@@ -81,18 +81,6 @@ class Towers:
             torch.addmm(head.bias, layers[-1], head.weight.t()) for stack, layers in passes for head in stack.heads
         ]
         return outputs, _TorchWay(passes)
-
-
-class Way(Protocol):
-    """The way back from a pass of ``Towers``."""
-
-    def pull(self, gradients: Sequence[Tensor]) -> None:
-        """From the gradient of each head's output to those of the parameters."""
-        ...
-
-    def pull_input(self, gradients: Sequence[Tensor], first: int) -> Tensor:
-        """From the gradient of each head's output to that of x's columns from ``first`` on; parameters' stay."""
-        ...
 
 
 class _Stack:
@@ -125,8 +113,7 @@ class _TorchWay:
             for gradient, head in zip(its, stack.heads, strict=True):
                 dense.of_weight(gradient, layers[-1], head.of_weight)
                 dense.of_bias(gradient, head.of_bias)
-            of_features = stack.of_features(its)
-            dense.pull(of_features, layers, stack.weights, stack.activation, stack.into, to_input=False)
+            dense.pull(stack.of_features(its), layers, stack.weights, stack.activation, stack.into, to_input=False)
 
     def pull_input(self, gradients: Sequence[Tensor], first: int) -> Tensor:
         parts = [

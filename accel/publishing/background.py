@@ -124,11 +124,9 @@ class Snapshot:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Work on the copy, in any thread: on a device, on a stream of its own, beside the learner's."""
-        if self._stream is None:
-            yield
-            return
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._taken)
+            if self._stream is not None:
+                self._stream.wait_event(self._taken)
             yield
 
 

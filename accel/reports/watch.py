@@ -15,7 +15,7 @@ from typing import TextIO
 from accel.display.progress import Progress, open_progress
 from accel.display.status import EvaluationStatus, TrainingStatus, status_line
 from accel.display.text import duration, replace_unknown
-from accel.errors import CheckpointError, ReportError
+from accel.errors import CheckpointError
 from accel.monitor.line_file import open_lines
 from accel.monitor.plain_text import one_line, without_controls
 from accel.monitor.recorder import parse_metrics_line
@@ -26,6 +26,7 @@ from accel.supervision.processes import is_running
 FIRST_READ_BYTES = 1 << 20
 """Only the newest record is shown, so of a long file only the end is read."""
 SILENCE_S = 60.0
+_READ_S = 0.2
 Record = dict[str, object]
 
 
@@ -60,7 +61,6 @@ def watch(
     path: Path,
     *,
     once: bool = False,
-    interval_s: float = 0.5,
     stream: TextIO | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
@@ -71,20 +71,17 @@ def watch(
     Args:
         path: the run directory.
         once: print the run's current status in one line and return.
-        interval_s: seconds between reads.
         stream: standard output by default; a live display on a terminal, lines elsewhere.
         stopped: polled between reads; True ends watching.
     Returns:
         0 when the run has ended in order or, with ``once``, has a record; 1 otherwise, also for a run that has died.
     Raises:
-        RunDirectoryError: the path is no run directory. ReportError: the interval is not above 0.
+        RunDirectoryError: the path is no run directory.
     """
-    if not interval_s > 0:
-        raise ReportError(f"interval_s = {interval_s}; needs seconds above 0")
     out = sys.stdout if stream is None else stream
     replace_unknown(out)
     watcher = _Watcher(path, out)
-    return watcher.show_once() if once else watcher.follow(interval_s, stopped)
+    return watcher.show_once() if once else watcher.follow(stopped)
 
 
 class _Watcher:
@@ -106,7 +103,7 @@ class _Watcher:
         self._say(self._outcome() if self._ended() else self._death() or "running, or ended without a summary")
         return 0
 
-    def follow(self, interval_s: float, stopped: Callable[[], bool]) -> int:
+    def follow(self, stopped: Callable[[], bool]) -> int:
         progress = open_progress(self._stream)
         progress.begin(self._title())
         died = ""
@@ -120,7 +117,7 @@ class _Watcher:
                 if ended or died or stopped():
                     break
                 self._warn_of_silence(status is not None, progress)
-                time.sleep(interval_s)
+                time.sleep(_READ_S)
         finally:
             progress.close()
         if ended or died:

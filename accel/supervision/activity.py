@@ -14,8 +14,7 @@ from accel.system.memory import map_memory
 STEPPING, PREPARING, WAITING = 0, 1, 2
 """Phases: a step or less at a time; construction, resets and other work that may take longer; for the other side."""
 WORDS = 2
-Seen = tuple[int, int]
-"""Progress and phase of a process at one moment."""
+Seen = tuple[int, int]  # progress and phase at one moment
 _LOOK_S = 0.25
 _GRACE_S = 1.0
 

@@ -76,8 +76,6 @@ def test_each_benchmark_prints_a_table_and_writes_rows(
         (["actor", "--env", "NoSuchEnv-v0"], "NoSuchEnv"),
         (["actor", "--unroll-length", "0"], "unroll_length"),
         (["refresh", "--schemes", ""], "no scheme"),
-        (["learner", "--precisions", "fp8"], "unknown precision 'fp8'"),
-        (["learner", "--precisions", ""], "no precision"),
         (["learner", "--network", ""], "no network"),
         (["learner", "--preset", "png"], "unknown preset 'png'"),
         (["learner", "--preset", "pong", "--env", "CartPole-v1", "--run", "{dir}"], "leave out --run, --env"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import accel
-from accel.errors import ReportError, RunDirectoryError
+from accel.errors import RunDirectoryError
 from accel.reports.watch import FIRST_READ_BYTES, MetricsTail
 from tests.accel.reports.recorded_run import write_run
 from tests.waiting import until
@@ -47,9 +47,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
     out = io.StringIO()
     status: list[int] = []
     path = write_run(tmp_path, "run", records=2, ended=False)
-    watching = threading.Thread(
-        target=lambda: status.append(accel.watch(path, interval_s=0.01, stream=out)), daemon=True
-    )
+    watching = threading.Thread(target=lambda: status.append(accel.watch(path, stream=out)), daemon=True)
     watching.start()
     assert until(lambda: "CartPole-v1" in out.getvalue()) and watching.is_alive()
     ended = write_run(tmp_path, "ended", records=3)
@@ -64,7 +62,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
 def watched(path: Path, once: bool = True) -> tuple[int, str]:
     """The status, and what is said."""
     out = io.StringIO()
-    return accel.watch(path, once=once, interval_s=0.01, stream=out), out.getvalue()
+    return accel.watch(path, once=once, stream=out), out.getvalue()
 
 
 def test_once_says_how_a_run_stands(tmp_path: Path) -> None:
@@ -114,12 +112,10 @@ def test_what_a_run_holds_cannot_act_on_the_terminal(tmp_path: Path) -> None:
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    run = write_run(tmp_path, "halfcheetah", records=1)
+    write_run(tmp_path, "halfcheetah", records=1)
     with pytest.raises(RunDirectoryError, match="is no directory"):
         accel.watch(tmp_path / "file")
     with pytest.raises(RunDirectoryError, match=r"holds no config\.toml"):
         accel.watch(tmp_path)
     with pytest.raises(RunDirectoryError, match=r"halfchetah is no directory.*did you mean 'halfcheetah'\?"):
         accel.watch(tmp_path / "halfchetah")
-    with pytest.raises(ReportError, match="interval_s"):
-        accel.watch(run, interval_s=0)
