@@ -65,7 +65,7 @@ def test_a_case_is_run_once_and_its_gaps_are_reported(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "runs")
     (out / "README.md").write_text("")
     again = call(cwd=tmp_path)
-    assert "fp32-s0: " not in again.stdout, "its samples are kept"
+    assert "tiny/fp32-s0: " not in again.stdout, "its samples are kept"
     assert (out / "README.md").read_text() == "", "no run was added"
     call("--collect-only", cwd=tmp_path)
     assert "| fp32 | 1 | 0 |" in (out / "README.md").read_text()
