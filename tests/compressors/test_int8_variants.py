@@ -62,12 +62,12 @@ def test_channels_and_features_of_different_sizes_keep_their_precision() -> None
     case, module = made("relu-mlp")
     inputs = case.inputs(128, seed=1)
     wanted, sizes = run_module(module, inputs)[0], torch.logspace(-1.2, 0, 32)
-    before = error_of(case.bind("int8(s8s8)", module).refresh(module, 1), module, inputs)
+    before = error_of(case.bind("int8(reduce_range)", module).refresh(module, 1), module, inputs)
     module.torso[2].weight.data *= sizes[:, None]
     module.torso[2].bias.data *= sizes
     module.head.weight.data /= sizes[None]
     np.testing.assert_allclose(run_module(module, inputs)[0], wanted, atol=1e-4)
-    assert error_of(case.bind("int8(s8s8)", module).refresh(module, 1), module, inputs) < 1.5 * before
+    assert error_of(case.bind("int8(reduce_range)", module).refresh(module, 1), module, inputs) < 1.5 * before
 
 
 def test_ranges_from_a_look_for_drift_are_enough_to_refresh() -> None:
@@ -130,7 +130,7 @@ def test_weights_of_few_bits_reach_their_greatest_codes_and_no_others(option: st
 
 
 def test_drift_is_counted_and_widens_the_ranges() -> None:
-    case, module, plan = bound("relu-mlp", "int8(s8s8,x8)")
+    case, module, plan = bound("relu-mlp", "int8(reduce_range,x8)")
     quiet, loud = case.inputs(32, seed=1), case.inputs(256, seed=1)
     module.normaliser.var.fill_(1.0)
     loud["observations"] = loud["observations"] * 3.0
@@ -147,7 +147,7 @@ def test_drift_is_counted_and_widens_the_ranges() -> None:
 
 def test_drift_widens_what_drifted_and_narrows_nothing() -> None:
     """Two rows that make the normalised observation loud where the torso does not, and all else quieter than usual."""
-    case, module, plan = bound("relu-mlp", "int8(s8s8,x8)", rows=256)
+    case, module, plan = bound("relu-mlp", "int8(reduce_range,x8)", rows=256)
     before = plan.encoder.ranges
     quiet = {name: array[:2] * np.float32(0.01) for name, array in case.inputs(256, seed=1).items()}
     quiet["observations"][0, 3] = 9.0
