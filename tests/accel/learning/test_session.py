@@ -119,7 +119,7 @@ def test_policies_of_every_action_rule_act_compressed(algorithm: str, scheme: st
     network = "mlp:16x1+lstm:8" if algorithm == "r2d2" else "mlp:64x2"
     env = "Pendulum-v1" if algorithm in {"sac", "d4pg", "td3"} else "CartPole-v1"
     options = {"env": env, "network": network, "compressor": scheme, "learning_starts": 300, "batch_size": 16,
-               "samples_per_insert": 4.0, "total_env_steps": 700, "unroll_length": 8,
+               "samples_per_insert": 4.0, "total_env_steps": 1200, "unroll_length": 8,
                "calibration_size": 64}  # fmt: skip
     summary = accel.train(configure(tmp_path, algorithm=algorithm, **options))
     assert summary.scheme == scheme and summary.comparison is not None
