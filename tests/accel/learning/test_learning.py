@@ -107,7 +107,7 @@ def test_values_are_means(algorithm: str, env: str, tmp_path: Path) -> None:
     explores = {"final_epsilon": 0.1} if algorithm == "dqn" else {"base_epsilon": 0.6}
     config = TrainConfig.create(
         algorithm=algorithm, env=f"tests.environments.learnable:{env}", actors=0, seed=0, learner_threads=1, n_step=1,
-        network="mlp:32x1", learning_rate=1e-3, total_env_steps=6000, results_dir=tmp_path, name="run", **explores,
+        network="mlp:32x1", learning_rate=1e-3, total_env_steps=12_000, results_dir=tmp_path, name="run", **explores,
     )  # fmt: skip
     accel.train(config)
     played = accel.evaluate(tmp_path / "run", episodes=100, seed=1).episodes
