@@ -22,7 +22,7 @@ class Encoder(ABC):
 
     Attributes:
         optimisation, cpu_features, variant: see ``CompressedPolicy``.
-        coded_weights: parameters of the module of which nothing but codes is written.
+        coded_weights: parameters of the module that are written as codes only.
         calibrations: how often activation ranges were measured; 0 for formats without.
         drifted_activations: how many activations, counted over all calibrations but the first, left their range by more
             than 5 % of its width.
@@ -40,7 +40,7 @@ class Encoder(ABC):
         """The serialised model; raises WeightsError when a parameter is not finite."""
 
     def encode_there(self, parameters: Mapping[str, Array], there: Mapping[str, torch.Tensor]) -> bytes:
-        """``encode``, to whose parameters those of ``coded_weights`` belong that are ``there``, on a device."""
+        """``encode`` with the ``coded_weights`` as tensors on a device, and all other parameters as arrays."""
         return self.encode(parameters)
 
     def fit(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> bytes:

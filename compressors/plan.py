@@ -56,7 +56,7 @@ class Plan:
         """The artifact of the module's present weights; fast, and never changes the module.
 
         Args:
-            in_torch: compute codes of weights on the module's device, from which they alone come.
+            in_torch: compute codes of weights on the module's device, so that codes are copied from it, not weights.
         Raises:
             WeightsError: the module lacks a parameter of the one bound, or a weight is not finite.
         """

@@ -185,7 +185,7 @@ class PolicyBatcher(LoadedPolicy):
             row_of({spec.name: (spec.dtype, spec.with_batch(1)[1:]) for spec in specs})
             for specs in (artifact.inputs, artifact.outputs)
         )
-        self._first, self._sessions = session, {}
+        self._first, self._sessions = session, {1: session}
         self.scheme, self.runtime = artifact.scheme, session.ran_on
         return deserialise_s
 

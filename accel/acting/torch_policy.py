@@ -110,9 +110,9 @@ class TorchPolicy(SessionPolicy):
 
     def __init__(self, module: PolicyModule, layout: UnrollLayout, sampler: Sampler) -> None:
         """``module`` takes the weights, and is changed."""
-        super().__init__(layout, sampler, ("fp32",))
+        super().__init__(layout, sampler, (_SCHEME,))
         torch.set_num_threads(1)
-        self.scheme = "fp32"
+        self.scheme = _SCHEME
         order = memory_format(module, layout.spec)
         self._module = module.eval().to(memory_format=order)  # type: ignore[call-overload]
         example = example_inputs(layout.spec, layout.state_shapes)
@@ -138,9 +138,8 @@ class TorchBatcher(PolicyBatcher):
         self._config, self._device = config, device
         self._runner = make_runner(config, GradientExchange(), device)
         self._module: PolicyModule | None = None
-        torch.ones(2, 2, device=device) @ torch.ones(
-            2, 2, device=device
-        )  # A device starts slowly: before anybody asks.
+        ones = torch.ones(2, 2, device=device)
+        torch.mm(ones, ones)  # A device starts slowly: it starts before anybody asks.
 
     def _take(self, payload: bytes) -> float:
         before = perf_counter()

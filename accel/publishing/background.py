@@ -102,7 +102,7 @@ class Snapshot:
     own. The host waits for no copy.
 
     Attributes:
-        module: the copy; its weights may be read within ``reading``, and by who took them, until the next ``take``.
+        module: the copy; to be read within ``reading``, or by the caller of ``take``, until the next ``take``.
     """
 
     def __init__(self, module: nn.Module) -> None:

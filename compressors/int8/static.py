@@ -313,10 +313,8 @@ class Int8Encoder(Encoder):
         wanted: npt.NDArray[np.float64],
     ) -> None:
         views, stem = self.payload.views, layer.stem
-        weight, factors = (
-            self._rows(layer, as_float(layer.weight, parameters)).astype(np.float64),
-            self._steps.get(layer.source, 1.0),
-        )
+        weight = self._rows(layer, as_float(layer.weight, parameters)).astype(np.float64)
+        factors = self._steps.get(layer.source, 1.0)
         means = [array.mean(axis=0) if layer.bias else np.zeros(array.shape[1]) for array in (given, wanted)]
         centred = given - means[0]
         gram = centred.T @ centred / len(centred)

@@ -92,7 +92,7 @@ def _in_kernels(compiled: tuple[Any, Any], values: FloatArray, factors: FloatArr
 
 
 def _in_torch(weight: torch.Tensor, factors: FloatArray) -> tuple[FloatArray, _Writes]:
-    """``_in_kernels`` on the weight's device, from which the codes alone come."""
+    """``_in_kernels`` in torch, on the weight's device: codes are copied from it, the weight is not."""
 
     def there(array: FloatArray) -> torch.Tensor:
         return torch.from_numpy(np.asarray(array, np.float32)).to(weight.device)
