@@ -10,7 +10,17 @@ from torch import Tensor, nn
 
 from accel.compressors.kernels.library import kernels_here, why_none
 from accel.config.parts import Activation
-from accel.networks.compiled_towers import FEW_THREADS, MOST_ROWS, CompiledTowers, CompiledWay, Layer, Tower, suits
+from accel.networks import compiled_towers
+from accel.networks.compiled_towers import (
+    FEW_THREADS,
+    MANY_THREADS_ROWS,
+    MANY_THREADS_WIDEST,
+    CompiledTowers,
+    CompiledWay,
+    Layer,
+    Tower,
+    suits,
+)
 from accel.networks.dense import FUNCTIONS
 from accel.networks.towers import Towers
 
@@ -92,9 +102,13 @@ def test_compiled_towers_have_the_gradients_of_autograd(
 
 
 @needs_kernels
-def test_many_rows_are_left_to_torchs_threads_and_give_the_same() -> None:
+@pytest.mark.parametrize(("width", "rows"), [(16, MANY_THREADS_ROWS + 1), (MANY_THREADS_WIDEST + 1, 8)])
+def test_much_is_left_to_torchs_threads_and_gives_the_same(
+    width: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_towers, "WIDEST", dict.fromkeys(compiled_towers.WIDEST, width))
     torch.manual_seed(0)
-    made, x = make(5, [([16, 9], [3, 2]), ([7], [1])]), torch.randn(MOST_ROWS + 1, 5)
+    made, x = make(5, [([width, 9], [3, 2]), ([7], [1])]), torch.randn(rows, 5)
     found, threads = [], torch.get_num_threads()
     try:
         for count in (FEW_THREADS, FEW_THREADS + 1):
