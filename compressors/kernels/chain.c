@@ -159,6 +159,11 @@ enum { AVX512 = 1, AVX_VNNI = 2, AVX2 = 4, DOT_PRODUCTS = 8, NEON = 16 };
 #define FLOATS __m512
 #define INTEGERS __m512i
 #define LOAD_INTEGERS(p) _mm512_loadu_si512(p)
+/* a_0 b_0 a_1 b_1 ... of the lower halves of a and b, and of the upper ones */
+#define MIX_LOWER(a, b) \
+  _mm512_permutex2var_ps(a, _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23), b)
+#define MIX_UPPER(a, b) \
+  _mm512_permutex2var_ps(a, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), b)
 #define PRODUCTS(sum, x, w) _mm512_dpbusd_epi32(sum, x, w)
 #define LOAD_CODES(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
 #define STORE_CODES(p, v) _mm_storeu_si128((__m128i *)(p), _mm512_cvtepi32_epi8(v))
@@ -169,6 +174,8 @@ enum { AVX512 = 1, AVX_VNNI = 2, AVX2 = 4, DOT_PRODUCTS = 8, NEON = 16 };
 #undef FLOATS
 #undef INTEGERS
 #undef LOAD_INTEGERS
+#undef MIX_LOWER
+#undef MIX_UPPER
 #undef LOAD_CODES
 #undef STORE_CODES
 #undef BOUNDED
@@ -179,6 +186,8 @@ enum { AVX512 = 1, AVX_VNNI = 2, AVX2 = 4, DOT_PRODUCTS = 8, NEON = 16 };
 #define FLOATS __m256
 #define INTEGERS __m256i
 #define LOAD_INTEGERS(p) _mm256_loadu_si256((const __m256i *)(p))
+#define MIX_LOWER(a, b) _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20)
+#define MIX_UPPER(a, b) _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31)
 #define LOAD_CODES(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
 /* what is below, or a NaN, becomes the least integer, and that the least code */
 #define BOUNDED(v, zero) MIN(GREATEST(zero), v)
@@ -248,6 +257,8 @@ int runs_here(void) {
 #define MIN(a, b) least_of(a, b)
 #define MAX(a, b) greatest_of(a, b)
 #define LOAD_INTEGERS(p) vld1q_s32((const int32_t *)(p))
+#define MIX_LOWER(a, b) vzip1q_f32(a, b)
+#define MIX_UPPER(a, b) vzip2q_f32(a, b)
 #define SET_INTEGERS(x) vdupq_n_s32(x)
 /* less 128, as products are of signed numbers: chain.py sees to the bias */
 #define SET_CODES(four) vdupq_n_s32((int32_t)((four) ^ 0x80808080u))

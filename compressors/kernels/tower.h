@@ -1,13 +1,34 @@
 /* Dense layers and their gradients, for what trains them: included by dense.h for each set of vector instructions. */
 
+/* A square of as many rows and columns as a vector has floats, to [column, two vectors]: each time around, the bits of
+   an element's row and column turn by one. */
+static TARGET void NAME(turn)(const float *from, long row, float *packed) {
+  FLOATS turned[LANES], next[LANES];
+  for (int r = 0; r < LANES; r++) turned[r] = LOAD(from + r * row);
+  for (int times = 1; times < LANES; times *= 2) {
+    for (int r = 0; r < LANES / 2; r++) {
+      next[2 * r] = MIX_LOWER(turned[r], turned[r + LANES / 2]);
+      next[2 * r + 1] = MIX_UPPER(turned[r], turned[r + LANES / 2]);
+    }
+    memcpy(turned, next, sizeof(next));
+  }
+  for (int c = 0; c < LANES; c++) STORE(packed + c * 2 * LANES, turned[c]);
+}
+
 /* A part of b [k, m], at most two vectors of its columns from j on, as [k, two vectors]; zeros beyond m. */
 static TARGET void NAME(pack)(Matrix b, int k, int j, int count, float *packed) {
   if (count < 2 * LANES) memset(packed, 0, sizeof(float) * k * 2 * LANES);
-  if (b.column == 1)
+  if (b.column == 1) {
     for (int i = 0; i < k; i++) memcpy(packed + i * 2 * LANES, b.data + i * b.row + j, sizeof(float) * count);
-  else
-    for (int c = 0; c < count; c++)
-      for (int i = 0; i < k; i++) packed[i * 2 * LANES + c] = b.data[i * b.row + (j + c) * b.column];
+    return;
+  }
+  int wholes = b.row == 1 ? k / LANES * LANES : 0, columns = count / LANES * LANES;
+  for (int c = 0; c < columns; c += LANES)
+    for (int i = 0; i < wholes; i += LANES)
+      NAME(turn)(b.data + i + (j + c) * b.column, b.column, packed + i * 2 * LANES + c);
+  for (int c = 0; c < count; c++)
+    for (int i = c < columns ? wholes : 0; i < k; i++)
+      packed[i * 2 * LANES + c] = b.data[i * b.row + (j + c) * b.column];
 }
 
 /* R rows of y, two vectors wide: what is there, or the start, and a [R, k] by what is packed. */
@@ -45,6 +66,8 @@ static TARGET void NAME(multiply)(int n, int k, int m, Matrix a, Matrix b, const
     NAME(pack)(b, k, j, count, packed);
     for (; row + MAX_ROWS <= n; row += MAX_ROWS, rest.data += MAX_ROWS * a.row)
       NAME(cell)(MAX_ROWS, k, rest, packed, from, add, count, y + (long)row * m + j, m);
+    for (; row + MAX_ROWS / 2 <= n; row += MAX_ROWS / 2, rest.data += MAX_ROWS / 2 * a.row)
+      NAME(cell)(MAX_ROWS / 2, k, rest, packed, from, add, count, y + (long)row * m + j, m);
     for (; row < n; row++, rest.data += a.row)
       NAME(cell)(1, k, rest, packed, from, add, count, y + (long)row * m + j, m);
   }
