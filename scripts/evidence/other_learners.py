@@ -1,7 +1,9 @@
 #!/usr/bin/env python
-"""accel's update of PPO beside CleanRL's and Stable-Baselines3's, on batches and networks of the same size, in turns.
+"""accel's update of PPO beside CleanRL's and Stable-Baselines3's, on batches and networks of the same size, in turns;
+or that of SAC beside Stable-Baselines3's.
 
     python scripts/evidence/other_learners.py --out default-LunarLander.json env=LunarLander-v3
+    python scripts/evidence/other_learners.py --out sac-Pendulum.json env=Pendulum-v1 algorithm=sac batch_size=100
     python scripts/evidence/other_learners.py --device cuda --out rows.json network=mlp:512x3 env=HalfCheetah-v5
 
 Options of ``accel train`` follow as name=value. Stable-Baselines3 is measured where it is installed.
@@ -13,7 +15,7 @@ Options of ``accel train`` follow as name=value. Stable-Baselines3 is measured w
 - ``sb3``: ``PPO.train`` of the Stable-Baselines3 that is installed, after ``compute_returns_and_advantage``.
 
 Both take values and log-probabilities from acting. accel computes them in the update, for its correction, and
-normalises observations in the network: it does that much more.
+normalises observations in the network: it does that much more. SAC's update begins with the batch, from a full replay.
 """
 
 from __future__ import annotations
@@ -37,14 +39,20 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Normal
 
-from accel.bench.learner import PHASES, LearnerCell, learner_threads, speedup_none
+from accel.algorithms.catalogue import agree, make_algorithm
+from accel.bench.learner import PHASES, LearnerCell, learner_threads, random_experience, speedup_none
 from accel.bench.policies import environment_spec
 from accel.bench.rows import Row, number, provenance, spread
 from accel.config import TrainConfig
-from accel.config.algorithms import DppoConfig, PpoConfig
+from accel.config.algorithms import DppoConfig, PpoConfig, SacConfig
 from accel.config.base import parse_pair
+from accel.config.experience import TransitionsConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
+from accel.experience.batch import Batcher
+from accel.experience.rewards import RewardTransform
+from accel.experience.stores.base import Experience, Sample
+from accel.experience.stores.catalogue import make_store
 from accel.learning.device import choose_device
 from accel.networks.text import parse_network
 from accel.system.timing import interleave, torch_threads
@@ -53,6 +61,7 @@ Update = Callable[[], None]
 ENDS = 0.01
 """Share of steps that end an episode."""
 LEARNING_RATE = 1e-7  # as accel's in this benchmark: hundreds of updates leave the policy unchanged
+_REPLAY = 20_000
 _DISCOUNT, _LAMBDA, _CLIP, _VALUE_COST, _ENTROPY_COST, _NORM = 0.99, 0.95, 0.2, 0.5, 0.01, 0.5
 
 
@@ -240,6 +249,61 @@ def sb3_update(task: Task) -> Update:
     return update
 
 
+def sac_updates(config: TrainConfig, spec: EnvSpec) -> dict[str, Update]:
+    """accel's update of SAC and Stable-Baselines3's on one core, each from a full replay of random experience."""
+    algorithm, options = make_algorithm(config, spec, torch.device("cpu")), cast(TransitionsConfig, config.store)
+    _, layout = agree(config, algorithm)
+    rewards = RewardTransform(config.rewards, config.algorithm.discount)
+    store = make_store(config, layout, Batcher(spec, torch.device("cpu")), rewards)
+    random = np.random.default_rng(0)
+    for seed in range(options.replay_capacity // (layout.unroll_length * layout.envs)):
+        unroll = random_experience(layout, seed)
+        unroll["actions"][...] = random.uniform(-1.0, 1.0, unroll["actions"].shape)
+        store.insert(Experience(0, unroll, lambda: None))
+
+    def update() -> None:
+        sample = cast(Sample, store.sample())
+        algorithm.update(sample, 0.0, lambda _phase: None)
+        store.feedback(sample, None)
+
+    updates = {"accel": update}
+    if find_spec("stable_baselines3"):
+        from stable_baselines3 import SAC
+        from stable_baselines3.common.logger import Logger
+        from stable_baselines3.common.vec_env import DummyVecEnv
+
+        layers = list(map(int, parse_network(config.policy.network).sizes))
+        model = SAC(
+            "MlpPolicy", DummyVecEnv([lambda: _Shape(spec)]), buffer_size=options.replay_capacity, device="cpu",
+            learning_rate=LEARNING_RATE, batch_size=options.batch_size, policy_kwargs={"net_arch": layers},
+        )  # fmt: skip
+        model.set_logger(Logger(folder=None, output_formats=[]))
+        for _ in range(options.replay_capacity):
+            now, then = random.standard_normal((2, 1, *spec.observation_shape), np.float32)
+            action = random.uniform(-1.0, 1.0, (1, *spec.action.sizes))
+            model.replay_buffer.add(now, then, action, random.standard_normal(1), random.random(1) < ENDS, [{}])
+        updates["sb3"] = lambda: model.train(1, options.batch_size)
+    return updates
+
+
+def measure_sac(config: TrainConfig, seconds: float, repeats: int) -> list[Row]:
+    """Rows of milliseconds an update; a sample is the mean of twenty."""
+    spec = environment_spec(config)
+    network = str(parse_network(config.policy.network).for_observations(spec))
+    config = config.replace(learning_rate=LEARNING_RATE, replay_capacity=_REPLAY, network=network)
+    updates = sac_updates(config, spec)
+
+    def taker(update: Update) -> Callable[[], float]:
+        return lambda: sum(_seconds(update, torch.device("cpu")) for _ in range(20)) / 20
+
+    samples, cpu_share = interleave({name: taker(update) for name, update in updates.items()}, seconds, repeats)
+    shared = {"network": config.policy.network, "batch_size": config.options()["batch_size"], "cpu_share": cpu_share}
+    return [
+        {"learner": name, **shared, **spread("ms", [1e3 * time_s for time_s in taken]), **provenance()}
+        for name, taken in samples.items()
+    ]
+
+
 class _Shape(gymnasium.Env[object, object]):
     """Spaces alone: nothing is stepped."""
 
@@ -301,11 +365,16 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parser.parse_args(arguments)
     options: dict[str, Any] = dict(parse_pair(pair, "option") for pair in chosen.options)
     config = TrainConfig.create(**{"env": "LunarLander-v3", **options}, device=chosen.device)
-    with torch_threads(learner_threads(config)):
-        rows = measure(config, choose_device(chosen.device), chosen.seconds, chosen.repeats)
+    is_sac = isinstance(config.algorithm, SacConfig)
+    with torch_threads(1 if is_sac else learner_threads(config)):
+        if is_sac:
+            rows = measure_sac(config, chosen.seconds, chosen.repeats)
+        else:
+            rows = measure(config, choose_device(chosen.device), chosen.seconds, chosen.repeats)
+    key, unit = ("ms", "ms an update") if is_sac else ("us_per_env_step", "µs a step")
     for row in rows:
-        us, low, high = (number(row, f"us_per_env_step{end}") for end in ("", "_low", "_high"))
-        print(f"{row['learner']:8} graphs {row['graphs']:3} {us:8.3g} µs a step ({low:.3g}–{high:.3g})")
+        middle, low, high = (number(row, f"{key}{end}") for end in ("", "_low", "_high"))
+        print(f"{row['learner']:8} graphs {row.get('graphs', 'off'):3} {middle:8.3g} {unit} ({low:.3g}–{high:.3g})")
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(rows, indent=1) + "\n")
 
