@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """accel's update of PPO beside CleanRL's and Stable-Baselines3's, on batches and networks of the same size, in turns;
-or that of SAC beside Stable-Baselines3's.
+or that of SAC beside Stable-Baselines3's and SBX's.
 
     python scripts/evidence/other_learners.py --out default-LunarLander.json env=LunarLander-v3
-    python scripts/evidence/other_learners.py --out sac-Pendulum.json env=Pendulum-v1 algorithm=sac batch_size=100
+    python scripts/evidence/other_learners.py --out sac.json env=HalfCheetah-v5 algorithm=sac
     python scripts/evidence/other_learners.py --device cuda --out rows.json network=mlp:512x3 env=HalfCheetah-v5
 
-Options of ``accel train`` follow as name=value. Stable-Baselines3 is measured where it is installed.
+Options of ``accel train`` follow as name=value. Stable-Baselines3 and SBX are measured where they are installed.
 
 - ``cleanrl``: the update of CleanRL's ``ppo.py`` and ``ppo_continuous_action.py``, which are scripts and no library,
   written here in plain torch, eager throughout: advantages in a loop over time, shuffled minibatches, advantages
@@ -27,6 +27,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -61,6 +63,7 @@ Update = Callable[[], None]
 ENDS = 0.01
 """Share of steps that end an episode."""
 LEARNING_RATE = 1e-7  # as accel's in this benchmark: hundreds of updates leave the policy unchanged
+PEERS_OF_SAC = MappingProxyType({"sb3": "stable_baselines3", "sbx": "sbx"})
 _REPLAY = 20_000
 _DISCOUNT, _LAMBDA, _CLIP, _VALUE_COST, _ENTROPY_COST, _NORM = 0.99, 0.95, 0.2, 0.5, 0.01, 0.5
 
@@ -250,7 +253,7 @@ def sb3_update(task: Task) -> Update:
 
 
 def sac_updates(config: TrainConfig, spec: EnvSpec) -> dict[str, Update]:
-    """accel's update of SAC and Stable-Baselines3's on one core, each from a full replay of random experience."""
+    """accel's update of SAC and the others', each from a full replay of random experience."""
     algorithm, options = make_algorithm(config, spec, torch.device("cpu")), cast(TransitionsConfig, config.store)
     _, layout = agree(config, algorithm)
     rewards = RewardTransform(config.rewards, config.algorithm.discount)
@@ -266,14 +269,14 @@ def sac_updates(config: TrainConfig, spec: EnvSpec) -> dict[str, Update]:
         algorithm.update(sample, 0.0, lambda _phase: None)
         store.feedback(sample, None)
 
-    updates = {"accel": update}
-    if find_spec("stable_baselines3"):
-        from stable_baselines3 import SAC
+    updates, layers = {"accel": update}, list(map(int, parse_network(config.policy.network).sizes))
+    for name, library in PEERS_OF_SAC.items():
+        if not find_spec(library):
+            continue
         from stable_baselines3.common.logger import Logger
         from stable_baselines3.common.vec_env import DummyVecEnv
 
-        layers = list(map(int, parse_network(config.policy.network).sizes))
-        model = SAC(
+        model = import_module(library).SAC(
             "MlpPolicy", DummyVecEnv([lambda: _Shape(spec)]), buffer_size=options.replay_capacity, device="cpu",
             learning_rate=LEARNING_RATE, batch_size=options.batch_size, policy_kwargs={"net_arch": layers},
         )  # fmt: skip
@@ -282,7 +285,7 @@ def sac_updates(config: TrainConfig, spec: EnvSpec) -> dict[str, Update]:
             now, then = random.standard_normal((2, 1, *spec.observation_shape), np.float32)
             action = random.uniform(-1.0, 1.0, (1, *spec.action.sizes))
             model.replay_buffer.add(now, then, action, random.standard_normal(1), random.random(1) < ENDS, [{}])
-        updates["sb3"] = lambda: model.train(1, options.batch_size)
+        updates[name] = partial(model.train, 1, options.batch_size)
     return updates
 
 
@@ -292,6 +295,8 @@ def measure_sac(config: TrainConfig, seconds: float, repeats: int) -> list[Row]:
     network = str(parse_network(config.policy.network).for_observations(spec))
     config = config.replace(learning_rate=LEARNING_RATE, replay_capacity=_REPLAY, network=network)
     updates = sac_updates(config, spec)
+    for update in updates.values():
+        update()  # compiles, or finds its memory
 
     def taker(update: Update) -> Callable[[], float]:
         return lambda: sum(_seconds(update, torch.device("cpu")) for _ in range(20)) / 20
