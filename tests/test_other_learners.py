@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.errors import ConfigError
 from tests.scripts import load
 
 DISCRETE = EnvSpec((5,), "float32", ActionSpec("categorical", (3,)))
@@ -53,4 +54,6 @@ def test_rows_of_sac(script: ModuleType, tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "rows.json").read_text())
     installed = [name for name, library in script.PEERS_OF_SAC.items() if importlib.util.find_spec(library)]
     assert [row["learner"] for row in rows] == ["accel", *installed]
-    assert all(0 < row["ms_low"] <= row["ms"] and (row["network"], row["batch_size"]) == ("mlp:8x1", 4) for row in rows)
+    assert all(0 < row["us_low"] <= row["us"] and (row["network"], row["batch_size"]) == ("mlp:8x1", 4) for row in rows)
+    with pytest.raises(ConfigError, match="n_step: SAC is compared"):
+        script.main([*small, "n_step=3"])

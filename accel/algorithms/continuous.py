@@ -23,7 +23,7 @@ _POLICY_GAIN = 0.01
 
 
 class ContinuousControl(GradientAlgorithm):
-    """A base: policy and critics are trained in one step of one optimiser.
+    """A base: one optimiser trains policy and critics in one step, unless a class has another.
 
     Actions are bounded, tanh-squashed and rescaled; critics see them in [-1, 1].
 

@@ -9,7 +9,7 @@ an action at its bound is left again when the critic comes to prefer another: se
 Source: Barth-Maron et al. 2018, arXiv:1804.08617, algorithm 1; the projection is that of Bellemare et al. 2017,
 arXiv:1707.06887, algorithm 1. Deviations: policy and critic step at once, with one optimiser, each at the parameters
 before the step; rewards are normalised (an option), so that one range of atoms serves most environments; replay is
-uniform; returns are not corrected for the policy that acted.
+uniform by default; returns are not corrected for the policy that acted.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Dqn(GradientAlgorithm):
         if network.state_shapes and not self.recurrent:
             raise ConfigError(
                 f"{config.algorithm.algorithm} learns from single steps, network '{config.policy.network}' is "
-                "recurrent: leave +lstm or +gru out"
+                "recurrent: leave +lstm, +gru or +transformer out"
             )
         self.target = copy.deepcopy(network).requires_grad_(False)
         networks = nn.ModuleDict({"online": network, "target": self.target})

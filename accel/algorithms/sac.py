@@ -10,10 +10,10 @@ With ``--corrector retrace`` and n > 1 the targets are Retrace's, V the bracket 
 Actions are tanh of a Gaussian sample u, log π(tanh u) = log N(u) − Σ log(1 − tanh² u). What actors record is log N(u):
 the Jacobian is the same for any policy and leaves every ratio alone.
 
-Source: Haarnoja et al. 2018, arXiv:1812.05905, eq. 5 to 7, 17 and 18, algorithm 1; H̄ = −k. Deviations: policy, critics
-and temperature step at once, with one optimiser, each at the parameters before the step; with n > 1 the entropy of the
-steps between is left out, and returns are not corrected for the policy that acted, but by Retrace (Munos et al. 2016,
-arXiv:1606.02647), which has both; no steps of random actions.
+Source: Haarnoja et al. 2018, arXiv:1812.05905, eq. 5 to 7, 17 and 18, algorithm 1; H̄ = −k by default. Deviations: the
+temperature's gradient is that of log α; policy, critics and temperature step at once, with one optimiser, each at the
+parameters before the step; with n > 1 the entropy of the steps between is left out, and returns are not corrected for
+the policy that acted, but by Retrace (Munos et al. 2016, arXiv:1606.02647), which has both; no steps of random actions.
 """
 
 from __future__ import annotations

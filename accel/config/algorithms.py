@@ -395,7 +395,9 @@ class D4pgConfig(NStepConfig):
     noise: float = Field(0.3, gt=0, le=2, description="σ of the actors' Gaussian noise, in halves of the action range")
     atoms: int = Field(51, ge=2, le=1001, description="values that the critic's distribution is over")
     least_value: float = Field(-20.0, description="the least atom, in units of transformed rewards")
-    greatest_value: float = Field(20.0, description="the greatest atom; edge_probability says how much lies outside")
+    greatest_value: float = Field(
+        20.0, description="the greatest atom; edge_probability says how much lies at the least and the greatest"
+    )
     target_interval_updates: Count = Field(100, description="updates between copies to the target networks")
 
     @model_validator(mode="after")

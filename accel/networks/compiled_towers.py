@@ -1,9 +1,9 @@
-"""Small dense layers and their gradients, in one call of a compiled kernel each: a call of torch for every layer, bias
+"""Dense layers and their gradients, in one call of a compiled kernel each: a call of torch for every layer, bias
 and activation takes longer than their arithmetic, and leaves the caches between them.
 
 Beside torch on one thread of a CPU with AVX2, a pass and its way back take a third of the time with 64×2 and 64 rows,
 two thirds with 8,192, three quarters with 128×2, and as long from 256 on. With AVX-512 on an AMD EPYC, where torch's
-library leaves AVX-512 alone, 256 rows of 128×2 to 2048×2 take half the time; on Intel's CPUs it was not measured.
+library leaves AVX-512 alone, 256 rows of 128×2 to 2048×2 take half the time; Intel's CPUs were not measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -21,11 +20,10 @@ from accel.compressors.kernels.library import Kernels, kernels_here
 from accel.compressors.kernels.steps import ACTIVATIONS
 from accel.config.parts import Activation
 
-WIDEST = MappingProxyType({4: 128, 8: 128, 16: 2048})
-"""The most outputs of a layer for which torch is not quicker on ``FEW_THREADS``, by the floats in a kernel's vector."""
-FEW_THREADS = 2
-MANY_THREADS_WIDEST, MANY_THREADS_ROWS = 128, 512
-"""With more threads torch is quicker beyond these: a kernel runs on one."""
+WIDEST, WIDEST_WITH_AVX512 = 128, 2048
+"""The most outputs of a layer for which torch is not quicker on ``FEW_THREADS``."""
+FEW_THREADS, MOST_ROWS = 2, 512
+"""With more threads torch is quicker beyond ``WIDEST`` and these rows: a kernel runs on one."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,8 @@ class CompiledTowers:
 
     def takes(self, rows: int) -> bool:
         """Whether so many rows are quicker here than by torch."""
-        small = self._widest <= MANY_THREADS_WIDEST and rows <= MANY_THREADS_ROWS
-        return small or torch.get_num_threads() <= FEW_THREADS
+        is_small = self._widest <= WIDEST and rows <= MOST_ROWS
+        return is_small or torch.get_num_threads() <= FEW_THREADS
 
     def run(self, x: Tensor) -> tuple[list[Tensor], CompiledWay]:
         """The outputs of all heads of x [N, F], or of the last layer of a tower that has none; and the way back."""
@@ -130,12 +128,13 @@ class CompiledWay:
 
 
 def suits(towers: Sequence[Tower]) -> bool:
-    """Whether such towers are small enough, lie as the kernels read them, and kernels are compiled for this CPU."""
+    """Whether such towers are narrow enough, lie as the kernels read them, and kernels are compiled for this CPU."""
     if not (kernels := kernels_here()) or not all(tower.layers for tower in towers):
         return False
     widest = max(layer.bias.shape[0] for tower in towers for layer in tower.layers)
     layers = (layer for tower in towers for layer in (*tower.layers, *tower.heads))
-    return widest <= WIDEST[kernels[0].lanes] and all(map(_lies_plainly, layers))
+    limit = WIDEST_WITH_AVX512 if kernels[0].lanes == 16 else WIDEST
+    return widest <= limit and all(map(_lies_plainly, layers))
 
 
 def _lies_plainly(layer: Layer) -> bool:

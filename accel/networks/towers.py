@@ -62,7 +62,7 @@ class PolicyTowers:
 
 
 class Towers:
-    """Mlps on the same inputs, each with heads: compiled where they are small, else by torch's products.
+    """Mlps on the same inputs, each with heads: compiled where that is quicker, else by torch's products.
 
     Args:
         activation: one that ``dense`` does by hand.

@@ -1,5 +1,5 @@
 /* A policy of dense layers in one call for a few rows: float or u8 x s8 products, norms, sums and products of values,
-   activations, rounding to codes, one step after the other; once for each set of vector instructions. And small layers
+   activations, rounding to codes, one step after the other; once for each set of vector instructions. And dense layers
    with their gradients, for the learner: tower.h.
 
    compressors/kernels/chain.py owns all memory and checks all sizes. A row has one array of floats and one of codes, in
@@ -159,10 +159,10 @@ enum { AVX512 = 1, AVX_VNNI = 2, AVX2 = 4, DOT_PRODUCTS = 8, NEON = 16 };
 #define FLOATS __m512
 #define INTEGERS __m512i
 #define LOAD_INTEGERS(p) _mm512_loadu_si512(p)
-/* a_0 b_0 a_1 b_1 ... of the lower halves of a and b, and of the upper ones */
-#define MIX_LOWER(a, b) \
+/* vectors interleaved: a_0 b_0 a_1 b_1 ... of the lower halves of a and b, and of the upper ones */
+#define INTERLEAVE_LOWER(a, b) \
   _mm512_permutex2var_ps(a, _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23), b)
-#define MIX_UPPER(a, b) \
+#define INTERLEAVE_UPPER(a, b) \
   _mm512_permutex2var_ps(a, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), b)
 #define PRODUCTS(sum, x, w) _mm512_dpbusd_epi32(sum, x, w)
 #define LOAD_CODES(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
@@ -174,8 +174,8 @@ enum { AVX512 = 1, AVX_VNNI = 2, AVX2 = 4, DOT_PRODUCTS = 8, NEON = 16 };
 #undef FLOATS
 #undef INTEGERS
 #undef LOAD_INTEGERS
-#undef MIX_LOWER
-#undef MIX_UPPER
+#undef INTERLEAVE_LOWER
+#undef INTERLEAVE_UPPER
 #undef LOAD_CODES
 #undef STORE_CODES
 #undef BOUNDED
@@ -186,8 +186,8 @@ enum { AVX512 = 1, AVX_VNNI = 2, AVX2 = 4, DOT_PRODUCTS = 8, NEON = 16 };
 #define FLOATS __m256
 #define INTEGERS __m256i
 #define LOAD_INTEGERS(p) _mm256_loadu_si256((const __m256i *)(p))
-#define MIX_LOWER(a, b) _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20)
-#define MIX_UPPER(a, b) _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31)
+#define INTERLEAVE_LOWER(a, b) _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20)
+#define INTERLEAVE_UPPER(a, b) _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31)
 #define LOAD_CODES(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
 /* what is below, or a NaN, becomes the least integer, and that the least code */
 #define BOUNDED(v, zero) MIN(GREATEST(zero), v)
@@ -257,8 +257,8 @@ int runs_here(void) {
 #define MIN(a, b) least_of(a, b)
 #define MAX(a, b) greatest_of(a, b)
 #define LOAD_INTEGERS(p) vld1q_s32((const int32_t *)(p))
-#define MIX_LOWER(a, b) vzip1q_f32(a, b)
-#define MIX_UPPER(a, b) vzip2q_f32(a, b)
+#define INTERLEAVE_LOWER(a, b) vzip1q_f32(a, b)
+#define INTERLEAVE_UPPER(a, b) vzip2q_f32(a, b)
 #define SET_INTEGERS(x) vdupq_n_s32(x)
 /* less 128, as products are of signed numbers: chain.py sees to the bias */
 #define SET_CODES(four) vdupq_n_s32((int32_t)((four) ^ 0x80808080u))

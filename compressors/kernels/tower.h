@@ -1,18 +1,18 @@
 /* Dense layers and their gradients, for what trains them: included by dense.h for each set of vector instructions. */
 
-/* A square of as many rows and columns as a vector has floats, to [column, two vectors]: each time around, the bits of
-   an element's row and column turn by one. */
-static TARGET void NAME(turn)(const float *from, long row, float *packed) {
-  FLOATS turned[LANES], next[LANES];
-  for (int r = 0; r < LANES; r++) turned[r] = LOAD(from + r * row);
-  for (int times = 1; times < LANES; times *= 2) {
+/* Transposes LANES rows of as many floats, to [LANES, two vectors]. Each round interleaves vectors r and r + LANES / 2,
+   which rotates the bits of an element's place, those of its row before those of its column, to the left by one. */
+static TARGET void NAME(transpose)(const float *from, long row, float *packed) {
+  FLOATS given[LANES], next[LANES];
+  for (int r = 0; r < LANES; r++) given[r] = LOAD(from + r * row);
+  for (int round = 1; round < LANES; round *= 2) {
     for (int r = 0; r < LANES / 2; r++) {
-      next[2 * r] = MIX_LOWER(turned[r], turned[r + LANES / 2]);
-      next[2 * r + 1] = MIX_UPPER(turned[r], turned[r + LANES / 2]);
+      next[2 * r] = INTERLEAVE_LOWER(given[r], given[r + LANES / 2]);
+      next[2 * r + 1] = INTERLEAVE_UPPER(given[r], given[r + LANES / 2]);
     }
-    memcpy(turned, next, sizeof(next));
+    memcpy(given, next, sizeof(next));
   }
-  for (int c = 0; c < LANES; c++) STORE(packed + c * 2 * LANES, turned[c]);
+  for (int c = 0; c < LANES; c++) STORE(packed + c * 2 * LANES, given[c]);
 }
 
 /* A part of b [k, m], at most two vectors of its columns from j on, as [k, two vectors]; zeros beyond m. */
@@ -22,12 +22,12 @@ static TARGET void NAME(pack)(Matrix b, int k, int j, int count, float *packed) 
     for (int i = 0; i < k; i++) memcpy(packed + i * 2 * LANES, b.data + i * b.row + j, sizeof(float) * count);
     return;
   }
-  int wholes = b.row == 1 ? k / LANES * LANES : 0, columns = count / LANES * LANES;
+  int rows = b.row == 1 ? k / LANES * LANES : 0, columns = count / LANES * LANES;
   for (int c = 0; c < columns; c += LANES)
-    for (int i = 0; i < wholes; i += LANES)
-      NAME(turn)(b.data + i + (j + c) * b.column, b.column, packed + i * 2 * LANES + c);
+    for (int i = 0; i < rows; i += LANES)
+      NAME(transpose)(b.data + i + (j + c) * b.column, b.column, packed + i * 2 * LANES + c);
   for (int c = 0; c < count; c++)
-    for (int i = c < columns ? wholes : 0; i < k; i++)
+    for (int i = c < columns ? rows : 0; i < k; i++)
       packed[i * 2 * LANES + c] = b.data[i * b.row + (j + c) * b.column];
 }
 

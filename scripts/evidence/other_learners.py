@@ -3,7 +3,7 @@
 or that of SAC beside Stable-Baselines3's and SBX's.
 
     python scripts/evidence/other_learners.py --out default-LunarLander.json env=LunarLander-v3
-    python scripts/evidence/other_learners.py --out sac.json env=HalfCheetah-v5 algorithm=sac
+    taskset -c 0 python scripts/evidence/other_learners.py --out sac.json env=HalfCheetah-v5 algorithm=sac
     python scripts/evidence/other_learners.py --device cuda --out rows.json network=mlp:512x3 env=HalfCheetah-v5
 
 Options of ``accel train`` follow as name=value. Stable-Baselines3 and SBX are measured where they are installed.
@@ -14,8 +14,11 @@ Options of ``accel train`` follow as name=value. Stable-Baselines3 and SBX are m
   Source: Huang et al. 2022, JMLR 23(274). Deviations: none in what is computed.
 - ``sb3``: ``PPO.train`` of the Stable-Baselines3 that is installed, after ``compute_returns_and_advantage``.
 
-Both take values and log-probabilities from acting. accel computes them in the update, for its correction, and
-normalises observations in the network: it does that much more. SAC's update begins with the batch, from a full replay.
+For PPO the others take values and log-probabilities from acting. accel computes them in the update, for its
+correction, and normalises observations in the network: it does that much more.
+
+An update of SAC includes the sampling of its batch from a replay of 20,000 random transitions. The others make three
+optimiser steps and record their losses; accel makes one, of all parameters, and normalises observations.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ from accel.experience.stores.base import Experience, Sample
 from accel.experience.stores.catalogue import make_store
 from accel.learning.device import choose_device
 from accel.networks.text import parse_network
-from accel.system.timing import interleave, torch_threads
+from accel.system.machine import installed_version
+from accel.system.timing import interleave, timed_calls, torch_threads
 
 Update = Callable[[], None]
 ENDS = 0.01
@@ -253,14 +257,15 @@ def sb3_update(task: Task) -> Update:
 
 
 def sac_updates(config: TrainConfig, spec: EnvSpec) -> dict[str, Update]:
-    """accel's update of SAC and the others', each from a full replay of random experience."""
+    """accel's update of SAC and the others', by learner."""
     algorithm, options = make_algorithm(config, spec, torch.device("cpu")), cast(TransitionsConfig, config.store)
     _, layout = agree(config, algorithm)
     rewards = RewardTransform(config.rewards, config.algorithm.discount)
     store = make_store(config, layout, Batcher(spec, torch.device("cpu")), rewards)
     random = np.random.default_rng(0)
-    for seed in range(options.replay_capacity // (layout.unroll_length * layout.envs)):
-        unroll = random_experience(layout, seed)
+    for sequence in range(options.replay_capacity // (layout.unroll_length * layout.envs) + 1):
+        unroll = random_experience(layout, sequence)
+        unroll["header"][0] = sequence
         unroll["actions"][...] = random.uniform(-1.0, 1.0, unroll["actions"].shape)
         store.insert(Experience(0, unroll, lambda: None))
 
@@ -290,21 +295,19 @@ def sac_updates(config: TrainConfig, spec: EnvSpec) -> dict[str, Update]:
 
 
 def measure_sac(config: TrainConfig, seconds: float, repeats: int) -> list[Row]:
-    """Rows of milliseconds an update; a sample is the mean of twenty."""
-    spec = environment_spec(config)
+    """Rows of microseconds an update. Raises ConfigError: others have no such update."""
+    spec, options = environment_spec(config), config.options()
+    plain = TrainConfig.create(algorithm="sac", device="cpu").options()
+    if others := {name for name, value in options.items() if value != plain[name]} - {"env", "network", "batch_size"}:
+        raise ConfigError(f"{', '.join(sorted(others))}: SAC is compared on a CPU, with env, network and batch_size")
     network = str(parse_network(config.policy.network).for_observations(spec))
     config = config.replace(learning_rate=LEARNING_RATE, replay_capacity=_REPLAY, network=network)
-    updates = sac_updates(config, spec)
-    for update in updates.values():
-        update()  # compiles, or finds its memory
-
-    def taker(update: Update) -> Callable[[], float]:
-        return lambda: sum(_seconds(update, torch.device("cpu")) for _ in range(20)) / 20
-
-    samples, cpu_share = interleave({name: taker(update) for name, update in updates.items()}, seconds, repeats)
-    shared = {"network": config.policy.network, "batch_size": config.options()["batch_size"], "cpu_share": cpu_share}
+    takers = {name: timed_calls(update, 0.1) for name, update in sac_updates(config, spec).items()}
+    samples, cpu_share = interleave(takers, seconds, repeats)
+    shared: Row = {"network": network, "batch_size": options["batch_size"], "cpu_share": cpu_share, "threads": 1}
+    shared |= {library: installed_version(library) for library in ("stable-baselines3", "sbx-rl", "jax")}
     return [
-        {"learner": name, **shared, **spread("ms", [1e3 * time_s for time_s in taken]), **provenance()}
+        {"learner": name, "samples": len(taken), **spread("us", taken), **shared, **provenance()}
         for name, taken in samples.items()
     ]
 
@@ -376,10 +379,11 @@ def main(arguments: Sequence[str]) -> None:
             rows = measure_sac(config, chosen.seconds, chosen.repeats)
         else:
             rows = measure(config, choose_device(chosen.device), chosen.seconds, chosen.repeats)
-    key, unit = ("ms", "ms an update") if is_sac else ("us_per_env_step", "µs a step")
+    key, unit = ("us", "an update") if is_sac else ("us_per_env_step", "a step")
     for row in rows:
         middle, low, high = (number(row, f"{key}{end}") for end in ("", "_low", "_high"))
-        print(f"{row['learner']:8} graphs {row.get('graphs', 'off'):3} {middle:8.3g} {unit} ({low:.3g}–{high:.3g})")
+        graphs = "" if is_sac else f"graphs {row['graphs']:3} "
+        print(f"{row['learner']:8} {graphs}{middle:8.3g} µs {unit} ({low:.3g}–{high:.3g})")
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(rows, indent=1) + "\n")
 

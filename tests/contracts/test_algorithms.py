@@ -569,17 +569,9 @@ def test_gradients_of_continuous_control_are_those_of_the_losses(
     name: str, activation: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "by torch":
-        monkeypatch.setattr(compiled_towers, "WIDEST", dict.fromkeys(compiled_towers.WIDEST, 4))
-    algorithm: Any = make_algorithm(
-        config(
-            name,
-            activation=activation,
-            network="mlp:8x2",
-            normalise_observations=True,
-        ),
-        BOX,
-        CPU,
-    )
+        monkeypatch.setattr(compiled_towers, "kernels_here", tuple)
+    chosen = config(name, activation=activation, network="mlp:8x2", normalise_observations=True)
+    algorithm: Any = make_algorithm(chosen, BOX, CPU)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         algorithm.network.policy_head.weight.mul_(150.0)  # some log deviations are beyond their bounds

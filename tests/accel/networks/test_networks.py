@@ -110,9 +110,9 @@ def test_what_is_differentiated_by_hand_has_the_gradients_of_autograd(text: str,
 
 @pytest.fixture(params=["by a kernel", "by torch"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A network's text. One kernel computes its layers, or torch as if they were too wide for that."""
+    """A network's text. A kernel computes its layers, or torch as where there are none."""
     if request.param == "by torch":
-        monkeypatch.setattr(compiled_towers, "WIDEST", dict.fromkeys(compiled_towers.WIDEST, 8))
+        monkeypatch.setattr(compiled_towers, "kernels_here", tuple)
     return "mlp:16x2"
 
 
