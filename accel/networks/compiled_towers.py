@@ -50,6 +50,8 @@ class CompiledTowers:
 
     Args:
         activation: one that ``dense`` does by hand. kernels: of this CPU; None: the best.
+    Attributes:
+        widest: the most outputs of a layer.
     """
 
     def __init__(self, towers: Sequence[Tower], activation: Activation, kernels: Kernels | None = None) -> None:
@@ -57,7 +59,7 @@ class CompiledTowers:
         self._forward, self._backward = kernels.towers()
         self._given = towers  # nobody frees their parameters before this
         self._inputs = towers[0].layers[0].weight.shape[1]
-        self._widest = max(layer.bias.shape[0] for tower in towers for layer in tower.layers)
+        self.widest = _widest(towers)
         self._columns, self._handed_out, each = 0, list[tuple[int, int]](), []
         for tower in towers:
             layers, start = [*tower.layers, *tower.heads], self._columns
@@ -66,17 +68,12 @@ class CompiledTowers:
                 if number > len(tower.layers) or number == len(layers):
                     self._handed_out.append((self._columns, width))  # of a row of values: the first, and how many
                 self._columns += width
-            sizes = (len(tower.layers), len(tower.heads), ACTIVATIONS.index(activation.capitalize()), self._widest)
+            sizes = (len(tower.layers), len(tower.heads), ACTIVATIONS.index(activation.capitalize()), self.widest)
             addresses = (compiled.Layer * len(layers))(*map(_at_its_address, layers))
             each.append(compiled.Tower(*sizes, self._columns - start, addresses))
         self._towers = (compiled.Tower * len(each))(*each)
         self._start = ctypes.addressof(self._towers), len(each)
         self._packed = 2 * kernels.lanes * max(self._inputs, self._columns, compiled.BLOCK)
-
-    def takes(self, rows: int) -> bool:
-        """Whether so many rows are quicker here than by torch."""
-        is_small = self._widest <= WIDEST and rows <= MOST_ROWS
-        return is_small or torch.get_num_threads() <= FEW_THREADS
 
     def run(self, x: Tensor) -> tuple[list[Tensor], CompiledWay]:
         """The outputs of all heads of x [N, F], or of the last layer of a tower that has none; and the way back."""
@@ -99,7 +96,7 @@ class CompiledTowers:
         if not all(tower.heads for tower in self._given):
             raise ValueError("a tower without heads has no way back")
         into, first = (None, 0) if of_x is None else (of_x.data_ptr(), inputs - of_x.shape[1])
-        memory = _room(self._packed + 2 * compiled.BLOCK * self._widest)
+        memory = _room(self._packed + 2 * compiled.BLOCK * self.widest)
         address, starts = memory.data_ptr(), (ctypes.c_void_p * len(plain))(*[its.data_ptr() for its in plain])
         self._backward(
             *self._start, rows, way.x.data_ptr(), way.values.data_ptr(), address, starts, of_x is None, into,
@@ -131,10 +128,18 @@ def suits(towers: Sequence[Tower]) -> bool:
     """Whether such towers are narrow enough, lie as the kernels read them, and kernels are compiled for this CPU."""
     if not (kernels := kernels_here()) or not all(tower.layers for tower in towers):
         return False
-    widest = max(layer.bias.shape[0] for tower in towers for layer in tower.layers)
     layers = (layer for tower in towers for layer in (*tower.layers, *tower.heads))
     limit = WIDEST_WITH_AVX512 if kernels[0].lanes == 16 else WIDEST
-    return widest <= limit and all(map(_lies_plainly, layers))
+    return _widest(towers) <= limit and all(map(_lies_plainly, layers))
+
+
+def takes(widest: int, rows: int) -> bool:
+    """Whether so many rows of towers that suit are quicker here than by torch."""
+    return torch.get_num_threads() <= FEW_THREADS or (widest <= WIDEST and rows <= MOST_ROWS)
+
+
+def _widest(towers: Sequence[Tower]) -> int:
+    return max(layer.bias.shape[0] for tower in towers for layer in tower.layers)
 
 
 def _lies_plainly(layer: Layer) -> bool:

@@ -48,8 +48,8 @@ def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], ac
     """
     if not torch.is_grad_enabled():
         towers = [Tower([*map(Layer, weights, biases)])]
-        if compiled_towers.suits(towers) and (compiled := CompiledTowers(towers, activation)).takes(len(x)):
-            return compiled.run(x)[0][0]
+        if compiled_towers.takes(max(map(len, biases)), len(x)) and compiled_towers.suits(towers):
+            return CompiledTowers(towers, activation).run(x)[0][0]
     return cast(Tensor, _Dense.apply(x, activation, *weights, *biases))  # type: ignore[no-untyped-call]
 
 

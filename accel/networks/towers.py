@@ -74,7 +74,7 @@ class Towers:
 
     def run(self, x: Tensor) -> tuple[list[Tensor], CompiledWay | _TorchWay]:
         """The outputs of all heads of x [N, F], and the way back."""
-        if self._compiled is not None and self._compiled.takes(x.shape[0]):
+        if self._compiled is not None and compiled_towers.takes(self._compiled.widest, x.shape[0]):
             return self._compiled.run(x)
         passes = [(stack, stack.run(x)) for stack in self._stacks]
         outputs = [

@@ -20,7 +20,7 @@ from accel.networks.compiled_towers import (
     Layer,
     Tower,
     suits,
-)  # fmt: skip
+)
 from accel.networks.dense import FUNCTIONS
 from accel.networks.towers import Towers
 
