@@ -230,8 +230,7 @@ class RefreshOptions(PoliciesOptions):
             f"Refresh: ms from new weights to a loaded policy; environments: {self.envs}; {rows[0]['weights']} weights"
         )
         lines = [
-            "per M: requantise and serialise per million parameters; schedule, upkeep: periodic work per publication, "
-            "in a background thread and in the learner's; break-even: environment steps per refresh",
+            "per M: requantise and serialise per million parameters; break-even: environment steps per refresh",
             *advise("refresh", rows),
         ]
         return BenchResult("refresh", rows, title, lines)

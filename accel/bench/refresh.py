@@ -1,46 +1,28 @@
-"""Milliseconds from new weights to a loaded policy, upkeep between refreshes, and the break-even refresh interval."""
+"""Milliseconds from new weights to a loaded policy, and the break-even refresh interval."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from accel.bench.checks import SCHEMES, check_budget, check_counts, check_schemes
-from accel.bench.policies import Inputs, MeasuredPolicy, Policies, refusal
+from accel.bench.policies import MeasuredPolicy, Policies, refusal
 from accel.bench.policy import session_call
 from accel.bench.rows import FULL_PRECISION, Notify, Row, is_faster, number, provenance, spread
 from accel.compressors.artifact import CompressedPolicy
-from accel.compressors.checks.verify import verify_artifact
 from accel.compressors.errors import CompressorError
 from accel.compressors.plan import Plan
-from accel.compressors.qat.fake_quantiser import is_quantisation_aware
 from accel.compressors.runtime import PolicySession
-from accel.compressors.scheme import parse_scheme
 from accel.monitor.timers import PhaseTimer
 from accel.networks.policy import PolicyModule
-from accel.publishing.background import Snapshot, UpkeepTask, perform_upkeep
-from accel.publishing.level import (
-    DISTILL_IMAGES,
-    DISTILL_ROWS,
-    DRIFT_IMAGES,
-    DRIFT_ROWS,
-    INTERVALS,
-    REFIT_STEPS,
-    distillation_schedule,
-    interval_updates,
-)
-from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
-from accel.system.timing import duration_s, interleave, timed_calls, torch_threads
+from accel.system.timing import interleave, timed_calls, torch_threads
 
 _BINDS, _BINDING_S = 3, 1.0
-_UPKEEP_TIMES = 3
 _STEP = 1e-3
 
 logger = logging.getLogger("accel")
@@ -71,12 +53,11 @@ def bench_refresh(
     Returns:
         Flat rows: ``network``, ``scheme``, ``envs``, ``parameters``; ``bind_ms``, once per architecture;
         ``requantise_ms``, ``serialise_ms`` on the learner, ``load_ms`` on the actor (medians; all but bind with
-        ``_low`` and ``_high``); ``refresh_ms_per_million_parameters``, the learner's part; ``schedule_ms`` and
-        ``upkeep_ms``, the cost per publication of periodic work, see ``upkeep_row``; ``bytes``; ``us`` per call of the
-        loaded policy;
-        ``weights``, ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``saving_us_per_env_step`` against
-        fp32; ``break_even_env_steps``, the fewest environment steps per refresh at which an actor is faster than with
-        fp32 (0: always, None: never, as the call is no faster); threads, machine and versions.
+        ``_low`` and ``_high``); ``refresh_ms_per_million_parameters``, the learner's part; ``bytes``; ``us`` per call
+        of the loaded policy; ``weights``, ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``;
+        ``saving_us_per_env_step`` against fp32; ``break_even_env_steps``, the fewest environment steps per refresh at
+        which an actor is faster than with fp32 (0: always, None: never, as the call is no faster); threads, machine
+        and versions.
     Raises:
         ConfigError: an empty list, a count that is not positive.
         SchemeError: an unknown scheme. What ``Policies`` raises.
@@ -129,7 +110,7 @@ def _measure(
             row |= spread(f"{name}_ms", [times_ms[name] for times_ms in taken])
         learner_ms = [times_ms["requantise"] + times_ms["serialise"] for times_ms in taken]
         row |= {"refresh_ms_per_million_parameters": float(np.median(learner_ms)) * 1e6 / parameters}
-        row |= upkeep_row(measured, scheme, plans[scheme]) | found[scheme]
+        row |= found[scheme]
         row |= {"weights": measured.weights, "inputs": measured.source}
         row |= {"bytes": len(artifacts[scheme].to_bytes()), "samples": len(taken), "cpu_share": cpu_share}
         rows.append(row | spread("us", calls_us[scheme]))
@@ -185,91 +166,3 @@ def break_even(row: Row, rows: Sequence[Row]) -> Row:
     actor_ms = number(row, "load_ms") - number(baseline, "load_ms")
     steps = max(0.0, actor_ms * 1e3 / saving_us) if pays else None
     return {"saving_us_per_env_step": saving_us, "break_even_env_steps": steps}
-
-
-class UpkeepCost(NamedTuple):
-    """Of one kind of upkeep: learner updates between two of them in a long run, as the first ones follow more closely,
-    and seconds in the background thread and in the learner's."""
-
-    interval_updates: int
-    worker_s: float
-    learner_s: float
-
-
-def upkeep_row(measured: MeasuredPolicy, scheme: str, plan: Plan) -> Row:
-    """``schedule_ms`` and ``upkeep_ms``: the cost per publication of the work that runs at its own intervals.
-
-    ``schedule_ms`` is spent in a background thread of lower priority (in the learner's where ``actors`` = 0):
-    distillation steps, choices of channels and bases, calibration, drift detection. ``upkeep_ms`` is spent in the
-    learner's thread, where an update waits for it: copying the policy for that work, adopting its results,
-    least-squares compensation for pruned channels, and checks of artifacts. Each is the fastest of three; intervals are
-    those of the policy's configuration.
-    """
-    costs = measure_upkeep(measured, scheme, plan)
-    config = measured.run.config
-    found = {"schedule_ms": 0.0, "upkeep_ms": 0.0}
-    for cost in costs.values():
-        share = 1e3 * config.schedule.publish_interval_updates / cost.interval_updates
-        found["schedule_ms"] += share * cost.worker_s
-        found["upkeep_ms"] += share * cost.learner_s
-    return dict(found)
-
-
-def measure_upkeep(measured: MeasuredPolicy, scheme: str, plan: Plan) -> dict[str, UpkeepCost]:
-    """The cost of each kind of upkeep that ``accel.publishing.level`` does for the scheme, by name."""
-    run, config, every = measured.run, measured.run.config, measured.calibration
-    names = {method.name for method in parse_scheme(scheme).methods}
-    rounds = is_quantisation_aware(scheme)
-    reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
-
-    def few(images: int, rows: int) -> Inputs:
-        return {name: values[: images if run.spec.has_images else rows] for name, values in every.items()}
-
-    tasks: dict[str, tuple[int, UpkeepTask]] = {}
-    if scheme != FULL_PRECISION:
-        interval = interval_updates(config, INTERVALS.calibration)
-        tasks["calibration"] = interval, UpkeepTask(calibration=every)
-        if plan.encoder.calibrations:
-            interval = interval_updates(config, INTERVALS.drift)
-            tasks["drift"] = interval, UpkeepTask(drift_inputs=few(DRIFT_IMAGES, DRIFT_ROWS))
-        if reduces:
-            interval = interval_updates(config, INTERVALS.reselect)
-            tasks["selection"] = interval, UpkeepTask(reselects=True, calibration=every)
-        if "distill" in names:
-            rows = few(DISTILL_IMAGES, DISTILL_ROWS)
-            batch = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
-            interval, trainings = distillation_schedule(config, INTERVALS)
-            tasks["distill"] = interval, UpkeepTask(distill_batches=[batch] * trainings)
-    costs = {name: _task_cost(interval, task, measured, plan) for name, (interval, task) in tasks.items()}
-    if reduces and "prune" in names:
-        refit_s = _fastest(lambda: plan.refit(run.policy, every))
-        costs["refit"] = UpkeepCost(interval_updates(config, REFIT_STEPS), 0.0, refit_s)
-    artifact, checked = plan.refresh(run.policy, 0), few(FULL_IMAGES, FULL_ROWS)
-    check_s = _fastest(
-        lambda: verify_artifact(
-            artifact, run.policy, checked, None, measure=lambda *pair: float(run.divergence.of_rows(*pair).mean())
-        )
-    )
-    costs["check"] = UpkeepCost(interval_updates(config, INTERVALS.check), 0.0, check_s)
-    return costs
-
-
-def _task_cost(interval_updates: int, task: UpkeepTask, measured: MeasuredPolicy, plan: Plan) -> UpkeepCost:
-    policy, cancelled = measured.run.policy, threading.Event()
-    copy = Snapshot(policy)
-    spent = []
-    for _ in range(_UPKEEP_TIMES):
-        timer = PhaseTimer(("learner", "worker"))
-        copy.take()
-        timer.mark("learner")
-        result = perform_upkeep(task, plan, copy.module, cancelled)
-        timer.mark("worker")
-        if result is not None:
-            result.update.commit()
-            timer.mark("learner")
-        spent.append(timer.snapshot())
-    return UpkeepCost(interval_updates, *(min(times[side] for times in spent) for side in ("worker", "learner")))
-
-
-def _fastest(run: Callable[[], object]) -> float:
-    return min(duration_s(run) for _ in range(_UPKEEP_TIMES))

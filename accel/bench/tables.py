@@ -70,8 +70,6 @@ TABLES: Mapping[str, Sequence[Column]] = MappingProxyType(
             Column("requantise", "requantise_ms", "number"),
             Column("serialise", "serialise_ms", "number", True),
             Column("per M", "refresh_ms_per_million_parameters", "number"),
-            Column("schedule", "schedule_ms", "number"),
-            Column("upkeep", "upkeep_ms", "number"),
             Column("load", "load_ms", "number"),
             Column("10–90 %", "load_ms", "spread", True),
             Column("bytes", "bytes", "count", True),

@@ -1,4 +1,4 @@
-"""``accel bench``: measure policies, actors, refreshes, bit widths, or learners here."""
+"""``accel bench``: measure policies, actors, refreshes or learners here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _check_importable(arguments: Sequence[str]) -> None:
     if "learner" in given[:1] and (flags := sorted({"--module", "--policy", "--sb3"}.intersection(given))):
         raise ConfigError(
             f"bench learner times accel's training, and an imported policy has no learner: leave out {flags[0]}, or "
-            "measure the policy with bench policy, actor, refresh or bits"
+            "measure the policy with bench policy, actor or refresh"
         )
 
 

@@ -40,7 +40,7 @@ def test_each_benchmark_prints_a_table_and_writes_rows(
     assert "onnxruntime" in closing and " cores" in closing, "machine and versions"
     assert len(printed) >= len(rows) + 4, "a closing line"
     if kind == "refresh":
-        assert {"per M", "schedule", "upkeep"} <= set(re.split("  +", headings))
+        assert {"per M", "load", "break-even"} <= set(re.split("  +", headings))
     assert max(map(len, printed)) <= 100
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from accel.bench.policies import Policies
-from accel.bench.refresh import bench_refresh, break_even, changing_weights, measure_upkeep
+from accel.bench.refresh import bench_refresh, break_even, changing_weights
 from accel.bench.rows import Row, number
-from accel.publishing.level import INTERVALS, REFIT_STEPS
 from tests.accel.bench.bench_rows import check_rows
 from tests.accel.runs.trained_runs import make_run
 
@@ -51,46 +50,14 @@ def test_break_even_is_where_the_saving_makes_up_for_the_refresh() -> None:
     assert break_even(slow, [fp32, slow])["break_even_env_steps"] is None, "0.25 % is no gain"
 
 
-UPKEEP = {
-    "fp32": {"check"},
-    "int8": {"check", "calibration", "drift"},
-    "lowrank(0.25)": {"check", "calibration", "selection"},
-    "prune(0.5)+int8": {"check", "calibration", "drift", "selection", "refit"},
-    "distill(8x1)": {"check", "calibration", "distill"},
-    "qat": {"check", "calibration", "drift"},
-}
-
-
-@pytest.mark.parametrize("scheme", UPKEEP)
-def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
-    (policy,) = Policies(["mlp:32x2"])
-    plan = policy.bind(scheme)
-    costs = measure_upkeep(policy, scheme, plan)
-    assert set(costs) == UPKEEP[scheme]
-    steps = policy.run.config.algorithm.optimiser_steps
-    intervals = {
-        "check": max(1, INTERVALS.check // steps),
-        "calibration": max(1, INTERVALS.calibration // steps),
-        "drift": max(1, INTERVALS.drift // steps),
-        "selection": max(1, INTERVALS.reselect // steps),
-        "distill": max(1, INTERVALS.distill // steps),
-        "refit": max(1, REFIT_STEPS // steps),
-    }
-    assert {name: cost.interval_updates for name, cost in costs.items()} == {name: intervals[name] for name in costs}
-    for name, cost in costs.items():
-        assert (cost.worker_s > 0) == (name not in {"check", "refit"})
-        assert cost.learner_s > 0
-
-
 @pytest.mark.slow
-def test_trained_weights_bring_intervals_mismatch_and_taught_students(tmp_path: Path) -> None:
+def test_trained_weights_bring_mismatch_and_taught_students(tmp_path: Path) -> None:
     run = make_run(tmp_path, env="CartPole-v1", network="mlp:16x1", algorithm="ppo", publish_interval_updates=4)
     rows = bench_refresh(Policies(run=run), schemes=["int8", "distill(8x1)+int8"], **QUICK)
     check_rows(rows, "load_ms", "us")
     assert {each["weights"] for each in rows} == {"trained"}
     assert [each["scheme"] for each in rows] == ["fp32", "int8", "distill(8x1)+int8"]
     assert number(rows[0], "kl") < 1e-7 < number(rows[1], "kl")
-    assert rows[0]["schedule_ms"] == 0 and number(rows[0], "upkeep_ms") > 0
 
 
 def test_weights_move_before_every_refresh_and_come_back() -> None:
