@@ -88,7 +88,8 @@ def _prepare(
     if job.resume is not None:
         session.checkpoints.restore()
         # A run that reached its end and could not write its summary, on a full disk say, writes it now.
-        if (reason := session.loop.finished()) is not None and run.summary.exists():
+        owes = session.loop.updates_owed > 0 and session.loop.store.available > 0
+        if (reason := session.loop.finished()) is not None and run.summary.exists() and not owes:
             raise ConfigError(
                 f"{run.path} has nothing left to do: {reason}. Raise --total-env-steps, --stop-at-env-steps or "
                 "--stop-at-return, to go on"

@@ -17,6 +17,7 @@ import accel
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.learning.schedule import Counts, SamplesPerInsert, Schedule, make_schedule
+from tests.mpi.training_runs import TrainingRun, resume_here
 
 RATIO, BATCH, STARTS = 4.0, 32, 100
 
@@ -172,22 +173,57 @@ RATIOS: dict[str, dict[str, object]] = {
     },
     "sac, replay": {"env": "Pendulum-v1", "algorithm": "sac"},
     "d4pg, prioritised": {"env": "Pendulum-v1", "algorithm": "d4pg", "store": "prioritised"},
+    "td3, replay": {"env": "Pendulum-v1", "algorithm": "td3"},
+    "gorila, replay": {"env": "CartPole-v1", "algorithm": "gorila"},
 }
+
+
+def short_run(path: Path, name: str, **options: object) -> TrainConfig:
+    """One that owes an update for every environment step from the 200th on."""
+    plain = {"network": "mlp:8x1", "batch_size": 8, "samples_per_insert": 8, "unroll_length": 16} | RATIOS[name]
+    ends = {"actors": 0, "envs_per_actor": 2, "total_env_steps": 400, "learning_starts": 200}
+    return TrainConfig.create(**(plain | ends | {"results_dir": path, "name": "run"} | options))
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", RATIOS)
 def test_a_finished_run_has_made_every_update_that_it_owes(name: str, tmp_path: Path) -> None:
-    options = {"network": "mlp:8x1", "batch_size": 8, "samples_per_insert": 8, "unroll_length": 16} | RATIOS[name]
-    config = TrainConfig.create(
-        **options, actors=0, envs_per_actor=2, total_env_steps=400, learning_starts=200, results_dir=tmp_path,
-    )  # fmt: skip
+    config = short_run(tmp_path, name)
     summary = accel.train(config)
     schedule = make_schedule(config)
     assert summary.updates > 0 == summary.updates_owed
     assert schedule.owed(Counts(summary.env_steps, summary.updates - 1, 1)) == 1
     record = json.loads((Path(summary.path) / "metrics.jsonl").read_text().splitlines()[-1])
     assert (record["updates"], record["updates_owed"]) == (summary.updates, 0)
+
+
+@pytest.mark.parametrize("goal", [{"stop_at_env_steps": 300}, {"stop_at_return": 5.0, "stop_window": 1}])
+def test_so_has_one_that_ends_before_its_steps(goal: dict[str, object], tmp_path: Path) -> None:
+    summary = accel.train(short_run(tmp_path, "dqn, replay", total_env_steps=10_000, learning_starts=20, **goal))
+    assert "reached" in summary.reason and summary.env_steps < 10_000
+    assert summary.updates > 0 == summary.updates_owed
+
+
+def test_what_time_does_not_allow_is_told_and_made_by_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("accel.learning.loop.OWED_S", 0.0)
+        first = accel.train(short_run(tmp_path, "dqn, replay", save_replay=True))
+    assert first.updates_owed > 0
+    then = resume_here(Path(first.path), more_env_steps=0)
+    assert then.updates_owed == 0 and then.updates == first.updates + first.updates_owed
+    assert then.env_steps == first.env_steps
+
+
+@pytest.mark.mpi
+def test_with_actors_every_update_is_made_too(tmp_path: Path) -> None:
+    words = ("--algorithm", "sac", "--env", "Pendulum-v1", "--network", "mlp:8x1", "--batch-size", "32")
+    ratio = ("--samples-per-insert", "32", "--learning-starts", "100", "--total-env-steps", "2000")
+    with TrainingRun(tmp_path, *words, *ratio, "--actors", "2") as job:
+        assert job.finish() == 0, job.output
+        summary = job.summary()
+    assert summary.updates_owed == 0 and summary.updates >= summary.env_steps - 101 > 1800
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "apex", "r2d2", "sac", "d4pg", "td3"])
