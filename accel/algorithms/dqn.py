@@ -11,7 +11,8 @@ return ends before an action that π would not take. μ ≤ 1, so the recorded p
 
 Q estimates a mean. Huber's loss on errors beyond its δ, as Mnih et al. clip them, leads to something near a median, and
 a square after a rescaling h of values to h⁻¹(E[h(y)]), below the mean where returns vary: both take a certain 10 for
-better than an even chance of 24. So the error is squared, and rewards are normalised for the size of the returns.
+better than an even chance of 24. So the error is squared, and rewards are normalised for the size of the returns. Of a
+sample by priority the weights make up for all of it, β = 1: with Horgan et al.'s 0.4 a rare 40 counts for too much.
 
 The duelling head gives n advantages and the state's value, Q = V + A − mean A, the mean over allowed actions. Actors
 run it as it is: the greatest advantage is the greatest Q-value, so a compressed policy has no arithmetic behind it.
@@ -22,7 +23,7 @@ several learners, each with a replay of its own (``learning/asynchronous.py``).
 Source: Mnih et al. 2015 (DQN); Nair et al. 2015, arXiv:1507.04296 (GORILA); van Hasselt et al. 2016, arXiv:1509.06461
 (double); Wang et al. 2016, arXiv:1511.06581, eq. 9 (duelling); Hessel et al. 2018, arXiv:1710.02298 (n-step); Horgan
 et al. 2018, arXiv:1803.00933 (Ape-X); Munos et al. 2016, arXiv:1606.02647 (Retrace). Deviations: the plain square, on
-normalised rewards; both streams of the duelling head are one linear layer on the shared torso; observations are
+normalised rewards; β; both streams of the duelling head are one linear layer on the shared torso; observations are
 normalised, and the target network keeps the statistics that its weights were copied with; n-step returns are not
 corrected for the policy that acted unless that is asked for.
 """

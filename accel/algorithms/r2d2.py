@@ -7,7 +7,8 @@ without gradient; steps of the last are learned from. m is n, or less where the 
 
 Source: Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, section 2 and 3.
 Deviations: the burn-in is whole unrolls; gradients run through one unroll; rewards are normalised in place of a
-rescaling of values (``dqn`` says why); the previous action and reward are no inputs.
+rescaling of values, and β is 1, not 0.6 (``dqn`` says why); the target network keeps the observation statistics that
+its weights were copied with; the previous action and reward are no inputs.
 """
 
 from __future__ import annotations

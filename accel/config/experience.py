@@ -10,6 +10,8 @@ from pydantic import Field
 
 from accel.config.base import Count, Options, by_name
 
+_WEIGHTS = "β, on the importance weights of the samples; with 1 values are means, with less great errors count for more"
+
 
 class BatchesConfig(Options):
     """What every store of whole unrolls has that joins them into batches as they arrive."""
@@ -96,7 +98,7 @@ class PrioritisedConfig(TransitionsConfig):
 
     store: Literal["prioritised"] = "prioritised"
     priority_exponent: float = Field(0.6, ge=0, le=1, description="α, on priorities; 0 samples uniformly")
-    weight_exponent: float = Field(0.4, ge=0, le=1, description="β, on the importance weights of the samples")
+    weight_exponent: float = Field(1.0, ge=0, le=1, description=_WEIGHTS)
 
 
 class SequencesConfig(ReplayingConfig):
@@ -108,7 +110,7 @@ class SequencesConfig(ReplayingConfig):
         2, ge=1, le=64, description="unrolls of one sequence; all but the last only warm up the recurrent state"
     )
     priority_exponent: float = Field(0.9, ge=0, le=1, description="α, on priorities; 0 samples uniformly")
-    weight_exponent: float = Field(0.6, ge=0, le=1, description="β, on the importance weights of the samples")
+    weight_exponent: float = Field(1.0, ge=0, le=1, description=_WEIGHTS)
     priority_mix: float = Field(0.9, ge=0, le=1, description="η, share of the greatest error in a priority; else mean")
 
     def sampled_steps(self, unroll_length: int) -> int:

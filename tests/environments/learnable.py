@@ -19,6 +19,10 @@ gymnasium.register(
     kwargs={"certain": 10.0, "prize": 24.0, "odds": 0.5, "steps": 1},
 )  # fmt: skip
 gymnasium.register(
+    "Sure-v0", entry_point="tests.environments.learnable:GambleEnv",
+    kwargs={"certain": 11.0, "prize": 40.0, "odds": 0.25, "steps": 1},
+)  # fmt: skip
+gymnasium.register(
     "Gamble-v0", entry_point="tests.environments.learnable:GambleEnv",
     kwargs={"certain": 6.0, "prize": 40.0, "odds": 0.25, "steps": 4},
 )  # fmt: skip

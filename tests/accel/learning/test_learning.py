@@ -99,20 +99,23 @@ def test_it_learns(case: str, tmp_path: Path) -> None:
     assert summary.return_mean is not None and summary.return_mean >= goal, summary.text()
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("env", ["Bandit-v0", "Gamble-v0"])
-@pytest.mark.parametrize("algorithm", ["dqn", pytest.param("apex", marks=pytest.mark.long)])
-def test_values_are_means(algorithm: str, env: str, tmp_path: Path) -> None:
-    """The action of the higher mean is chosen over a certain pay, which is above the median."""
+@pytest.mark.few(2)
+@pytest.mark.parametrize("algorithm", ["apex", "r2d2", "dqn"])
+@pytest.mark.parametrize(
+    ("env", "certain", "is_better"), [("Gamble-v0", 6.0, False), ("Bandit-v0", 10.0, False), ("Sure-v0", 11.0, True)]
+)
+def test_values_are_means(algorithm: str, env: str, certain: float, is_better: bool, tmp_path: Path) -> None:
+    """The action of the higher mean is chosen, be the certain pay above the median of a gamble or below its prize."""
     explores = {"final_epsilon": 0.1} if algorithm == "dqn" else {"base_epsilon": 0.6}
     config = TrainConfig.create(
         algorithm=algorithm, env=f"tests.environments.learnable:{env}", actors=0, seed=0, learner_threads=1, n_step=1,
-        network="mlp:32x1", learning_rate=1e-3, total_env_steps=12_000, results_dir=tmp_path, name="run", **explores,
+        network="mlp:32x1+lstm:16" if algorithm == "r2d2" else "mlp:32x1", learning_rate=1e-3, unroll_length=8,
+        total_env_steps=30_000 if algorithm == "r2d2" else 12_000, results_dir=tmp_path, name="run", **explores,
     )  # fmt: skip
     accel.train(config)
     played = accel.evaluate(tmp_path / "run", episodes=100, seed=1).episodes
-    certain = 10.0 if env == "Bandit-v0" else 6.0
-    assert sum(reward != certain for reward in played.returns) > 80, played.returns
+    chosen = sum(reward == certain for reward in played.returns)
+    assert (chosen if is_better else 100 - chosen) > 80, played.returns
 
 
 def test_without_a_memory_there_is_nothing_to_learn(tmp_path: Path) -> None:
