@@ -71,7 +71,7 @@ class Td3(DeterministicControl):
                 with self.autocast():
                     rated = self.rate(observations, actions)
                 of_values = torch.zeros_like(rated.values)
-                of_values[0] = -1.0 / rows
+                of_values[0] = -1.0 / rows  # of −mean Q_1(o, tanh π(o))
                 pull_policy(pull_bounded(rated.pull_actions(of_values)))
 
         norm = self.step(loss, pull=pull, last=False)

@@ -1,7 +1,8 @@
 """Dense networks differentiated by hand: of small layers on a CPU, autograd takes longer than the arithmetic.
 
 A network's forward pass gives its outputs and a *pull*: a function from the gradient of a loss in these outputs to that
-of the parameters, which it writes, or of the inputs. This is the one place where a pull is more than autograd's.
+of the parameters, which it writes, or of the inputs. This is the one place where a network's is more than autograd's;
+those of losses and actions are beside their formulas (``losses``, ``distributions``, an algorithm's ``descend``).
 ``PolicyNetwork.differentiator`` and ``ActionCritics.differentiator`` leave what ``Towers`` cannot run to autograd.
 """
 

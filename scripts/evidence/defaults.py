@@ -257,7 +257,7 @@ def render(runs: Mapping[str, Run]) -> str:
             sides.append(gains)
             ratio = str(stratified_bootstrap(gains, lambda drawn: float(drawn[0].mean() / drawn[1].mean())))
         sampled = [mean(run["sampled_returns"]) for run in _runs(runs, env, "accel")]
-        cells = [*map(_listed, (random, theirs, ours)), f"{mean(sampled):.4g}" if sampled else "", ratio]
+        cells = [*map(_listed, (random, theirs, ours)), _beside(ours, sampled), ratio]
         rows.append(f"| {env} | {case.steps:,} | {' | '.join(cells)} | {case.published} |")
     verdict = "No environment has runs of both sides."
     if sides:
@@ -273,10 +273,11 @@ def render(runs: Mapping[str, Run]) -> str:
         f"`accel train --env ID`, nothing set, beside `PPO(**{dict(SB3)})` on {SB3_ENVS} environments in",
         "`VecNormalize` (observations and rewards): equal environment steps, batches and optimiser steps. The score of",
         f"a run is the mean of {EPISODES} greedy episodes of its last policy, its gain the score less random play's.",
-        "Intervals are bootstrapped: both sides' seeds within each environment, at 95 % (rliable's definitions).", "",
+        "Intervals are bootstrapped: both sides' seeds within each environment, at 95 % (rliable's definitions).",
+        "What greedy actions score more than sampled ones is a mean over seeds, with its standard error.", "",
         verdict, "",
-        "| environment | steps | random | Stable-Baselines3: mean (by seed) | accel: mean (by seed) | accel, sampled "
-        "| ratio of gains | [zoo, tuned](" + ZOO + ") |",
+        "| environment | steps | random | Stable-Baselines3: mean (by seed) | accel: mean (by seed) "
+        "| accel, sampled (greedy less it) | ratio of gains | [zoo, tuned](" + ZOO + ") |",
         "|---|---:|---:|---|---|---:|---|---|",
         *rows,
     ]  # fmt: skip
@@ -321,6 +322,14 @@ def _ratios(drawn: Sequence[Any]) -> float:
     """Interquartile mean of one side's gains by the mean gains of the other, whose environments follow."""
     half = len(drawn) // 2
     return interquartile_mean([ours / theirs.mean() for ours, theirs in zip(drawn[:half], drawn[half:], strict=True)])
+
+
+def _beside(greedy: Sequence[float], sampled: Sequence[float]) -> str:
+    """``468 (+183 ± 161)``: the mean of sampled scores, and what the greedy ones have more, with its standard error."""
+    if len(sampled) < 2:
+        return "".join(f"{score:.4g}" for score in sampled)
+    more = [one - other for one, other in zip(greedy, sampled, strict=True)]
+    return f"{mean(sampled):.4g} ({mean(more):+.4g} ± {stdev(more) / math.sqrt(len(more)):.3g})"
 
 
 def _listed(scores: Sequence[float]) -> str:
