@@ -24,7 +24,7 @@ from accel.algorithms.impact import surrogate_log_ratio
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.qat.fake_quantiser import FakeQuantiser
 from accel.config import TrainConfig
-from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.envs.spaces import MASKED, ActionSpec, EnvSpec
 from accel.errors import CheckpointError, ConfigError, DivergenceError
 from accel.experience.batch import Batch, Batcher
 from accel.experience.faults import remove_faults
@@ -660,6 +660,20 @@ def test_dqns_gradients_are_those_of_the_loss(duelling: bool) -> None:
     (0.5 * (taken - step.targets).square() * weights).mean().backward()
     torch.testing.assert_close(found, learner.parameters.gradient, rtol=1e-3, atol=1e-6)
     assert float(found.abs().max()) > 1e-3
+
+
+def test_the_way_back_from_q_values_of_allowed_actions_is_autograds() -> None:
+    spec = replace(SPEC, action=ActionSpec("categorical", (4,), masked=True))
+    learner: Any = make_algorithm(config("dqn"), spec, CPU)
+    generator = torch.Generator().manual_seed(4)
+    outputs, of_q = torch.randn(64, 5, generator=generator), torch.randn(64, 4, generator=generator)
+    forbidden = torch.rand(64, 4, generator=generator) < 0.4
+    forbidden[:, 2] = False
+    outputs[:, :4][forbidden] = MASKED
+    of_q[forbidden] = 0.0
+    outputs.requires_grad_()
+    learner.q_values(outputs).backward(of_q)
+    torch.testing.assert_close(learner.of_outputs(outputs.detach(), of_q), outputs.grad)
 
 
 @pytest.mark.parametrize("atoms", [2, 11])
