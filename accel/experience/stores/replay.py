@@ -65,6 +65,11 @@ class Stream:
         """L, rows that the ring holds."""
         return len(self.valid)
 
+    def places(self, rows: Indices, envs: Indices) -> Indices:
+        """Of rows, counted since the start, and environments: where they are in arrays of [L · B, ...]."""
+        places: Indices = rows % self.length * self.valid.shape[1] + envs
+        return places
+
 
 class Replay(KeptStore):
     """Keeps the newest ``capacity`` rows of all actors together; samples never run out.
@@ -121,8 +126,10 @@ class Replay(KeptStore):
         streams = [stream for stream in self._streams.values() if stream.eligible]
         if not streams:
             return None
-        sizes = np.array([stream.eligible for stream in streams], np.float64)
-        counts = self._generator.multinomial(self._batch_size, sizes / sizes.sum())
+        counts = np.array([self._batch_size])
+        if len(streams) > 1:
+            sizes = np.array([stream.eligible for stream in streams], np.float64)
+            counts = self._generator.multinomial(self._batch_size, sizes / sizes.sum())
         pairs = [(stream, int(count)) for stream, count in zip(streams, counts, strict=True) if count]
         return self._make_sample([(stream, *self._choose(stream, count)) for stream, count in pairs])
 
@@ -247,42 +254,42 @@ class Replay(KeptStore):
 
     def _gather(self, stream: Stream, rows: Indices, envs: Indices) -> tuple[Array, ...]:
         """The fields of ``Transitions`` that start at rows [N], counted since the start, of environments [N]."""
-        places = (rows + np.arange(self._n)[:, None]) % stream.length
-        ends = stream.terminated[places, envs]
+        places = stream.places(rows + np.arange(self._n)[:, None], envs)
+        ends = stream.terminated.take(places)
         going_on = np.ones(places.shape, np.bool_)
-        np.logical_and.accumulate(~(ends | stream.truncated[places, envs])[:-1], out=going_on[1:])
-        rewards = self._rewards.of(stream.rewards[places, envs]) * self._powers[: self._n, None]
+        np.logical_and.accumulate(~(ends | stream.truncated.take(places))[:-1], out=going_on[1:])
+        rewards = self._rewards.of(stream.rewards.take(places)) * self._powers[: self._n, None]
         returns = np.where(going_on, rewards, np.float32(0)).sum(0)
         steps = going_on.sum(0)
         terminated = (ends & going_on).any(0)
         discounts = np.where(terminated, np.float32(0), self._powers[steps])
         following = self._observations(stream, rows + steps, envs)
         if stream.finals is not None:
-            last = (rows + steps - 1) % stream.length
-            done = stream.terminated[last, envs] | stream.truncated[last, envs]
-            following[done] = stream.finals[last[done], envs[done]]
+            last = stream.places(rows + steps - 1, envs)
+            done = stream.terminated.take(last) | stream.truncated.take(last)
+            following[done] = _at(stream.finals, last[done])
         observations = self._observations(stream, rows, envs)
-        return observations, stream.actions[rows % stream.length, envs], returns, discounts, following
+        return observations, _at(stream.actions, places[0]), returns, discounts, following
 
     def _gather_steps(self, stream: Stream, rows: Indices, envs: Indices) -> tuple[Array, ...]:
         """The fields of ``Steps`` that start at the same rows."""
         recorded = cast(npt.NDArray[np.float32], stream.log_probs)
         observations, valid = [self._observations(stream, rows, envs)], [np.ones(len(rows), np.bool_)]
-        places = (rows + np.arange(self._n)[:, None]) % stream.length
-        terminated = stream.terminated[places, envs]
-        over = terminated | stream.truncated[places, envs]
+        places = stream.places(rows + np.arange(self._n)[:, None], envs)
+        terminated = stream.terminated.take(places)
+        over = terminated | stream.truncated.take(places)
         for k in range(self._n):
             following = self._observations(stream, rows + k + 1, envs)
             if stream.finals is not None:
-                following[over[k]] = stream.finals[places[k, over[k]], envs[over[k]]]
+                following[over[k]] = _at(stream.finals, places[k, over[k]])
             observations.append(following)
             valid.append(valid[-1] & ~over[k])
         return (
             np.stack(observations),
-            stream.actions[places, envs],
-            self._rewards.of(stream.rewards[places, envs]),
+            _at(stream.actions, places),
+            self._rewards.of(stream.rewards.take(places)),
             np.where(terminated, np.float32(0), self._powers[1]),
-            recorded[places, envs],
+            recorded.take(places),
             np.stack(valid[:-1]),
         )
 
@@ -292,34 +299,37 @@ class Replay(KeptStore):
         envs = stream.valid.shape[1]
         if stream.eligible * _SPARSE < (newest - oldest) * envs:
             found = np.flatnonzero(stream.valid[np.arange(oldest, newest) % stream.length])
-            chosen = self._generator.choice(found, size=count)
-            return chosen // envs + oldest, chosen % envs
-        parts: list[tuple[Indices, Indices]] = []
+            return np.divmod(self._generator.choice(found, size=count) + oldest * envs, envs)
+        parts: list[Indices] = []
         while count:
-            rows = self._generator.integers(oldest, newest, size=count)
-            columns = self._generator.integers(envs, size=count)
-            good = np.flatnonzero(stream.valid[rows % stream.length, columns])
-            parts.append((rows[good], columns[good]))
-            count -= len(good)
-        return np.concatenate([rows for rows, _ in parts]), np.concatenate([columns for _, columns in parts])
+            drawn = self._generator.integers(oldest * envs, newest * envs, size=count)
+            parts.append(drawn[stream.valid.take(drawn % stream.valid.size)])
+            count -= len(parts[-1])
+        return np.divmod(np.concatenate(parts), envs)
 
     def _observations(self, stream: Stream, rows: Indices, envs: Indices) -> Array:
         """[N, *obs] of rows counted since the start; frames of before the episode are filled as the layout says."""
         stack = self._spec.frame_stack
-        newest: Array = stream.frames[rows % stream.length, envs]
+        newest = _at(stream.frames, stream.places(rows, envs))
         if stack == 1:
             return newest
         frames = [newest]
         alive = np.ones(len(rows), np.bool_)
         oldest_known = newest
         for k in range(1, stack):
-            alive &= ~stream.first[(rows - k + 1) % stream.length, envs] & (rows - k >= 0)
-            frame = stream.frames[(rows - k) % stream.length, envs]
+            alive &= ~stream.first.take(stream.places(rows - k + 1, envs)) & (rows - k >= 0)
+            frame = _at(stream.frames, stream.places(rows - k, envs))
             filler = oldest_known if self._spec.frame_fill == "repeat" else np.zeros_like(frame)
             frame = np.where(alive.reshape(-1, *[1] * (frame.ndim - 1)), frame, filler)
             oldest_known = np.where(alive.reshape(-1, *[1] * (frame.ndim - 1)), frame, oldest_known)
             frames.append(frame)
         return np.concatenate(frames[::-1], axis=1)
+
+
+def _at(array: Array, places: Indices) -> Array:
+    """Elements of an array [L, B, ...] at ``Stream.places``."""
+    found: Array = array.reshape(-1, *array.shape[2:]).take(places, axis=0)
+    return found
 
 
 def _joined(prefix: str, names: Sequence[str], parts: list[tuple[Array, ...]], axis: int) -> dict[str, Joined]:
