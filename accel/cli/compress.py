@@ -18,6 +18,7 @@ from accel.imports.policy_source import CLI, PolicySource
 from accel.monitor.plain_text import without_controls
 from accel.runs.evaluation import evaluate
 from accel.runs.finishing import finish
+from accel.runs.playing import check_play
 from accel.runs.quality import Quality, calibration_inputs, judged_inputs, measure_rows
 from accel.system.atomic import write_atomically
 
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     options.check_sampling(options.sample)
     if options.episodes < 0:
         raise ConfigError(f"--episodes {options.episodes}: give how many to play, or 0 for none")
+    check_play(options.episodes or 1, options.seed)
     if options.out.is_dir():
         raise ConfigError(f"--out {options.out} is a directory: give a file, such as {options.out / 'policy.accel'}")
     scheme = str(parse_scheme(options.scheme))

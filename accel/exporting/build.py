@@ -36,7 +36,7 @@ from accel.exporting.standard_operators import standard_float
 from accel.json_object import Json
 from accel.runs.finishing import finish
 from accel.runs.loading import load_run
-from accel.runs.playing import Policy, play
+from accel.runs.playing import Policy, check_play, play
 from accel.runs.quality import Quality, Returns, calibration_inputs, judged_inputs, measure_rows
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.machine import read_machine
@@ -115,6 +115,7 @@ def export(
     target = make_format(format)
     if episodes < 0:
         raise ConfigError(f"episodes = {episodes}: give how many to play with each policy, or 0 for none")
+    check_play(episodes or 1, seed)
     if episodes == 0 and max_return_loss is not None:
         raise ConfigError("max_return_loss compares returns, and there are none with 0 episodes: give at least one")
     gate = Gate(max_return_loss, max_mismatch, accept_loss)

@@ -17,7 +17,7 @@ from accel.json_object import Json
 from accel.monitor.statistics import Interval
 from accel.runs.finishing import MIXED, finish
 from accel.runs.loading import load_run
-from accel.runs.playing import DEFAULT_ENVS, Episodes, play
+from accel.runs.playing import DEFAULT_ENVS, Episodes, check_play, play
 from accel.runs.quality import Quality, Returns, calibration_inputs, judged_inputs, measure_rows, paired_difference
 from accel.runs.trained_policy import TrainedPolicy
 from accel.tuning.choice import FULL_PRECISION
@@ -137,6 +137,7 @@ def evaluate(
     if scheme is not None and artifact is not None:
         raise ConfigError("give a scheme or an artifact, not both: an artifact has its scheme")
     scheme = str(parse_scheme(scheme or FULL_PRECISION))
+    check_play(episodes, seed, envs)
     loaded = load_run(run) if isinstance(run, Path) else run
     progress = Progress() if progress is None else progress
     if isinstance(artifact, Path):

@@ -129,8 +129,7 @@ def play(
         EnvError: the environment cannot be made or is another one, or an episode does not end.
         ArtifactError: the artifact cannot be loaded here.
     """
-    _check_counts(episodes, envs)
-    _check_seed(seed)
+    check_play(episodes, seed, envs)
     width, name = min(episodes, envs), run.config.environment.env
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     environment = run.make_env(-(-width // run.spec.agents), (seed, _EVALUATION, 0), render=frame is not None)
@@ -267,7 +266,9 @@ def _steps(
         yield observations, rewards, done
 
 
-def _check_counts(episodes: int, envs: int) -> None:
+def check_play(episodes: int, seed: int, envs: int = DEFAULT_ENVS) -> None:
+    """Raise ConfigError for what ``play`` does not take, so that a caller can before it works for minutes."""
+    _check_seed(seed)
     if episodes < 1 or envs < 1:
         raise ConfigError(f"{episodes} episodes on {envs} environments: at least one of each is needed")
     if episodes > MAX_EPISODES or min(episodes, envs) > MAX_ENVS:

@@ -207,7 +207,7 @@ def test_directories_that_exist_or_cannot_be_written_are_refused(cartpole: Path,
 @contextmanager
 def exporting(run: Path, out: Path) -> Iterator[subprocess.Popen[bytes]]:
     """An export without end in a process of its own, which has begun to write."""
-    command = [sys.executable, "-m", "accel", "export", str(run), "--episodes", "10000000", "--out", str(out)]
+    command = [sys.executable, "-m", "accel", "export", str(run), "--episodes", "1000000", "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             while not (partial_of(out) / "vectors.npz").exists():
@@ -248,6 +248,10 @@ def test_bad_options_are_named(cartpole: Path, tmp_path: Path) -> None:
         export(cartpole, out, episodes=0, max_return_loss=0.1)
     with pytest.raises(ConfigError, match="episodes = -3: give how many"):
         export(cartpole, out, episodes=-3)
+    with pytest.raises(ConfigError, match="at most 1,000,000"):
+        export(cartpole, out, episodes=1_000_001)
+    with pytest.raises(ConfigError, match="seed = -1"):
+        export(cartpole, out, seed=-1)
     for bound in (-0.1, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match=f"max_return_loss = {bound}: give a share"):
             export(cartpole, out, max_return_loss=bound)
