@@ -87,11 +87,14 @@ def _prepare(
     place.transport.welcome(session.learner.agreement.to_json())
     if job.resume is not None:
         session.checkpoints.restore()
-        # A run that reached its end and could not write its summary, on a full disk say, writes it now.
-        owes = session.loop.updates_owed > 0 and session.loop.store.available > 0
-        if (reason := session.loop.finished()) is not None and run.summary.exists() and not owes:
+        # A run that reached its end and could not write its summary, on a full disk say, writes it now; one that owes
+        # updates makes them from the replay that was kept, which is that of a single learner.
+        owed = session.loop.updates_owed
+        makes_them = owed > 0 and session.loop.store.available > 0 and job.config.learner.learners == 1
+        if (reason := session.loop.finished()) is not None and run.summary.exists() and not makes_them:
+            lost = f" ({owed:,} updates are owed, and no replay is there to make them from)" if owed else ""
             raise ConfigError(
-                f"{run.path} has nothing left to do: {reason}. Raise --total-env-steps, --stop-at-env-steps or "
+                f"{run.path} has nothing left to do: {reason}{lost}. Raise --total-env-steps, --stop-at-env-steps or "
                 "--stop-at-return, to go on"
             )
         # Only now: options that do not go with the checkpoint must not replace those that do.

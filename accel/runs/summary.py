@@ -103,7 +103,8 @@ class Summary:
         compressor_chosen: whether the user named it; else it is a default or a preset's.
         training_s: first unroll waited for until the last update. wall_s: from the user's command until then.
         env_steps_per_s: valid steps consumed by the learner per second of training_s.
-        updates_owed: what the schedule's ratio asked for and was not made; a resumed run makes them.
+        updates_owed: what the schedule's ratio asked for and was not made. A resumed run makes them, one that
+            has all its steps only from a replay that ``--save-replay`` kept.
         return_mean: mean return of the last finished training episodes, None before the first.
         lag: minimum, mean and maximum policy lag over the whole part, in versions.
         learner_s, actor_s: seconds by phase; the actors' together.

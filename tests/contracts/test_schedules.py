@@ -163,18 +163,18 @@ def test_a_schedule_that_does_not_suit_its_store_is_refused(options: dict[str, o
 
 RATIOS: dict[str, dict[str, object]] = {
     "dqn, replay": {"env": "CartPole-v1", "algorithm": "dqn"},
-    "dqn, prioritised": {"env": "CartPole-v1", "algorithm": "dqn", "store": "prioritised"},
-    "apex": {"env": "CartPole-v1", "algorithm": "apex"},
+    "gorila, replay": {"env": "CartPole-v1", "algorithm": "gorila"},
     "r2d2, sequences": {
         "env": "CartPole-v1",
         "algorithm": "r2d2",
         "network": "mlp:8x1+lstm:8",
         "samples_per_insert": 4,
     },
+    "td3, replay": {"env": "Pendulum-v1", "algorithm": "td3"},
+    "apex": {"env": "CartPole-v1", "algorithm": "apex"},
+    "dqn, prioritised": {"env": "CartPole-v1", "algorithm": "dqn", "store": "prioritised"},
     "sac, replay": {"env": "Pendulum-v1", "algorithm": "sac"},
     "d4pg, prioritised": {"env": "Pendulum-v1", "algorithm": "d4pg", "store": "prioritised"},
-    "td3, replay": {"env": "Pendulum-v1", "algorithm": "td3"},
-    "gorila, replay": {"env": "CartPole-v1", "algorithm": "gorila"},
 }
 
 
@@ -185,7 +185,7 @@ def short_run(path: Path, name: str, **options: object) -> TrainConfig:
     return TrainConfig.create(**(plain | ends | {"results_dir": path, "name": "run"} | options))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", RATIOS)
 def test_a_finished_run_has_made_every_update_that_it_owes(name: str, tmp_path: Path) -> None:
     config = short_run(tmp_path, name)
@@ -210,6 +210,9 @@ def test_what_time_does_not_allow_is_told_and_made_by_a_resumed_run(
     with monkeypatch.context() as patched:
         patched.setattr("accel.learning.loop.OWED_S", 0.0)
         first = accel.train(short_run(tmp_path, "dqn, replay", save_replay=True))
+        without = accel.train(short_run(tmp_path / "without", "dqn, replay"))
+    with pytest.raises(ConfigError, match=f"{without.updates_owed} updates are owed, and no replay is there"):
+        resume_here(Path(without.path), more_env_steps=0)
     assert first.updates_owed > 0
     then = resume_here(Path(first.path), more_env_steps=0)
     assert then.updates_owed == 0 and then.updates == first.updates + first.updates_owed
