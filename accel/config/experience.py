@@ -10,7 +10,7 @@ from pydantic import Field
 
 from accel.config.base import Count, Options, by_name
 
-_WEIGHTS = "β, on the importance weights of the samples; with 1 values are means, with less great errors count for more"
+_WEIGHTS = "β, on the importance weights of the samples; 1: values are means; below 1 large errors count for more"
 
 
 class BatchesConfig(Options):

@@ -5,8 +5,9 @@ sequences overlap; unrolls are kept once. A sequence's priority mixes those of i
 
     η max_t |δ_t| + (1 − η) mean_t |δ_t|
 
-Source: Kapturowski et al. 2019, R2D2, section 2.3; η = 0.9, α = 0.9, β = 0.6. Deviations: the parts of a sequence are
-unrolls, whose length is an option; sequences run through the ends of episodes, where the state is zeroed.
+Source: Kapturowski et al. 2019, R2D2, section 2.3; η = 0.9, α = 0.9. Deviations: β is 1, not 0.6, unless asked for; the
+parts of a sequence are unrolls, whose length is an option; sequences run through the ends of episodes, where the state
+is zeroed.
 
 Memory (``nbytes``): capacity × (one frame + action + outputs + reward + flags), and the state of every unroll; taken at
 the first insertion.
