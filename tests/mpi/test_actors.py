@@ -48,7 +48,8 @@ def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(launch
         job.wait_for(lambda: restarts(job) == len(told) + 1, "replacing the killed one")
         order_failure(tmp_path, 1, "raise")
         job.wait_for(lambda: job.records()[-1]["environment_restarts"] == 1, "making one environment anew")
-        assert "the simulator broke; it is made anew" in job.output and "troubled.py" in job.output
+        told_of = ("the simulator broke; it is made anew", "troubled.py")  # by the actor, whose words may come later
+        job.wait_for(lambda: all(words in job.output for words in told_of), "telling of it")
         assert restarts(job) == len(told) + 1
         assert job.ranks() == ranks
         job.stop()
