@@ -126,10 +126,8 @@ class Replay(KeptStore):
         streams = [stream for stream in self._streams.values() if stream.eligible]
         if not streams:
             return None
-        counts = np.array([self._batch_size])
-        if len(streams) > 1:
-            sizes = np.array([stream.eligible for stream in streams], np.float64)
-            counts = self._generator.multinomial(self._batch_size, sizes / sizes.sum())
+        sizes = np.array([stream.eligible for stream in streams], np.float64)
+        counts = self._generator.multinomial(self._batch_size, sizes / sizes.sum())
         pairs = [(stream, int(count)) for stream, count in zip(streams, counts, strict=True) if count]
         return self._make_sample([(stream, *self._choose(stream, count)) for stream, count in pairs])
 
