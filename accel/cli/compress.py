@@ -52,9 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     """Parse, compress, play, print."""
     options = tyro.cli(CompressOptions, prog="accel compress", args=arguments, config=CLI)
     options.check_sampling(options.sample)
-    if options.episodes < 0:
-        raise ConfigError(f"--episodes {options.episodes}: give how many to play, or 0 for none")
-    check_play(options.episodes or 1, options.seed)
+    check_play(options.episodes, options.seed, least=0)
     if options.out.is_dir():
         raise ConfigError(f"--out {options.out} is a directory: give a file, such as {options.out / 'policy.accel'}")
     scheme = str(parse_scheme(options.scheme))

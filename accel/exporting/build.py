@@ -113,9 +113,7 @@ def export(
         CheckpointError, EnvError, MissingExtraError, CompressorError: as for ``evaluate``.
     """
     target = make_format(format)
-    if episodes < 0:
-        raise ConfigError(f"episodes = {episodes}: give how many to play with each policy, or 0 for none")
-    check_play(episodes or 1, seed)
+    check_play(episodes, seed, least=0)
     if episodes == 0 and max_return_loss is not None:
         raise ConfigError("max_return_loss compares returns, and there are none with 0 episodes: give at least one")
     gate = Gate(max_return_loss, max_mismatch, accept_loss)

@@ -266,11 +266,16 @@ def _steps(
         yield observations, rewards, done
 
 
-def check_play(episodes: int, seed: int, envs: int = DEFAULT_ENVS) -> None:
-    """Raise ConfigError for what ``play`` does not take, so that a caller can before it works for minutes."""
+def check_play(episodes: int, seed: int, envs: int = DEFAULT_ENVS, *, least: int = 1) -> None:
+    """Raise ConfigError for what ``play`` does not take, before a caller works for minutes.
+
+    Args:
+        least: episodes; 0 where a caller plays none then.
+    """
     _check_seed(seed)
-    if episodes < 1 or envs < 1:
-        raise ConfigError(f"{episodes} episodes on {envs} environments: at least one of each is needed")
+    if episodes < least or envs < 1:
+        none = "" if least else ", or 0 episodes for none"
+        raise ConfigError(f"{episodes} episodes on {envs} environments: at least one of each is needed{none}")
     if episodes > MAX_EPISODES or min(episodes, envs) > MAX_ENVS:
         raise ConfigError(
             f"{episodes:,} episodes on {envs:,} environments: at most {MAX_EPISODES:,}, whose returns are kept in "

@@ -126,6 +126,6 @@ class CandidateOptions(_Options):
     rank: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] = (1.0, 0.5, 0.25)
     rows: Annotated[int, Field(ge=1)] = 1024
     batch: Annotated[int, Field(ge=1)] | None = None
-    episodes: Annotated[int, Field(ge=1)] = 16
+    episodes: Annotated[int, Field(ge=1, le=1_000_000)] = 16  # as many as ``play`` takes
     sample: bool = False
     max_kl: Annotated[float, Field(gt=0)] = 1.0
