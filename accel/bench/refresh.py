@@ -44,7 +44,7 @@ def bench_refresh(
     The weights change before each refresh, so that no cached result is reused.
 
     Args:
-        policies: what is refreshed; a run brings its optimiser steps an update.
+        policies: what is refreshed.
         envs: environments that the actor steps together: the batch of the session that is loaded and called.
         schemes: compression schemes. Full precision is always measured too.
         seconds: total measuring time, without binding.

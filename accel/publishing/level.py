@@ -48,15 +48,15 @@ from accel.publishing.inputs import RecentInputs
 from accel.publishing.validation import Validator
 
 FULL_PRECISION = "fp32"
-DRIFT_ROWS = 64
-DRIFT_IMAGES = 16
+_DRIFT_ROWS = 64
+_DRIFT_IMAGES = 16
 WIDEN_ROWS = 256
-DISTILL_ROWS = 256
-DISTILL_IMAGES = 16
+_DISTILL_ROWS = 256
+_DISTILL_IMAGES = 16
 FIRST_DISTILL_STEPS = 100
 _FIRST_RESELECT_UPDATES = 25
 _FIRST_CHECK_UPDATES = 8
-REFIT_STEPS = 16
+_REFIT_STEPS = 16
 """Optimiser steps between least-squares fits of the compensation for pruned channels; at least one update."""
 
 
@@ -184,7 +184,7 @@ class Level:
         self._longest_pause = intervals.check  # in updates: what is tried in vain is to cost little
         self._checks = UpdateInterval(self._check_interval, first=_FIRST_CHECK_UPDATES if self._selects else None)
         self._selections = UpdateInterval(interval_updates(config, intervals.reselect), first=_FIRST_RESELECT_UPDATES)
-        self._refits = UpdateInterval(interval_updates(config, REFIT_STEPS))
+        self._refits = UpdateInterval(interval_updates(config, _REFIT_STEPS))
         self._refit_due = False
         self._has_student = "distill" in names
         distill_interval, self._distill_steps = distillation_schedule(config, intervals)
@@ -287,7 +287,7 @@ class Level:
         """Start the due work in a worker, on copies of the policy and of inputs."""
         due, self._due = self._due, set()
         calibrates = not due.isdisjoint({"selection", "calibration"})
-        few = DRIFT_IMAGES if self._inputs.has_images else DRIFT_ROWS
+        few = _DRIFT_IMAGES if self._inputs.has_images else _DRIFT_ROWS
         steps = 0 if "distillation" not in due else self._distill_steps if self.ready else FIRST_DISTILL_STEPS
         self._task = task = UpkeepTask(
             distill_batches=[_tensors(self._inputs) for _ in range(steps)],
@@ -434,5 +434,5 @@ class Level:
 
 
 def _tensors(inputs: RecentInputs) -> dict[str, torch.Tensor]:
-    drawn = inputs.draw(DISTILL_ROWS, images=DISTILL_IMAGES)
+    drawn = inputs.draw(_DISTILL_ROWS, images=_DISTILL_IMAGES)
     return {name: torch.from_numpy(values) for name, values in drawn.items()}

@@ -40,8 +40,8 @@ from accel.compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuanti
 from accel.envs.spaces import EnvSpec
 from accel.publishing.inputs import RecentInputs, random_inputs, rows_within
 
-FULL_ROWS = 256
-FULL_IMAGES = 32
+_FULL_ROWS = 256
+_FULL_IMAGES = 32
 QUICK_ROWS = 16
 QUICK_IMAGES = 4
 EXTENSION = 4
@@ -57,7 +57,7 @@ class ValidationInputs:
     """The rows on which policies are validated: recent ones, or random ones until there are any."""
 
     def __init__(self, spec: EnvSpec, state_shapes: tuple[tuple[int, ...], ...], recent: RecentInputs) -> None:
-        few, many = (QUICK_IMAGES, FULL_IMAGES) if spec.has_images else (QUICK_ROWS, FULL_ROWS)
+        few, many = (QUICK_IMAGES, _FULL_IMAGES) if spec.has_images else (QUICK_ROWS, _FULL_ROWS)
         self._few, self._many = rows_within(few, spec), rows_within(many, spec)
         self._random = cache(partial(random_inputs, spec, state_shapes, self._many))
         self._recent = recent

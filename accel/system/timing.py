@@ -74,7 +74,7 @@ def timed_calls(run: Callable[[], object], sample_s: float = SAMPLE_S) -> Callab
     """A contestant for ``interleave``: microseconds per call, averaged over as many calls as fill ``sample_s``, after
     some that are not measured and refill the caches."""
     run()
-    once_s = max(min(duration_s(run) for _ in range(_TRIES)), 1e-7)
+    once_s = max(min(_duration_s(run) for _ in range(_TRIES)), 1e-7)
     calls = min(max(round(sample_s / once_s), 1), _MOST_CALLS)
     unmeasured = max(round(_UNMEASURED_SHARE * calls), 1)
 
@@ -89,7 +89,7 @@ def timed_calls(run: Callable[[], object], sample_s: float = SAMPLE_S) -> Callab
     return take
 
 
-def duration_s(run: Callable[[], object]) -> float:
+def _duration_s(run: Callable[[], object]) -> float:
     """Seconds of one call."""
     began = time.perf_counter()
     run()
