@@ -9,10 +9,10 @@ of normalised rewards. With ``--corrector retrace``,
 over n steps, Q_i the target network's Q_target(o_i, ·) and a* the bootstrap's action above: π is greedy, so that a
 return ends before an action that π would not take. μ ≤ 1, so the recorded probability leaves c = λ where a_i = a*.
 
-Q estimates a mean. Huber's loss on errors beyond its δ, as Mnih et al. clip them, leads to something near a median, and
-a square after a rescaling h of values to h⁻¹(E[h(y)]), below the mean where returns vary: both take a certain 10 for
-better than an even chance of 24. So the error is squared, and rewards are normalised for the size of the returns. Of a
-sample by priority the weights make up for all of it, β = 1: with Horgan et al.'s 0.4 a rare 40 counts for too much.
+Q estimates a mean: the error is squared, and rewards are normalised for the size of the returns. Of an even chance of
+24 Huber's loss, as Mnih et al. clip errors, rates all values from 1 to 23 alike, and a square after a rescaling h of
+values gives h⁻¹(E[h(y)]) = 8, less than a certain 10. Importance weights correct a sample by priority in full, β = 1:
+with Horgan et al.'s 0.4 great errors count for more, and a rare reward is rated too high.
 
 The duelling head gives n advantages and the state's value, Q = V + A − mean A, the mean over allowed actions. Actors
 run it as it is: the greatest advantage is the greatest Q-value, so a compressed policy has no arithmetic behind it.
@@ -23,7 +23,7 @@ several learners, each with a replay of its own (``learning/asynchronous.py``).
 Source: Mnih et al. 2015 (DQN); Nair et al. 2015, arXiv:1507.04296 (GORILA); van Hasselt et al. 2016, arXiv:1509.06461
 (double); Wang et al. 2016, arXiv:1511.06581, eq. 9 (duelling); Hessel et al. 2018, arXiv:1710.02298 (n-step); Horgan
 et al. 2018, arXiv:1803.00933 (Ape-X); Munos et al. 2016, arXiv:1606.02647 (Retrace). Deviations: the plain square, on
-normalised rewards; β; both streams of the duelling head are one linear layer on the shared torso; observations are
+normalised rewards; β = 1; both streams of the duelling head are one linear layer on the shared torso; observations are
 normalised, and the target network keeps the statistics that its weights were copied with; n-step returns are not
 corrected for the policy that acted unless that is asked for.
 """

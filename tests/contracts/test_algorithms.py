@@ -344,16 +344,16 @@ def test_the_first_update_normalises_observations(name: str) -> None:
 @pytest.mark.parametrize("name", ["d4pg", "td3"])
 def test_target_policies_and_target_critics_see_the_newest_statistics(name: str) -> None:
     """In updates that copy no weights to the targets too."""
-    algorithm, chain = make(name, normalise_observations=True)
-    learner, seen = algorithm, list[Tensor]()
-    rate = learner.rate_by_target  # type: ignore[attr-defined]
-    learner.rate_by_target = lambda rows, actions: (seen.append(rows), rate(rows, actions))[1]  # type: ignore[attr-defined]
+    made, chain = make(name, normalise_observations=True)
+    algorithm: Any = made
+    seen, rate = list[Tensor](), algorithm.rate_by_target
+    algorithm.rate_by_target = lambda rows, actions: (seen.append(rows), rate(rows, actions))[1]
     for _ in range(5):
         chain.collect()
         sample = chain.sample()
         assert sample.transitions is not None
         algorithm.update(sample, 0.0, ignore)
-        networks: list[Any] = [algorithm.network, algorithm.networks["target"]]
+        networks = [algorithm.network, algorithm.target]
         assert [float(network.normaliser.count) for network in networks] == [float(chain.env_steps)] * 2
         assert torch.equal(seen[-1], networks[1].normaliser(sample.transitions.next_observations))
 
